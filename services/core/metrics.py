@@ -1,0 +1,130 @@
+"""Every metric of the project: names, labels, units and buckets.
+
+Names start with `fovea_`, hold no colon (reserved for recording rules) and end in their unit: `_seconds`,
+`_bytes`, `_ratio`, `_total` for counters. Labels are few and bounded: never a path, a key or a request id.
+"""
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# From a cache hit to a batch of long generations; each step at most 2.5 times the one before.
+SECONDS_BUCKETS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
+)  # fmt: skip
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+COST_BUCKETS = tuple(4**power for power in range(2, 13))
+RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
+
+
+class Metrics:
+    """One registry with all metric objects; made once a process and handed to whoever measures.
+
+    Objects that a process has no use for stay at zero: one list for all keeps names alike everywhere.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._create_http_metrics()
+        self._create_batching_metrics()
+        self._create_model_metrics()
+        self._create_gateway_metrics()
+
+    def render(self) -> bytes:
+        """The text exposition format, for `/metrics`."""
+        return generate_latest(self.registry)
+
+    def _create_http_metrics(self) -> None:
+        self.requests = self._counter(
+            "requests", "Answered requests, by route template.", "route", "method", "code"
+        )
+        self.request_seconds = self._histogram(
+            "request_seconds",
+            "From the request's head to the response's last byte.",
+            SECONDS_BUCKETS,
+            "route",
+        )
+        self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
+        self.rejected = self._counter(
+            "rejected",
+            "Requests refused before any work: queue_full, too_large, draining, loading, rate_limit, …",
+            "reason",
+        )
+        self.cancelled = self._counter(
+            "cancelled", "Requests whose work was cancelled: disconnect, deadline.", "reason"
+        )
+        self.cache_requests = self._counter(
+            "cache_requests", "Look-ups in the result cache: hit, miss, error, shared.", "result"
+        )
+
+    def _create_batching_metrics(self) -> None:
+        self.stage_seconds = self._histogram(
+            "stage_seconds",
+            "Time in one stage: fetch, decode, tokenize, prepare, queue, infer, serialize.",
+            SECONDS_BUCKETS,
+            "stage",
+        )
+        self.queue_depth = self._gauge("queue_depth", "Items that wait for a batch.")
+        self.queue_cost = self._gauge("queue_cost", "Cost of the items that wait for a batch.")
+        self.oldest_queued_seconds = self._gauge(
+            "oldest_queued_seconds", "How long the oldest waiting item has waited."
+        )
+        self.batch_size = self._histogram("batch_size", "Items in a batch.", SIZE_BUCKETS)
+        self.batch_cost = self._histogram("batch_cost", "Padded cost of a batch.", COST_BUCKETS)
+        self.batch_padding_ratio = self._histogram(
+            "batch_padding_ratio", "Share of a batch's cost that is padding.", RATIO_BUCKETS
+        )
+        self.worker_heartbeat_timestamp_seconds = self._gauge(
+            "worker_heartbeat_timestamp_seconds", "When the compute thread last started or ended a call."
+        )
+
+    def _create_model_metrics(self) -> None:
+        self.model_info = self._gauge(
+            "model_info", "1 for the checkpoint that answers now.", "name", "version", "digest"
+        )
+        self.model_load_seconds = self._gauge(
+            "model_load_seconds", "Time from fetch to warmed up of the checkpoint that answers now.", "name"
+        )
+        self.model_ready = self._gauge("model_ready", "1 when a warmed-up checkpoint answers.", "name")
+        self.checkpoint_refusals = self._counter(
+            "checkpoint_refusals", "Versions that did not load or failed their self-check.", "name"
+        )
+
+    def _create_gateway_metrics(self) -> None:
+        self.upstream_requests = self._counter(
+            "upstream_requests", "Attempts sent to a service.", "service", "code"
+        )
+        self.gateway_inflight_requests = self._gauge(
+            "gateway_inflight_requests", "Requests that a service is answering now.", "service"
+        )
+        self.gateway_queued_requests = self._gauge(
+            "gateway_queued_requests", "Requests held back until a service can take them.", "service"
+        )
+        self.upstream_ejections = self._counter(
+            "upstream_ejections", "Times that an address was left out after failures.", "service"
+        )
+        self.retries = self._counter("retries", "Requests sent again to another address.", "service")
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"fovea_{name}", documentation, labels, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"fovea_{name}", documentation, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"fovea_{name}", documentation, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,235 @@
+"""What can be configured, and the one function that reads it from the environment.
+
+A shared setting is read from `FOVEA_<FIELD>` and, for one process alone, from `FOVEA_<PROCESS>_<FIELD>`,
+which wins. A process's own settings, and its `port`, have the second form only. Making a settings object in code
+reads no environment: only `read_settings` does, and only a `__main__` calls it.
+"""
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+SHARED_PREFIX = "FOVEA_"
+# Several processes share one environment, so each must know whose names it may pass over.
+PROCESS_PREFIXES = tuple(
+    f"{SHARED_PREFIX}{process}_"
+    for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
+)
+# One value for all processes would make them fight over it.
+PROCESS_ONLY_FIELDS = frozenset({"port"})
+
+MEBIBYTE = 1024 * 1024
+
+
+class SettingsError(SystemExit):
+    """A setting that does not exist or holds a value out of range, in one sentence a line.
+
+    A SystemExit, so that a program that leaves it alone prints the sentences and ends with status 1, without
+    a traceback.
+    """
+
+
+class ProcessSettings(BaseSettings):
+    """What every listening process has, the gateway included."""
+
+    model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
+    port: int = Field(ge=0, le=65535, description="Port to listen on; 0 asks the system for a free one.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+    log_format: Literal["json", "console"] = Field(
+        "json", description="One JSON object a line, or coloured text for a person."
+    )
+    request_timeout_s: float = Field(
+        60.0, gt=0, description="Deadline of a request that names none, in seconds."
+    )
+    max_request_timeout_s: float = Field(
+        600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
+    )
+    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    drain_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="After SIGTERM, seconds in which /readyz answers 503 and connections are still taken.",
+    )
+    drain_timeout_s: float = Field(
+        30.0, gt=0, description="After SIGTERM, seconds that requests in flight have to finish."
+    )
+    redis_url: str | None = Field(
+        None,
+        repr=False,
+        description="`redis://…`: cache and rate limits shared by all processes; unset, each keeps its own.",
+    )
+    telemetry: bool = Field(
+        default=False,
+        description="Send OpenTelemetry traces to `OTEL_EXPORTER_OTLP_ENDPOINT` (extra `telemetry`).",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: `read_settings` alone looks at the environment."""
+        return (init_settings,)
+
+
+class ServiceSettings(ProcessSettings):
+    """What every service that runs a model has besides; each subclasses it with its own prefix and fields."""
+
+    store_url: str = Field(
+        "file://~/.fovea/store",
+        description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
+    )
+    store_poll_s: float = Field(
+        5.0, gt=0, description="Seconds between two looks at the store for a moved alias."
+    )
+    checkpoint_cache_dir: Path = Field(
+        Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
+    )
+    cache_max_bytes: int = Field(
+        256 * MEBIBYTE, ge=0, description="Size of the result cache in the process, in bytes; 0 turns it off."
+    )
+    cache_timeout_s: float = Field(
+        0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss."
+    )
+    max_batch_cost: int = Field(16_384, gt=0, description="Largest padded cost of one batch (e.g. tokens).")
+    max_batch_size: int = Field(64, gt=0, description="Most items in one batch.")
+    max_queue_cost: int = Field(
+        262_144, gt=0, description="Cost that may wait in the queue; what comes after it is refused with 503."
+    )
+    stall_timeout_s: float = Field(
+        120.0, gt=0, description="Seconds that one batch may run before /livez turns red."
+    )
+
+    @field_validator("store_url")
+    @classmethod
+    def expand_home(cls, url: str) -> str:
+        return Path(url.removeprefix("file://")).expanduser().as_uri() if url.startswith("file://~") else url
+
+    @field_validator("checkpoint_cache_dir")
+    @classmethod
+    def expand_home_folder(cls, folder: Path) -> Path:
+        return folder.expanduser()
+
+
+SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
+
+
+def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
+    """The settings that the environment gives; `overrides` (from a command line) win over it.
+
+    Raises SettingsError for a `FOVEA_` variable that nobody reads (naming the nearest that exists) and for a
+    value that does not fit, naming the variable that held it.
+    """
+    _refuse_unknown_variables(settings_cls)
+    values = {
+        **_SharedVariables(settings_cls, env_prefix=SHARED_PREFIX)(),
+        **EnvSettingsSource(settings_cls, env_prefix=_own_prefix(settings_cls))(),
+        **overrides,
+    }
+    try:
+        return settings_cls(**values)
+    except ValidationError as invalid:
+        raise SettingsError("\n".join(_complaints(settings_cls, invalid))) from None
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One row of a settings table in the documentation; `default` is None for a setting that must be given."""
+
+    variable: str
+    type: str
+    default: str | None
+    description: str
+
+
+def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
+    """Every setting of a process in the order of its class, shared ones first."""
+    return [
+        SettingRow(
+            variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
+            type=_type_name(field.annotation),
+            default=None if field.is_required() else str(field.get_default()),
+            description=field.description or _inherited_description(name),
+        )
+        for name, field in settings_cls.model_fields.items()
+    ]
+
+
+class _SharedVariables(EnvSettingsSource):
+    """The environment under the shared prefix, where only shared settings may be found."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        if not _is_shared(field_name):
+            return None, field_name, False
+        return super().get_field_value(field, field_name)
+
+
+def _is_shared(field_name: str) -> bool:
+    return field_name in ServiceSettings.model_fields and field_name not in PROCESS_ONLY_FIELDS
+
+
+def _inherited_description(field_name: str) -> str:
+    """A process that sets another default (its port) need not say again what the setting means."""
+    inherited = ServiceSettings.model_fields.get(field_name)
+    return (inherited.description if inherited else None) or ""
+
+
+def _own_prefix(settings_cls: type[ProcessSettings]) -> str:
+    return settings_cls.model_config.get("env_prefix", SHARED_PREFIX)
+
+
+def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
+    own_prefix = _own_prefix(settings_cls)
+    # A shared variable that this process has no use for is legal: its neighbours read it.
+    shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if _is_shared(name)}
+    known = shared | {own_prefix + name.upper() for name in settings_cls.model_fields}
+    foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)
+    unknown = [
+        variable
+        for variable in sorted(os.environ)
+        if variable.startswith(SHARED_PREFIX) and variable not in known and not variable.startswith(foreign)
+    ]
+    if unknown:
+        raise SettingsError(
+            "\n".join(f"{name} is not a setting{_hint(name, own_prefix, known)}" for name in unknown)
+        )
+
+
+def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
+    own_variable = own_prefix + unknown.removeprefix(SHARED_PREFIX)
+    if own_variable in known:
+        return f"; did you mean {own_variable}?"
+    nearest = difflib.get_close_matches(unknown, sorted(known), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:
+    for error in invalid.errors(include_url=False, include_context=False, include_input=False):
+        field_name = str(error["loc"][0]) if error["loc"] else ""
+        own_variable = _own_prefix(settings_cls) + field_name.upper()
+        is_own = own_variable in os.environ or not _is_shared(field_name)
+        variable = own_variable if is_own else SHARED_PREFIX + field_name.upper()
+        yield f"{variable}: {error['msg']}."
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
