@@ -1,0 +1,252 @@
+"""Checkpoint directories: open_clip's own and FocalLens's, with their tokenizer and image transform.
+
+An open_clip directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, where the model has a
+vocabulary of its own, `bpe.txt.gz`. A FocalLens directory holds the same configuration and merges,
+`model.safetensors` (image tower, frozen text tower, condition tower) and `focallens.json`.
+"""
+
+import functools
+import gzip
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from services.embed.focallens import FocalLens
+
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
+FOCALLENS_CONFIG = "focallens.json"
+FOCALLENS_WEIGHTS = "model.safetensors"
+MERGES = "bpe.txt.gz"
+
+# SimpleTokenizer remembers every word that it ever saw; a server forgets them at this many.
+MAX_REMEMBERED_WORDS = 100_000
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """open_clip's image preprocessing, split at the point where pixels are still bytes.
+
+    `size` is (height, width) in pixels; `mean` and `std` are those of RGB in 0..1; `resize_mode` is open_clip's
+    `shortest` (resize the shorter side, crop the centre) or `squash` (ignore the aspect ratio).
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+    resize_mode: str = "shortest"
+
+    def __call__(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """An RGB image of any size → (height, width, 3) uint8."""
+        resampling = Image.Resampling[self.interpolation.upper()]
+        height, width = self.size
+        if self.resize_mode == "squash":
+            return np.asarray(image.resize((width, height), resampling))
+        if height != width:
+            raise ValueError(f"resize_mode {self.resize_mode!r} needs a square input, this model's is {self.size}")
+        short = min(image.size)
+        scaled = (height * image.width // short, height * image.height // short)
+        if scaled != image.size:
+            image = image.resize(scaled, resampling)
+        left, top = round((scaled[0] - width) / 2), round((scaled[1] - height) / 2)
+        return np.asarray(image.crop((left, top, left + width, top + height)))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(B, height, width, 3) uint8 → (B, 3, height, width) float32, on the device of `pixels`."""
+        mean = torch.tensor(self.mean, device=pixels.device)
+        std = torch.tensor(self.std, device=pixels.device)
+        return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+class Tokenizer:
+    """A CLIP tokenizer that can say how long a text is before it cuts it."""
+
+    def __init__(self, tokenizer: Any, context_length: int) -> None:
+        self._tokenizer = tokenizer
+        self.context_length = context_length
+
+    def num_tokens(self, text: str) -> int:
+        """Tokens of a text with its start and end, before any truncation."""
+        if hasattr(self._tokenizer, "encode"):
+            self._forget_words()
+            return len(self._tokenizer.encode(text)) + 2
+        return len(self._tokenizer.tokenizer(text)["input_ids"])
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """(C, W) int64, padded to and cut at the model's context length."""
+        self._forget_words()
+        input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
+        return input_ids
+
+    def _forget_words(self) -> None:
+        words: dict[str, str] = getattr(self._tokenizer, "cache", {})
+        if len(words) > MAX_REMEMBERED_WORDS:
+            words.clear()
+
+
+@dataclass(frozen=True)
+class ClipModel:
+    """An open_clip model with what stands around it; `config` is open_clip's configuration of it."""
+
+    model: Any
+    tokenizer: Tokenizer
+    transform: ImageTransform
+    config: dict[str, Any]
+    merges: Path | None = None
+
+
+@dataclass(frozen=True)
+class FocalLensCheckpoint:
+    """A FocalLens model ready to embed."""
+
+    model: FocalLens
+    tokenizer: Tokenizer
+    transform: ImageTransform
+
+
+@functools.cache
+def open_clip() -> Any:
+    """The open_clip package.
+
+    It imports torchvision, whose CUDA build does not import beside a CPU build of torch, because its two
+    operators are never registered. open_clip calls neither, so declaring them is enough.
+    """
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        operators: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for operator in ("nms", "qnms"):
+            operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+
+        torchvision.declared_operators = operators  # they are withdrawn when this object dies
+    import open_clip
+
+    return open_clip
+
+
+def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel:
+    """A randomly initialised open_clip model of a configuration (`model_cfg` and `preprocess_cfg`)."""
+    model_config = {**config["model_cfg"]}
+    text_config = {**model_config["text_cfg"]}
+    text_config.pop("tokenizer_kwargs", None)
+    model_config["text_cfg"] = text_config
+    custom_text = model_config.pop("custom_text", False)
+    build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
+    model = build(**model_config)
+    preprocess = config.get("preprocess_cfg", {})
+    return ClipModel(
+        model=model,
+        tokenizer=_tokenizer(text_config, merges),
+        transform=ImageTransform(
+            size=tuple(model.visual.image_size),
+            mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
+            std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
+            interpolation=preprocess.get("interpolation", "bicubic"),
+            resize_mode=preprocess.get("resize_mode", "shortest"),
+        ),
+        config=config,
+        merges=merges,
+    )
+
+
+def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
+    """An open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
+    weights (a tag, or a file of any kind that open_clip reads).
+
+    Raises ValueError for a name that is neither.
+    """
+    directory = Path(name.removeprefix("local-dir:"))
+    if (directory / OPEN_CLIP_CONFIG).is_file():
+        clip = create_clip(*_read_config(directory))
+        clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
+        return clip
+    model_config = open_clip().get_model_config(name)
+    if model_config is None:
+        raise ValueError(f"{name!r} is neither a directory with {OPEN_CLIP_CONFIG} nor a model that open_clip knows")
+    model = open_clip().create_model(name, pretrained=pretrained)
+    preprocess = {key: list(value) for key, value in _mean_and_std(model.visual).items()}
+    # `-quickgelu` names and OpenAI's weights change the activation, not the configuration file
+    uses_quick_gelu = type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
+    clip = create_clip({"model_cfg": {**model_config, "quick_gelu": uses_quick_gelu}, "preprocess_cfg": preprocess})
+    clip.model.load_state_dict(model.state_dict())
+    return clip
+
+
+def save_clip(clip: ClipModel, directory: Path) -> None:
+    """Write an open_clip directory, which open_clip's own `local-dir:` loads too."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_config(clip, directory)
+    save_file(_half(clip.model.state_dict()), directory / OPEN_CLIP_WEIGHTS)
+
+
+def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
+    """Write a FocalLens directory; `clip` lends configuration and tokenizer. Weights are stored as float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_config(clip, directory)
+    settings = {"condition_layer": model.condition_layer, "visibility": model.visibility}
+    (directory / FOCALLENS_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(_half(model.state_dict()), directory / FOCALLENS_WEIGHTS)
+
+
+def load_focallens(
+    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> FocalLensCheckpoint:
+    """Read a FocalLens directory, in evaluation mode. Raises OSError, ValueError or RuntimeError where it is not one."""
+    clip = create_clip(*_read_config(directory))
+    model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
+    model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))
+    model.eval().requires_grad_(False)
+    return FocalLensCheckpoint(model.to(device=device, dtype=dtype), clip.tokenizer, clip.transform)
+
+
+def write_merges(merges: Sequence[tuple[str, str]], path: Path) -> None:
+    """A BPE vocabulary in the format of open_clip's SimpleTokenizer: a header line, then a merge a line."""
+    lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
+    # a fixed time in the gzip header keeps equal vocabularies equal in bytes, and so in digest
+    path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
+
+
+def _tokenizer(text_config: dict[str, Any], merges: Path | None) -> Tokenizer:
+    context_length = text_config.get("context_length", 77)
+    arguments = {} if merges is None else {"bpe_path": str(merges)}
+    return Tokenizer(open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments), context_length)
+
+
+def _read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
+    config = json.loads((directory / OPEN_CLIP_CONFIG).read_text())
+    merges = directory / MERGES
+    return config, merges if merges.is_file() else None
+
+
+def _write_config(clip: ClipModel, directory: Path) -> None:
+    (directory / OPEN_CLIP_CONFIG).write_text(json.dumps(clip.config, indent=2) + "\n")
+    if clip.merges is not None and clip.merges != directory / MERGES:
+        shutil.copyfile(clip.merges, directory / MERGES)
+
+
+def _mean_and_std(visual: Any) -> dict[str, Any]:
+    mean = getattr(visual, "image_mean", None) or open_clip().OPENAI_DATASET_MEAN
+    std = getattr(visual, "image_std", None) or open_clip().OPENAI_DATASET_STD
+    return {"mean": mean, "std": std}
+
+
+def _half(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Floating point weights as float16, contiguous and on the CPU."""
+    return {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().cpu()
+        for name, tensor in state.items()
+    }
