@@ -1,0 +1,49 @@
+"""What can go wrong with the model store, one sentence each.
+
+    StoreError
+    ├── InvalidCheckpoint    a folder, name or description that the store refuses; nothing was published
+    ├── NotFoundInStore      no such model, version, alias or object
+    ├── CorruptCheckpoint    stored bytes are not those that were published
+    ├── AliasMoved           an alias is not where the caller expected it; nothing was changed
+    └── StoreUnavailable     the store can't be reached, refuses us, or is held by another writer
+
+None of them is an answer to a client of the HTTP services: a service keeps serving what it has, jobs and the
+command line show the sentence.
+"""
+
+
+class StoreError(Exception):
+    """The message is one line, fit to be shown as it stands."""
+
+
+class InvalidCheckpoint(StoreError):
+    pass
+
+
+class NotFoundInStore(StoreError):
+    pass
+
+
+class CorruptCheckpoint(StoreError):
+    """`file` is the path inside the checkpoint; `expected` and `found` are digests, sizes or states."""
+
+    def __init__(self, checkpoint: str, file: str, *, expected: str, found: str) -> None:
+        super().__init__(f"{checkpoint} is damaged: {file}: expected {expected}, found {found}")
+        self.file = file
+        self.expected = expected
+        self.found = found
+
+
+class AliasMoved(StoreError):
+    """`expected` and `found` are version ids, None for an alias that does not exist."""
+
+    def __init__(self, alias: str, *, expected: str | None, found: str | None) -> None:
+        super().__init__(
+            f"{alias} was not moved: expected it at {expected or 'no version'}, found {found or 'no version'}"
+        )
+        self.expected = expected
+        self.found = found
+
+
+class StoreUnavailable(StoreError):
+    pass
