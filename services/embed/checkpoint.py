@@ -205,7 +205,7 @@ def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
 def load_focallens(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> FocalLensCheckpoint:
-    """Read a FocalLens directory, in evaluation mode. Raises OSError, ValueError or RuntimeError where it is not one."""
+    """Read a FocalLens directory for evaluation. Raises OSError, ValueError or RuntimeError where it is not one."""
     clip = create_clip(*_read_config(directory))
     model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
     model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))

@@ -1,0 +1,260 @@
+"""ColorShape: rendered scenes whose every attribute is known, and what can be said and asked about them.
+
+The dissertation's toy data set (section 5.4.1: 4 colours × 4 shapes) with backgrounds, textures, sizes, positions,
+two objects and continuous colours added. Scenes are drawn as tensors, so that a batch renders on any device.
+
+Shapes: B scenes, N = 2 object slots, S image side in pixels.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+COLORS: dict[str, tuple[int, int, int]] = {
+    "red": (214, 39, 40),
+    "green": (44, 140, 44),
+    "blue": (40, 80, 220),
+    "yellow": (240, 210, 30),
+    "orange": (255, 127, 14),
+    "purple": (128, 50, 160),
+    "pink": (245, 120, 190),
+    "brown": (125, 75, 40),
+    "black": (25, 25, 25),
+    "cyan": (30, 200, 210),
+    "lime": (150, 235, 50),
+    "navy": (15, 20, 95),
+}
+SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "ring", "heart")
+SIZES = ("small", "large")
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    "white": (248, 248, 248),
+    "gray": (185, 185, 185),
+    "beige": (236, 218, 185),
+    "lavender": (205, 200, 240),
+}
+TEXTURES = ("plain", "striped", "checkered", "dotted")
+ROWS = ("top", "middle", "bottom")
+COLUMNS = ("left", "center", "right")
+RELATIONS = ("left of", "right of", "above", "below")
+
+# Radii as fractions of the image side: the two sizes do not overlap.
+SIZE_RADII = ((0.10, 0.14), (0.20, 0.26))
+TEXTURE_AMPLITUDE = 0.12
+PIXEL_NOISE = 0.02
+
+# Each colour is never drawn with one of the last four shapes while training: what is left out is the combination,
+# every colour and every shape is seen.
+NUM_SHAPES_KEPT_WHOLE = 4
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """A batch of scenes. Slot 1 is unused where `num_objects` is 1; `color` is −1 for a colour without a name."""
+
+    num_objects: Tensor  # (B,) int64, 1 or 2
+    shape: Tensor  # (B, N) int64
+    color: Tensor  # (B, N) int64
+    rgb: Tensor  # (B, N, 3) float32 in 0..1
+    size: Tensor  # (B, N) int64
+    radius: Tensor  # (B, N) float32, fraction of the side
+    center: Tensor  # (B, N, 2) float32 (x, y), fraction of the side
+    angle: Tensor  # (B, N) float32, radians
+    cell: Tensor  # (B,) int64: row × 3 + column of the first object
+    relation: Tensor  # (B,) int64: of the first object to the second
+    background: Tensor  # (B,) int64
+    texture: Tensor  # (B,) int64
+    noise_seed: Tensor  # (B,) float32 in 0..1
+
+    def __len__(self) -> int:
+        return self.num_objects.shape[0]
+
+    def to(self, device: torch.device | str) -> "Scenes":
+        return Scenes(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def is_held_out(color: Tensor, shape: Tensor) -> Tensor:
+    """Whether a colour and a shape are never drawn together for training: any shape (…) int64 → (…) bool."""
+    return shape == NUM_SHAPES_KEPT_WHOLE + color % (len(SHAPES) - NUM_SHAPES_KEPT_WHOLE)
+
+
+def sample_scenes(num_scenes: int, generator: torch.Generator, *, pair_fraction: float = 0.0) -> Scenes:
+    """Draw scenes for training: every attribute uniform, held-out combinations left out.
+
+    `pair_fraction` of the scenes hold two objects of different colour and shape, side by side or one above the other.
+    """
+
+    def draw(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=generator)
+
+    color, shape = draw(len(COLORS), num_scenes, 2), draw(len(SHAPES), num_scenes, 2)
+    # the second object differs in colour and in shape, so that "a red circle and a blue square" tells them apart
+    color[:, 1] = (color[:, 0] + 1 + draw(len(COLORS) - 1, num_scenes)) % len(COLORS)
+    shape[:, 1] = (shape[:, 0] + 1 + draw(len(SHAPES) - 1, num_scenes)) % len(SHAPES)
+    held_out = is_held_out(color, shape)
+    # a step of 8 colours keeps the held-out shape of a colour, so the step is odd
+    color = torch.where(held_out, (color + 1) % len(COLORS), color)
+    is_pair = torch.rand(num_scenes, generator=generator) < pair_fraction
+    return compose_scenes(color, shape, generator, is_pair=is_pair)
+
+
+def sample_classes(
+    pairs: list[tuple[int, int]], num_per_class: int, generator: torch.Generator, *, is_plain: bool = False
+) -> Scenes:
+    """`num_per_class` single-object scenes for each (colour, shape) pair, class by class; all else uniform.
+
+    `is_plain` draws them all on a plain white background, as the dissertation's figure shows them.
+    """
+    color = torch.tensor([pair[0] for pair in pairs]).repeat_interleave(num_per_class)
+    shape = torch.tensor([pair[1] for pair in pairs]).repeat_interleave(num_per_class)
+    scenes = compose_scenes(color[:, None].repeat(1, 2), shape[:, None].repeat(1, 2), generator)
+    if is_plain:
+        scenes.background.zero_()
+        scenes.texture.zero_()
+    return scenes
+
+
+def sample_continuous(num_scenes: int, generator: torch.Generator) -> Scenes:
+    """Single-object scenes whose colours are uniform in RGB and have no name."""
+    shape = torch.randint(len(SHAPES), (num_scenes, 2), generator=generator)
+    scenes = compose_scenes(torch.zeros_like(shape), shape, generator)
+    scenes.color.fill_(-1)
+    scenes.rgb.copy_(torch.rand(num_scenes, 2, 3, generator=generator))
+    return scenes
+
+
+def compose_scenes(
+    color: Tensor, shape: Tensor, generator: torch.Generator, *, is_pair: Tensor | None = None
+) -> Scenes:
+    """Scenes of given colours and shapes, (B, N) int64 each; all else uniform. `is_pair` (B,) bool, default no."""
+    num_scenes = color.shape[0]
+
+    def draw(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=generator)
+
+    def uniform(low: float, high: float, *size: int) -> Tensor:
+        return low + (high - low) * torch.rand(size, generator=generator)
+
+    if is_pair is None:
+        is_pair = torch.zeros(num_scenes, dtype=torch.bool)
+    palette = torch.tensor(list(COLORS.values()), dtype=torch.float32) / 255
+    size = draw(len(SIZES), num_scenes, 2)
+    radii = torch.tensor(SIZE_RADII)[size]  # (B, N, 2)
+    radius = radii[..., 0] + (radii[..., 1] - radii[..., 0]) * torch.rand(num_scenes, 2, generator=generator)
+    # two large objects would not fit side by side without touching
+    radius = torch.where(is_pair[:, None], radius.clamp(max=0.19), radius)
+    cell, relation = draw(9, num_scenes), draw(len(RELATIONS), num_scenes)
+    return Scenes(
+        num_objects=1 + is_pair.long(),
+        shape=shape,
+        color=color,
+        rgb=(palette[color] + uniform(-0.06, 0.06, num_scenes, 2, 3)).clamp(0, 1),
+        size=size,
+        radius=radius,
+        center=torch.where(
+            is_pair[:, None, None], _pair_centers(relation, generator), _cell_centers(cell, radius, generator)
+        ),
+        angle=uniform(-0.2, 0.2, num_scenes, 2),
+        cell=cell,
+        relation=relation,
+        background=draw(len(BACKGROUNDS), num_scenes),
+        texture=draw(len(TEXTURES), num_scenes),
+        noise_seed=torch.rand(num_scenes, generator=generator),
+    )
+
+
+def render(scenes: Scenes, side: int = 64) -> Tensor:
+    """Scenes → (B, S, S, 3) uint8, on the device of the scenes; the same scenes give the same pixels."""
+    device = scenes.rgb.device
+    axis = (torch.arange(side, device=device) + 0.5) / side
+    y, x = torch.meshgrid(axis, axis, indexing="ij")  # (S, S)
+    canvas = _background(scenes, x, y)  # (B, S, S, 3)
+    for slot in range(scenes.shape.shape[1]):
+        coverage = _coverage(scenes, slot, x, y, side)  # (B, S, S)
+        coverage = coverage * (slot < scenes.num_objects)[:, None, None]
+        canvas = canvas + coverage[..., None] * (scenes.rgb[:, slot, None, None, :] - canvas)
+    noise = _noise(scenes.noise_seed[:, None, None], x, y)[..., None]
+    return ((canvas + PIXEL_NOISE * noise).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _pair_centers(relation: Tensor, generator: torch.Generator) -> Tensor:
+    """Centres (B, 2, 2) of two objects such that the first is `relation` the second."""
+    num_scenes = relation.shape[0]
+    jitter = 0.05 * (2 * torch.rand(num_scenes, 2, 2, generator=generator) - 1)
+    offset = torch.tensor([[-0.25, 0.0], [0.25, 0.0], [0.0, -0.25], [0.0, 0.25]])[relation]  # y grows downwards
+    return 0.5 + torch.stack([offset, -offset], dim=1) + jitter
+
+
+def _cell_centers(cell: Tensor, radius: Tensor, generator: torch.Generator) -> Tensor:
+    """Centres (B, 2, 2) inside a cell of a 3 × 3 grid, moved inwards where the object would leave the image."""
+    jitter = 0.07 * (2 * torch.rand(cell.shape[0], 2, generator=generator) - 1)
+    grid = torch.stack([cell % 3, cell // 3], dim=1)  # (column, row)
+    center = (grid + 0.5) / 3 + jitter
+    margin = radius[:, :1].clamp(max=0.5)
+    center = torch.minimum(torch.maximum(center, margin), 1 - margin)
+    return center[:, None].repeat(1, 2, 1)
+
+
+def _background(scenes: Scenes, x: Tensor, y: Tensor) -> Tensor:
+    palette = torch.tensor(list(BACKGROUNDS.values()), dtype=torch.float32, device=x.device) / 255
+    stripes = torch.sign(torch.sin(12 * math.pi * (x + y)))
+    checks = torch.sign(torch.sin(8 * math.pi * x) * torch.sin(8 * math.pi * y))
+    dots = 2.0 * (((8 * x % 1 - 0.5) ** 2 + (8 * y % 1 - 0.5) ** 2) < 0.07) - 1
+    patterns = torch.stack([torch.zeros_like(x), stripes, checks, dots])  # (texture, S, S), each in −1..1
+    shade = 1 - TEXTURE_AMPLITUDE * (patterns[scenes.texture] > 0).float()
+    return palette[scenes.background][:, None, None, :] * shade[..., None]
+
+
+def _coverage(scenes: Scenes, slot: int, x: Tensor, y: Tensor, side: int) -> Tensor:
+    """How much of each pixel the object covers, (B, S, S) in 0..1: its outline in polar coordinates, smoothed."""
+    dx = x - scenes.center[:, slot, 0, None, None]
+    dy = y - scenes.center[:, slot, 1, None, None]
+    radius = scenes.radius[:, slot, None, None]
+    distance = torch.sqrt(dx**2 + dy**2)
+    theta = torch.remainder(torch.atan2(dy, dx) - scenes.angle[:, slot, None, None], 2 * math.pi)
+    outlines = _outlines(x.device)
+    num_angles = outlines.shape[1]
+    step = (theta / (2 * math.pi) * num_angles).long().clamp(max=num_angles - 1)
+    outline = outlines[scenes.shape[:, slot, None, None], step]
+    coverage = ((radius * outline - distance) * side + 0.5).clamp(0, 1)
+    hole = ((distance - 0.55 * radius) * side + 0.5).clamp(0, 1)
+    is_ring = (scenes.shape[:, slot] == SHAPES.index("ring"))[:, None, None]
+    return torch.where(is_ring, coverage * hole, coverage)
+
+
+def _outlines(device: torch.device, num_angles: int = 720) -> Tensor:
+    """Distance of each shape's outline from its centre by angle, (shape, angle); 1 is the circle's radius."""
+    theta = torch.arange(num_angles, device=device) / num_angles * 2 * math.pi  # 0 is right, π/2 is down
+    circle = torch.ones_like(theta)
+
+    def polygon(num_sides: int, first_corner: float, circumradius: float) -> Tensor:
+        sector = 2 * math.pi / num_sides
+        local = torch.remainder(theta - first_corner, sector) - sector / 2
+        return circumradius * math.cos(sector / 2) / torch.cos(local)
+
+    square = polygon(4, math.pi / 4, 1.2)
+    triangle = polygon(3, -math.pi / 2, 1.3)
+    diamond = polygon(4, 0.0, 1.2) * (0.72 + 0.28 * torch.sin(theta).abs())
+    # a straight edge from a tip at 1.3 to a notch at 0.55, a tenth of a turn further
+    tenth = math.pi / 5
+    turn = (torch.remainder(theta + math.pi / 2 + tenth, 2 * tenth) - tenth).abs()
+    star = 1.3 * 0.55 * math.sin(tenth) / (1.3 * torch.sin(turn) + 0.55 * torch.sin(tenth - turn))
+    # an arm reaches 1.15, the notch between two arms lies where both half-widths meet
+    arm = 0.38
+    quarter = torch.remainder(theta + math.pi / 4, math.pi / 2) - math.pi / 4
+    cross = torch.minimum(1.15 / torch.cos(quarter), arm / torch.sin(quarter.abs()).clamp(min=arm / 2))
+    cross = torch.maximum(cross, torch.full_like(cross, arm))
+    # two lobes, and below them a corner that points down
+    across, down = torch.cos(theta).abs(), torch.sin(theta)
+    toward = 0.42 * across - 0.25 * down
+    lobes = toward + torch.sqrt((toward**2 - 0.42**2 - 0.25**2 + 0.5**2).clamp(min=0))
+    corner = 1 / (across / 0.88 + down.clamp(min=0) / 1.15)
+    heart = 1.1 * torch.where(down > 0, torch.maximum(lobes, corner), lobes)
+    return torch.stack([circle, square, triangle, star, diamond, cross, circle, heart])
+
+
+def _noise(seed: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Pixel noise in −1..1 from the position and the scene alone, so that no random state travels with a scene."""
+    value = torch.sin(x * 1279.8 + y * 3183.1 + seed * 977.7) * 4375.85
+    return 2 * (value - value.floor()) - 1
