@@ -23,8 +23,7 @@ from pydantic_settings import (
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know whose names it may pass over.
 PROCESS_PREFIXES = tuple(
-    f"{SHARED_PREFIX}{process}_"
-    for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
+    f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
 )
 # One value for all processes would make them fight over it.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
@@ -53,9 +52,7 @@ class ProcessSettings(BaseSettings):
     log_format: Literal["json", "console"] = Field(
         "json", description="One JSON object a line, or coloured text for a person."
     )
-    request_timeout_s: float = Field(
-        60.0, gt=0, description="Deadline of a request that names none, in seconds."
-    )
+    request_timeout_s: float = Field(60.0, gt=0, description="Deadline of a request that names none, in seconds.")
     max_request_timeout_s: float = Field(
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
@@ -98,26 +95,20 @@ class ServiceSettings(ProcessSettings):
         "file://~/.fovea/store",
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
-    store_poll_s: float = Field(
-        5.0, gt=0, description="Seconds between two looks at the store for a moved alias."
-    )
+    store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
     cache_max_bytes: int = Field(
         256 * MEBIBYTE, ge=0, description="Size of the result cache in the process, in bytes; 0 turns it off."
     )
-    cache_timeout_s: float = Field(
-        0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss."
-    )
+    cache_timeout_s: float = Field(0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss.")
     max_batch_cost: int = Field(16_384, gt=0, description="Largest padded cost of one batch (e.g. tokens).")
     max_batch_size: int = Field(64, gt=0, description="Most items in one batch.")
     max_queue_cost: int = Field(
         262_144, gt=0, description="Cost that may wait in the queue; what comes after it is refused with 503."
     )
-    stall_timeout_s: float = Field(
-        120.0, gt=0, description="Seconds that one batch may run before /livez turns red."
-    )
+    stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
     @field_validator("store_url")
     @classmethod
@@ -209,9 +200,7 @@ def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
         if variable.startswith(SHARED_PREFIX) and variable not in known and not variable.startswith(foreign)
     ]
     if unknown:
-        raise SettingsError(
-            "\n".join(f"{name} is not a setting{_hint(name, own_prefix, known)}" for name in unknown)
-        )
+        raise SettingsError("\n".join(f"{name} is not a setting{_hint(name, own_prefix, known)}" for name in unknown))
 
 
 def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:

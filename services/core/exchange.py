@@ -1,0 +1,52 @@
+"""What is known of one request while it is answered; the outermost middleware makes it, the others read it."""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+SCOPE_KEY = "fovea.exchange"
+
+
+class Timing:
+    """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add to a stage; several calls to one stage sum up."""
+        self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+    def header(self) -> str:
+        """`queue;dur=1.200, infer;dur=8.000`, in milliseconds."""
+        return ", ".join(f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in self.stages.items())
+
+
+@dataclass(slots=True)
+class Exchange:
+    """`path` is the client's own spelling; `status` is None until the response begins."""
+
+    request_id: str
+    path: str
+    is_probe: bool
+    started_s: float = field(default_factory=time.perf_counter)
+    status: int | None = None
+    content_type: bytes = b""
+    is_complete: bool = False
+    is_abandoned: bool = False
+    error_type: str | None = None
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def code(self) -> int:
+        """The status as logs and metrics give it: 499 where the client left before the response was complete."""
+        if self.is_abandoned:
+            return 499
+        return self.status if self.status is not None else 500
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    exchange: Exchange = scope[SCOPE_KEY]
+    return exchange

@@ -1,0 +1,122 @@
+"""Whether the process lives, has started and wants requests, and the probe routes that say so.
+
+Liveness asks for a restart, readiness for other traffic, start-up for patience. Checks run on the event loop at
+each probe, so they read a flag or a clock and never wait.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+# True and what is well, or False and what is wrong; the second part is shown to whoever asks.
+CheckResult = tuple[bool, str]
+Check = Callable[[], CheckResult]
+
+PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
+
+
+class CheckReport(BaseModel):
+    ok: bool
+    detail: str
+
+
+class HealthReport(BaseModel):
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, CheckReport]
+
+
+class Health:
+    """The checks of one process, registered by name, and the three moments of its life: loading, serving, draining."""
+
+    def __init__(self) -> None:
+        self._liveness: dict[str, Check] = {}
+        self._readiness: dict[str, Check] = {}
+        self._is_started = False
+        self._is_draining = False
+        self._failure: str | None = None
+
+    def add_liveness_check(self, name: str, check: Check) -> None:
+        """A check that only a restart can mend, such as a compute thread that stalled or died."""
+        self._liveness[name] = check
+
+    def add_readiness_check(self, name: str, check: Check) -> None:
+        """A check that may mend itself, such as a checkpoint that is being fetched."""
+        self._readiness[name] = check
+
+    def mark_started(self) -> None:
+        self._is_started = True
+
+    def begin_drain(self) -> None:
+        """From now on `/readyz` answers 503 and every response asks its client to close the connection."""
+        self._is_draining = True
+
+    def fail(self, reason: str) -> None:
+        """Starting up went wrong for good: `/livez` turns red and the server ends the process."""
+        self._failure = reason
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def live(self) -> HealthReport:
+        results = {name: check() for name, check in self._liveness.items()}
+        if self._failure is not None:
+            results["startup"] = (False, self._failure)
+        return _report(results)
+
+    def started(self) -> HealthReport:
+        return _report({"startup": self._startup()})
+
+    def ready(self) -> HealthReport:
+        checks = {**self._liveness, **self._readiness}
+        results = {"startup": self._startup(), **{name: check() for name, check in checks.items()}}
+        if self._is_draining:
+            results["drain"] = (False, "draining")
+        return _report(results)
+
+    def _startup(self) -> CheckResult:
+        if self._failure is not None:
+            return False, self._failure
+        return (True, "started") if self._is_started else (False, "loading")
+
+
+def _report(results: dict[str, CheckResult]) -> HealthReport:
+    return HealthReport(
+        status="ok" if all(ok for ok, _ in results.values()) else "unavailable",
+        checks={name: CheckReport(ok=ok, detail=detail) for name, (ok, detail) in results.items()},
+    )
+
+
+def health_router(health: Health) -> APIRouter:
+    """`/livez`, `/readyz`, `/startupz` and `/health`, which is `/readyz` under the name that most clients try."""
+    router = APIRouter(tags=["health"], responses={503: {"model": HealthReport, "description": "A check fails"}})
+
+    def answer(report: HealthReport, response: Response) -> HealthReport:
+        response.status_code = 200 if report.status == "ok" else 503
+        response.headers["cache-control"] = "no-store"
+        return report
+
+    # Coroutines, so that a probe never queues behind the thread pool.
+    @router.get("/livez")
+    async def livez(response: Response) -> HealthReport:
+        return answer(health.live(), response)
+
+    @router.get("/startupz")
+    async def startupz(response: Response) -> HealthReport:
+        return answer(health.started(), response)
+
+    @router.get("/readyz")
+    async def readyz(response: Response) -> HealthReport:
+        return answer(health.ready(), response)
+
+    @router.get("/health", operation_id="health")
+    async def health_alias(response: Response) -> HealthReport:
+        return answer(health.ready(), response)
+
+    return router

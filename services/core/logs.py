@@ -1,0 +1,83 @@
+"""Structured logs on stdout: one pipeline for our lines and for those of the libraries."""
+
+import logging
+import re
+import sys
+from typing import Any
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from services.core.settings import ProcessSettings
+
+_SECRET_NAMES = re.compile(r"authorization|api_?key|password|secret|token$", re.IGNORECASE)
+# user:password@ in an address, and what follows an authentication scheme.
+_SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=Bearer )\S+", re.IGNORECASE)
+REDACTED = "[redacted]"
+
+
+def configure_logging(settings: ProcessSettings) -> None:
+    """Send this process's structlog and standard library logs to stdout; called once, before the first line."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering = _rendering(settings)
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_StdoutLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+class _StdoutLogger:
+    """A line a call, flushed: what a process said before it was killed must be readable."""
+
+    def __init__(self, *_: object) -> None:
+        self._stream = sys.stdout
+
+    def msg(self, line: str) -> None:
+        # One write, since two threads may log at the same time.
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def _rendering(settings: ProcessSettings) -> list[Processor]:
+    if settings.log_format == "console":
+        return [structlog.processors.format_exc_info, redact, structlog.dev.ConsoleRenderer(colors=False)]
+    return [
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.JSONRenderer(serializer=_json),
+    ]
+
+
+def _json(event: Any, **_: Any) -> str:
+    return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Keep secrets out: fields by their name, and what looks like one inside any text, tracebacks included."""
+    for name, value in event.items():
+        if _SECRET_NAMES.search(name):
+            event[name] = REDACTED
+        elif isinstance(value, str) and ("://" in value or "earer " in value):
+            event[name] = _SECRET_IN_TEXT.sub(REDACTED, value)
+    return event

@@ -1,0 +1,275 @@
+"""The ordered list of middleware that every request passes, in plain ASGI.
+
+Never `BaseHTTPMiddleware`: it hides the client's disconnect from what it wraps.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.core.cancellation import Deadline, DisconnectCancellation
+from services.core.error_responses import error_headers, render_error
+from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge
+from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of
+from services.core.health import PROBE_PATHS, Health
+from services.core.metrics import Metrics
+from services.core.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+QUIET_PATHS = PROBE_PATHS | {"/metrics"}
+MAX_REQUEST_ID_LENGTH = 128
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def http_middleware(
+    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = ()
+) -> list[Middleware]:
+    """From the socket inwards. `paths` are the route templates that also answer under their other spelling."""
+    return [
+        Middleware(RequestIdentity, health=health),
+        Middleware(AccessLog),
+        Middleware(RequestMetrics, metrics=metrics),
+        Middleware(ErrorResponses, health=health),
+        Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(Deadline, settings=settings, metrics=metrics),
+        Middleware(DisconnectCancellation, metrics=metrics),
+        Middleware(VersionPrefix, paths=tuple(paths)),
+    ]
+
+
+class RequestIdentity:
+    """Name the request, in logs and response, and send the headers that every response carries.
+
+    Handlers find `request.state.request_id` and `request.state.timing`, and set `request.state.model`
+    (`name@version`) once they know which checkpoint answers.
+    """
+
+    def __init__(self, app: ASGIApp, health: Health) -> None:
+        self.app = app
+        self.health = health
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        exchange = Exchange(request_id, scope["path"], is_probe=scope["path"] in QUIET_PATHS)
+        scope[SCOPE_KEY] = exchange
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["timing"] = timing = Timing()
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", ()))
+                present = dict(headers)
+                exchange.status = message["status"]
+                exchange.content_type = present.get(b"content-type", b"")
+                if b"x-request-id" not in present:
+                    headers.append((b"x-request-id", request_id.encode("ascii")))
+                if (model := state.get("model")) is not None:
+                    headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
+                if timing.stages:
+                    headers.append((b"server-timing", timing.header().encode("latin-1")))
+                if self.health.is_draining:
+                    headers.append((b"connection", b"close"))
+            elif not message.get("more_body", False):
+                exchange.is_complete = True
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self.app(scope, receive, send_with_headers)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            is_printable = all(0x20 <= byte < 0x7F for byte in value) and not value.isspace()
+            if is_printable and 1 <= len(value) <= MAX_REQUEST_ID_LENGTH:
+                return str(value, "ascii")
+    return str(uuid.uuid4())
+
+
+class AccessLog:
+    """One line a request, when it has ended; never its query, body or keys."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.log = structlog.get_logger("fovea.access")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or exchange_of(scope).is_probe:
+            await self.app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            details = {f"{stage}_ms": round(s * 1000, 3) for stage, s in scope["state"]["timing"].stages.items()}
+            if (model := scope["state"].get("model")) is not None:
+                details["model"] = model
+            if exchange.error_type is not None:
+                details["error"] = exchange.error_type
+            self.log.info(
+                "request",
+                method=scope["method"],
+                path=exchange.path,
+                status=exchange.code(),
+                duration_ms=round(exchange.seconds() * 1000, 3),
+                **details,
+            )
+
+
+class RequestMetrics:
+    """Count and time requests by route template; probes are left out, so that an idle process reads zero."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+        # Looking a label set up costs more than counting; routes, methods and codes are few.
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or exchange_of(scope).is_probe:
+            await self.app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        self.metrics.inflight_requests.inc()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.metrics.inflight_requests.dec()
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._counter(route, scope["method"], exchange.code()).inc()
+            self.metrics.request_seconds.labels(route).observe(exchange.seconds())
+
+    def _counter(self, route: str, method: str, code: int) -> "Counter":
+        key = (route, method if method in KNOWN_METHODS else "OTHER", code)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = self.metrics.requests.labels(*key)
+        return counter
+
+
+class ErrorResponses:
+    """The outermost handler: whatever goes wrong further in becomes one response, in its route's error shape."""
+
+    def __init__(self, app: ASGIApp, health: Health) -> None:
+        self.app = app
+        self.health = health
+        self.log = structlog.get_logger("fovea.errors")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        except FoveaError as error:
+            if error.status == InternalError.status:
+                self.log.exception("internal error")
+            await self._answer(error, scope, send)
+        except asyncio.CancelledError:
+            # The server gives up on what a drain has waited for long enough.
+            if not self.health.is_draining:
+                raise
+            await self._answer(Overloaded("The service is shutting down."), scope, send)
+        except Exception:
+            self.log.exception("unhandled exception")
+            request_id = exchange_of(scope).request_id
+            message = f"An internal error occurred. It is logged under request {request_id}."
+            await self._answer(InternalError(message), scope, send)
+
+    async def _answer(self, error: FoveaError, scope: Scope, send: Send) -> None:
+        """A whole response, the last event of a stream, or nothing where neither is possible any more.
+
+        In the last case the server closes the connection, which tells the client that the body is not whole.
+        """
+        exchange = exchange_of(scope)
+        exchange.error_type = error.type
+        if exchange.status is None:
+            body = render_error(error, scope)
+            headers = error_headers(error, body)
+            await send({"type": "http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
+            event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+class BodyLimit:
+    """Refuse a body over the limit: by its announced length before reading, and by what arrives.
+
+    Starlette's own limit answers in plain text, also in place of a response made further in, so it cannot carry
+    the error envelope.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > self.max_body_bytes:
+            raise self._refusal(f"has {announced} bytes")
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
+                raise self._refusal(f"has at least {received} bytes")
+            return message
+
+        await self.app(scope, receive_counted, send)
+
+    def _refusal(self, what: str) -> TooLarge:
+        self.metrics.rejected.labels("too_large").inc()
+        return TooLarge(
+            f"The request body {what}; the limit is {self.max_body_bytes} (FOVEA_MAX_BODY_BYTES).",
+            code="body_too_large",
+        )
+
+
+class VersionPrefix:
+    """Answer every route with and without `/v1`, by rewriting the path to the spelling that is declared.
+
+    Routes exist once, so the OpenAPI document, the metrics and the error shapes do too. The first segment decides:
+    a path whose first segment is declared is left alone.
+    """
+
+    def __init__(self, app: ASGIApp, paths: tuple[str, ...]) -> None:
+        self.app = app
+        versioned = {path.split("/")[2] for path in paths if path.startswith("/v1/")}
+        bare = {path.split("/")[1] for path in paths if not path.startswith("/v1/")}
+        self.only_versioned = versioned - bare
+        self.only_bare = bare - versioned
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            first, _, rest = scope["path"].removeprefix("/").partition("/")
+            if first in self.only_versioned:
+                _rewrite(scope, f"/v1{scope['path']}")
+            elif first == "v1" and rest.partition("/")[0] in self.only_bare:
+                _rewrite(scope, scope["path"].removeprefix("/v1"))
+        await self.app(scope, receive, send)
+
+
+def _rewrite(scope: Scope, path: str) -> None:
+    scope["path"] = path
+    # Optional in ASGI; whoever needs it falls back on the path.
+    scope.pop("raw_path", None)

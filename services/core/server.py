@@ -1,0 +1,106 @@
+"""Serve an application until a signal, and leave without losing a request."""
+
+import asyncio
+import math
+import os
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from services.core.health import Health
+from services.core.logs import configure_logging
+from services.core.settings import ProcessSettings
+
+# Longer than clients keep idle connections, so that it is never the server that closes one as it is used again.
+KEEP_ALIVE_S = 75
+# While draining, an idle connection stays this long, so that a request already on its way is answered.
+IDLE_GRACE_S = 1.0
+BACKLOG = 2048
+
+SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
+
+
+def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
+    """Serve until SIGTERM or SIGINT and return the exit status: 0 after a drain, 1 where starting up failed.
+
+    `create` makes the application, with its `Health` in `app.state.health`. The address is bound first, so that a
+    port that is taken is told before a checkpoint is loaded: SystemExit with one sentence.
+    """
+    configure_logging(settings)
+    listener = _bind(settings)
+    app = create(settings)
+    server = DrainingServer(
+        uvicorn.Config(
+            app,
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+        ),
+        health=app.state.health,
+        drain_delay_s=settings.drain_delay_s,
+    )
+    host, port = listener.getsockname()[:2]
+    structlog.get_logger("fovea.server").info("listening", host=host, port=port)
+    server.run(sockets=[listener])
+    return 1 if app.state.health.has_failed else 0
+
+
+def _bind(settings: ProcessSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as refused:
+        variable = f"{settings.model_config.get('env_prefix', '')}PORT"
+        raise SystemExit(
+            f"Cannot listen on {settings.host}:{settings.port}: {refused.strerror}. "
+            f"Another port is chosen with {variable}."
+        ) from None
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, leaving in this order: not ready, no new connections, open ones finish, lifespan, exit.
+
+    All the while responses carry `Connection: close`, so that clients move on by themselves. A second signal ends
+    the process at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, health: Health, drain_delay_s: float) -> None:
+        super().__init__(config)
+        self._health = health
+        self._drain_delay_s = drain_delay_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(128 + sig)
+        # uvicorn's own handler would raise the signal again at the end, and the exit status would not be 0.
+        self._health.begin_drain()
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._health.has_failed:
+            self._health.begin_drain()
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if not self._health.has_failed:
+            await asyncio.sleep(self._drain_delay_s)
+        for server in self.servers:
+            server.close()
+        # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which
+        # would cut them off.
+        loop = asyncio.get_running_loop()
+        idle_until = loop.time() + IDLE_GRACE_S
+        while self.server_state.connections and loop.time() < idle_until:  # noqa: ASYNC110 uvicorn has no event for it
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
