@@ -29,6 +29,7 @@ PROCESS_PREFIXES = tuple(
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
 MEBIBYTE = 1024 * 1024
+DEFAULT_STORE_URL = "file://~/.fovea/store"
 
 
 class SettingsError(SystemExit):
@@ -92,7 +93,7 @@ class ServiceSettings(ProcessSettings):
     """What every service that runs a model has besides; each subclasses it with its own prefix and fields."""
 
     store_url: str = Field(
-        "file://~/.fovea/store",
+        DEFAULT_STORE_URL,
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
     store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
