@@ -1,0 +1,45 @@
+"""Local files that are whole or absent, also after a power cut."""
+
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
+    """Replace `path` by the chunks in one step, on disk when this returns. Raises OSError.
+
+    Whoever reads sees the old content or the new, never a part. Folders are made as needed. The half-written
+    file is called `<name>#<digits>`, a form that listings of a local object store leave out.
+    """
+    make_folder_durably(path.parent)
+    staged = path.with_name(f"{path.name}#{uuid.uuid4().int}")
+    try:
+        with staged.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder_durably(folder: Path) -> None:
+    """mkdir -p whose every new entry is on disk when this returns. Raises OSError."""
+    if folder.is_dir():
+        return
+    make_folder_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,215 @@
+"""Objects under keys: a thin layer over obstore that speaks the store's errors and writes local files durably."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
+from obstore.store import LocalStore, from_url
+
+from services.core.durable_files import sync_folder, write_durably
+from services.core.store_errors import NotFoundInStore, StoreUnavailable
+
+SCHEMES = ("file", "memory", "s3", "gs")
+# Neither in a URL, which gets logged and copied.
+SECRET_WORDS = ("secret", "token", "password", "access_key", "credential")
+
+READ_CHUNK_BYTES = 32 * 1024 * 1024
+# A body up to this size travels in one request, a longer one in parts.
+SINGLE_PUT_BYTES = 8 * 1024 * 1024
+
+CONNECT_TIMEOUT_S = 5
+REQUEST_TIMEOUT_S = 120
+MAX_RETRIES = 4
+RETRY_TIMEOUT_S = 30
+
+
+class ConditionFailed(Exception):
+    """The object was not as the writer of a conditional put expected it."""
+
+
+class ConditionUnsupported(Exception):
+    """The store answered that it has no conditional puts."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    body: bytes
+    e_tag: str | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a listing; `modified` is the store's clock."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+
+
+class Objects:
+    """The objects of one store.
+
+    Reads, listings and remote writes go through obstore, which repeats a request that fails in transit (with
+    back-off). Local writes are ours: obstore moves a file into place without telling the disk, and a power cut
+    could leave an alias empty. Every method raises StoreUnavailable when the store can't do its part.
+
+    `memory://` is a new, empty store each time that it is opened.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise StoreUnavailable(f"store URL {url!r} must begin with {', '.join(f'{s}://' for s in SCHEMES)}")
+        self.label = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self.root: Path | None = None
+        if parts.scheme == "file":
+            self.root = _local_root(parts.netloc, parts.path, url)
+        else:
+            self._remote = _open_remote(self.label, {**_options_in_url(parts.query), **options})
+
+    def read(self, key: str) -> StoredObject:
+        """Raises NotFoundInStore."""
+        with self._translated(key):
+            result = obstore.get(self._store(key), key)
+            return StoredObject(bytes(result.bytes()), result.meta["e_tag"])
+
+    def size_bytes(self, key: str) -> int:
+        """Raises NotFoundInStore."""
+        with self._translated(key):
+            return obstore.head(self._store(key), key)["size"]
+
+    def read_chunks(self, key: str, size_bytes: int) -> Iterator[bytes]:
+        """The object's first `size_bytes` bytes in order, one ranged request a chunk.
+
+        A long object thus needs no long request, and a broken connection costs one chunk.
+        """
+        for start in range(0, size_bytes, READ_CHUNK_BYTES):
+            end = min(start + READ_CHUNK_BYTES, size_bytes)
+            with self._translated(key):
+                chunk = bytes(obstore.get_range(self._store(key), key, start=start, end=end))
+            yield chunk
+
+    def write(self, key: str, chunks: Iterable[bytes], size_bytes: int) -> None:
+        """Create or replace an object in one step; what was there before is lost."""
+        with self._translated(key):
+            if self.root is not None:
+                write_durably(self.root / key, chunks)
+            elif size_bytes <= SINGLE_PUT_BYTES:
+                obstore.put(self._remote, key, b"".join(chunks), use_multipart=False)
+            else:
+                # S3 takes at most 10,000 parts.
+                chunk_size = max(SINGLE_PUT_BYTES, size_bytes // 5000)
+                obstore.put(self._remote, key, iter(chunks), chunk_size=chunk_size, max_concurrency=4)
+
+    def create(self, key: str, body: bytes) -> None:
+        """Write only where nothing is. Raises ConditionFailed, ConditionUnsupported."""
+        self._write_conditionally(key, body, "create")
+
+    def replace(self, key: str, body: bytes, e_tag: str) -> None:
+        """Write only over the object with this tag. Raises ConditionFailed, ConditionUnsupported."""
+        self._write_conditionally(key, body, {"e_tag": e_tag})
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """Every object under `prefix/`, in no order."""
+        with self._translated(prefix):
+            if self._is_absent():
+                return []
+            listing = obstore.list(self._store(prefix), prefix).collect()
+            return [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
+
+    def children(self, prefix: str) -> list[str]:
+        """The names directly under `prefix/`, sorted, those that have further names under them included."""
+        with self._translated(prefix):
+            if self._is_absent():
+                return []
+            listing = obstore.list_with_delimiter(self._store(prefix), prefix)
+        paths = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
+        return sorted(path.rsplit("/", 1)[-1] for path in paths)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects one by one; one that is gone already is no error."""
+        for key in keys:
+            with self._translated(key):
+                if self.root is not None:
+                    (self.root / key).unlink(missing_ok=True)
+                    if (self.root / key).parent.is_dir():
+                        sync_folder((self.root / key).parent)
+                else:
+                    obstore.delete(self._remote, key)
+
+    def _write_conditionally(self, key: str, body: bytes, mode: Any) -> None:
+        with self._translated(key):
+            try:
+                obstore.put(self._store(key), key, body, mode=mode)
+            except (AlreadyExistsError, PreconditionError) as error:
+                raise ConditionFailed(key) from error
+            except (NotImplementedError, NotSupportedError) as error:
+                raise ConditionUnsupported(key) from error
+            except BaseError as error:
+                if "501 Not Implemented" not in str(error):
+                    raise
+                raise ConditionUnsupported(key) from error
+
+    def _is_absent(self) -> bool:
+        """A local store whose folder nobody has made yet is an empty one."""
+        return self.root is not None and not self.root.is_dir()
+
+    def _store(self, key: str) -> Any:
+        if self.root is None:
+            return self._remote
+        if self._is_absent():
+            raise FileNotFoundError(key)
+        return LocalStore(self.root)
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFoundInStore(f"{key} is not in {self.label}") from error
+        except (BaseError, OSError, ValueError) as error:
+            # obstore appends a long description of the request for debugging.
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StoreUnavailable(f"{self.label}: {reason}") from error
+
+
+def _local_root(host: str, path: str, url: str) -> Path:
+    if host not in ("", "localhost"):
+        raise StoreUnavailable(f"store URL {url!r} needs an absolute path: file:///…")
+    return Path(unquote(path))
+
+
+def _options_in_url(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query))
+    for option in options:
+        if any(word in option for word in SECRET_WORDS):
+            raise StoreUnavailable(
+                f"store URL: {option} does not belong in a URL; set AWS_… or GOOGLE_… in the environment"
+            )
+    return options
+
+
+def _open_remote(label: str, options: dict[str, str]) -> Any:
+    if label.startswith("memory:"):
+        return from_url("memory:///")
+    client_options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+    }
+    if options.get("endpoint", "").startswith("http://"):
+        client_options["allow_http"] = True
+    try:
+        return from_url(
+            label,
+            config=options,  # type: ignore[call-overload]
+            client_options=client_options,
+            retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+        )
+    except (BaseError, ValueError) as error:
+        raise StoreUnavailable(f"{label}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,130 @@
+"""One writer at a time for each model: publishers, promoters and the garbage collector exclude each other.
+
+A local store uses a file lock, which the system drops with the process that holds it.
+
+A remote store uses claims, which need nothing of the store but that a finished put is seen by the next listing
+(S3, Google Cloud Storage, Azure and in-memory stores promise it):
+
+    put my claim → list all claims → alone: I am the writer; not alone: remove mine, wait at random, again.
+
+Of two writers at least one lists after both claims were put, so it sees the other and withdraws: two can't both
+be alone. Time decides nothing here; it only frees the model from a writer that died: a claim older than its life,
+by the store's clock, counts as gone. So a writer must stop before its claim can expire, and `Turn.check`, called
+before every write, stops it at half of that. What remains is a writer that is suspended for the other half
+between that check and the request that follows; where the store honours conditional puts, those catch even this.
+"""
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import stamina
+
+from services.core.durable_files import make_folder_durably
+from services.core.objects import Entry, Objects
+from services.core.store_errors import StoreUnavailable
+
+CLAIM_LIFE_S = 60.0
+# How long a writer waits for its turn beyond the life of a claim left behind by one that died.
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A writer's turn on one model, good until `deadline` on the clock of `_now_s`."""
+
+    name: str
+    deadline: float
+
+    def check(self) -> None:
+        """Raises StoreUnavailable when the turn has lasted so long that another writer's might begin."""
+        if _now_s() > self.deadline:
+            raise StoreUnavailable(f"writing to {self.name} took longer than a writer's turn; nothing was changed")
+
+
+class _Busy(Exception):
+    """Another writer has the model."""
+
+
+def writers(objects: Objects, claim_life_s: float) -> Callable[[str], AbstractContextManager[Turn]]:
+    """The exclusion fit for this store: a function of a model's name that waits for and holds the turn.
+
+    Entering raises StoreUnavailable when the turn does not come within the claim's life plus PATIENCE_S.
+    """
+    if objects.root is not None:
+        root = objects.root
+        return lambda name: _file_lock(root / "locks" / name, name)
+    return lambda name: _claim(objects, name, claim_life_s)
+
+
+@contextmanager
+def _file_lock(path: Path, name: str) -> Iterator[Turn]:
+    try:
+        make_folder_durably(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror}") from error
+    try:
+        for attempt in _attempts(PATIENCE_S, on=BlockingIOError):
+            with attempt:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Turn(name, deadline=float("inf"))
+    except BlockingIOError as error:
+        raise StoreUnavailable(f"another writer has held {name} for {PATIENCE_S:.0f} s ({path})") from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _claim(objects: Objects, name: str, life_s: float) -> Iterator[Turn]:
+    key = f"claims/{name}/{uuid.uuid4().hex}"
+    body = json.dumps({"pid": os.getpid()}).encode()
+    try:
+        for attempt in _attempts(life_s + PATIENCE_S, on=_Busy):
+            with attempt:
+                turn = Turn(name, deadline=_now_s() + life_s / 2)
+                objects.write(key, [body], len(body))
+                if not _is_alone(objects, key, life_s):
+                    objects.delete([key])
+                    raise _Busy
+        yield turn
+    except _Busy as error:
+        raise StoreUnavailable(f"other writers have held {name} for {life_s + PATIENCE_S:.0f} s") from error
+    finally:
+        # What stays behind only delays the next writer until it expires.
+        with suppress(StoreUnavailable):
+            objects.delete([key])
+
+
+def _is_alone(objects: Objects, key: str, life_s: float) -> bool:
+    """Whether mine is the only living claim; expired ones are removed on the way."""
+    claims = {entry.key: entry for entry in objects.entries(key.rsplit("/", 1)[0])}
+    mine = claims.pop(key, None)
+    if mine is None:
+        return False
+    expired = [claim for claim in claims.values() if _has_expired(claim, mine, life_s)]
+    objects.delete(claim.key for claim in expired)
+    return len(expired) == len(claims)
+
+
+def _has_expired(claim: Entry, mine: Entry, life_s: float) -> bool:
+    """My claim was just written, so its time is the store's present, whatever this machine's clock says."""
+    return mine.modified - claim.modified > timedelta(seconds=life_s)
+
+
+def _attempts(timeout_s: float, on: type[Exception]) -> Iterable[stamina.Attempt]:
+    return stamina.retry_context(
+        on=on, attempts=None, timeout=timeout_s, wait_initial=0.02, wait_max=1.0, wait_jitter=0.3
+    )
+
+
+def _now_s() -> float:
+    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
