@@ -58,9 +58,8 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         telemetry=_telemetry(settings),
     )
     app.state.health = parts.health
-    app.include_router(health_router(parts.health))
-    app.include_router(_metrics_router(parts.metrics))
-    for router in parts.routers:
+    # Routers are tried in this order, and a miss costs more than a probe is worth.
+    for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
         app.include_router(router)
     return app
 
