@@ -1,0 +1,298 @@
+"""The engine: what shares a batch, a pass or a token never shows in an answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from services.core.errors import InvalidRequest, TooLarge
+from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
+from services.embed.engine import (
+    MAX_READOUTS_AT_ONCE,
+    MAX_REMEMBERED_CONDITIONS,
+    BrokenModel,
+    Embeddings,
+    EmbedEngine,
+    EngineOptions,
+    ImageItem,
+    Item,
+    Text,
+    is_out_of_memory,
+)
+from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint
+
+CPU = EngineOptions(device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module", params=[("readout", 0), ("full", 0), ("readout", 1), ("full", 1)])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EmbedEngine:
+    visibility, condition_layer = request.param
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_tiny_checkpoint(directory, visibility=visibility, condition_layer=condition_layer)
+    return EmbedEngine.load(directory, CPU)
+
+
+@pytest.fixture(scope="module")
+def readout_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("readout"))
+
+
+@pytest.fixture(scope="module")
+def readout(readout_directory: Path) -> EmbedEngine:
+    return EmbedEngine.load(readout_directory, CPU)
+
+
+def picture(seed: int, size: tuple[int, int] = (40, 50)) -> Image.Image:
+    colors = np.random.default_rng(seed).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+    return Image.fromarray(colors).resize(size)
+
+
+def items_of(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -> list[ImageItem]:
+    texts = [None if condition is None else engine.prepare_text(condition) for condition in conditions]
+    return engine.prepare_image(picture(seed), f"image-{seed}", texts)
+
+
+def embed(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -> Embeddings:
+    return np.concatenate(engine.run_batch(items_of(engine, seed, conditions)))
+
+
+def assert_close(actual: Embeddings, expected: Embeddings, tolerance: float = 1e-5) -> None:
+    difference = np.abs(actual - expected)
+    assert difference.max() <= tolerance, f"max {difference.max():.3g}, mean {difference.mean():.3g}"
+
+
+def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine) -> None:
+    color, shape = "what color is it?", "which shape?"
+    batch: list[Item] = [
+        engine.prepare_text("a red square"),
+        *items_of(engine, 1, [color, None, shape]),
+        *items_of(engine, 2, [None]),
+        *items_of(engine, 1, [shape]),
+        engine.prepare_text("a blue circle"),
+        *items_of(engine, 3, [shape, color]),
+    ]
+    together = engine.run_batch(batch)
+    assert len(together) == len(batch)
+    for item, rows in zip(batch, together, strict=True):
+        assert_close(rows, engine.run_batch([item])[0])
+
+
+def test_embeddings_are_float32_unit_vectors_in_the_order_of_conditions(engine: EmbedEngine) -> None:
+    conditions = ["what color is it?", None, "which shape?"]
+    rows = embed(engine, 1, conditions)
+    assert rows.shape == (3, EMBEDDING_WIDTH)
+    assert rows.dtype == np.float32
+    assert_close(np.linalg.norm(rows, axis=1), np.ones(3, np.float32))
+    for condition, row in zip(conditions, rows, strict=True):
+        assert_close(embed(engine, 1, [condition])[0], row)
+
+
+def test_conditions_and_images_both_change_the_embedding(engine: EmbedEngine) -> None:
+    rows = np.concatenate([embed(engine, seed, [None, "what color is it?", "which shape?"]) for seed in (1, 2)])
+    similarities = rows @ rows.T - 2 * np.eye(len(rows))
+    assert similarities.max() < 0.9999
+
+
+def test_the_engine_answers_what_the_model_computes(readout_directory: Path) -> None:
+    checkpoint = load_focallens(readout_directory)
+    pixels = torch.tensor(checkpoint.transform(picture(5)))[None]
+    conditions = checkpoint.model.encode_conditions(checkpoint.tokenizer(["which shape?"]))
+    expected = checkpoint.model.encode_images(checkpoint.transform.normalise(pixels), conditions).numpy()
+    loaded = EmbedEngine.load(readout_directory, CPU)
+    assert_close(embed(loaded, 5, ["which shape?"]), expected)
+    text = checkpoint.model.encode_texts(checkpoint.tokenizer(["a red square"])).numpy()
+    assert_close(loaded.run_batch([loaded.prepare_text("a red square")])[0], text)
+
+
+class CountingModel(torch.nn.Module):
+    """A FocalLens model that notes how much of everything it was asked for."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.seen: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("model", "seen"):
+            return super().__getattr__(name)
+        attribute = getattr(self.model, name)
+        if not name.startswith("encode_"):
+            return attribute
+
+        def counted(tensor: torch.Tensor) -> Any:
+            self.seen.append((name, tensor.shape[0]))
+            return attribute(tensor)
+
+        return counted
+
+
+@pytest.fixture
+def counted(readout_directory: Path) -> tuple[EmbedEngine, CountingModel]:
+    checkpoint = load_focallens(readout_directory)
+    model: Any = CountingModel(checkpoint.model)
+    counting = type(checkpoint)(model, checkpoint.tokenizer, checkpoint.transform)
+    return EmbedEngine(counting, torch.device("cpu"), torch.float32), model
+
+
+def test_equal_images_conditions_and_texts_of_a_batch_are_encoded_once(
+    counted: tuple[EmbedEngine, CountingModel],
+) -> None:
+    engine, model = counted
+    engine.run_batch(
+        [
+            *items_of(engine, 1, ["which shape?", "what color is it?"]),
+            *items_of(engine, 1, ["WHICH  shape?"]),
+            *items_of(engine, 2, ["which shape?", None]),
+            engine.prepare_text("a red square"),
+            engine.prepare_text("A red  square"),
+        ]
+    )
+    assert sorted(model.seen) == [("encode_conditions", 2), ("encode_patches", 2), ("encode_texts", 1)]
+
+
+def test_a_condition_that_recurs_does_not_pass_its_tower_again(
+    counted: tuple[EmbedEngine, CountingModel],
+) -> None:
+    engine, model = counted
+    first = embed(engine, 1, ["which shape?"])
+    model.seen.clear()
+    assert_close(embed(engine, 1, ["which shape?"]), first)
+    assert model.seen == [("encode_patches", 1)]
+
+
+def test_conditions_long_unused_are_forgotten_and_encoded_again(
+    counted: tuple[EmbedEngine, CountingModel],
+) -> None:
+    engine, model = counted
+    first = embed(engine, 1, ["which shape?"])
+    embed(engine, 1, [f"condition {number}" for number in range(MAX_REMEMBERED_CONDITIONS)])
+    model.seen.clear()
+    assert_close(embed(engine, 1, ["which shape?"]), first)
+    assert ("encode_conditions", 1) in model.seen
+
+
+def test_more_readouts_than_one_slice_holds_keep_their_order(readout: EmbedEngine) -> None:
+    conditions = [f"condition {number}" for number in range(MAX_READOUTS_AT_ONCE + 3)]
+    rows = embed(readout, 1, conditions)
+    for index in (0, MAX_READOUTS_AT_ONCE - 1, MAX_READOUTS_AT_ONCE, MAX_READOUTS_AT_ONCE + 2):
+        assert_close(rows[index], embed(readout, 1, [conditions[index]])[0])
+
+
+def test_cost_counts_one_pass_for_all_conditions_in_readout_and_a_pass_each_in_full(engine: EmbedEngine) -> None:
+    cost = sum(engine.cost(item) for item in items_of(engine, 1, ["a", "b", None]))
+    passes = {"readout": NUM_PATCHES + 2 * 3, "full": 3 * (NUM_PATCHES + 2)}
+    assert cost == passes[engine.visibility]
+    assert engine.cost(engine.prepare_text("a red square")) == CONTEXT_LENGTH
+
+
+def test_a_text_over_the_context_length_is_refused_naming_limit_and_value(readout: EmbedEngine) -> None:
+    with pytest.raises(TooLarge, match=rf"{CONTEXT_LENGTH + 2} tokens.*at most {CONTEXT_LENGTH}"):
+        readout.prepare_text("red " * CONTEXT_LENGTH)
+    assert readout.prepare_text("red " * (CONTEXT_LENGTH - 2)).num_tokens == CONTEXT_LENGTH
+
+
+def test_a_text_cut_on_request_equals_its_beginning(readout: EmbedEngine) -> None:
+    cut = readout.prepare_text("red " * 30_000, truncate=True)
+    assert cut.num_tokens == CONTEXT_LENGTH
+    whole = readout.prepare_text("red " * (CONTEXT_LENGTH - 2))
+    assert cut.digest == whole.digest
+
+
+def test_a_text_far_too_long_is_refused_before_the_tokenizer_sees_it(readout_directory: Path) -> None:
+    class NoTokenizer:
+        context_length = CONTEXT_LENGTH
+
+        def num_tokens(self, text: str) -> int:
+            raise AssertionError("tokenised")
+
+    checkpoint = load_focallens(readout_directory)
+    tokenizer: Any = NoTokenizer()
+    engine = EmbedEngine(
+        type(checkpoint)(checkpoint.model, tokenizer, checkpoint.transform), torch.device("cpu"), torch.float32
+    )
+    with pytest.raises(TooLarge, match="1000000 characters"):
+        engine.prepare_text("a" * 1_000_000)
+
+
+def test_spaces_do_not_count_towards_the_length_of_a_text(readout: EmbedEngine) -> None:
+    padded = readout.prepare_text(" " * 100_000 + "a red square" + "\n" * 100_000)
+    assert padded.digest == readout.prepare_text("a red square").digest
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+def test_an_empty_text_is_refused(readout: EmbedEngine, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        readout.prepare_text(text)
+
+
+def test_texts_that_differ_in_tokens_differ_in_digest(readout: EmbedEngine) -> None:
+    texts: list[Text] = [readout.prepare_text(text) for text in ("red square", "square red", "red")]
+    assert len({text.digest for text in texts}) == 3
+
+
+def poisoned(directory: Path, target: Path, name: str, value: float) -> Path:
+    """A copy of a checkpoint with one weight matrix overwritten."""
+    target.mkdir()
+    for file in directory.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    weights = load_file(target / FOCALLENS_WEIGHTS)
+    weights[name].fill_(value)
+    save_file(weights, target / FOCALLENS_WEIGHTS)
+    return target
+
+
+def test_numbers_that_are_not_finite_are_an_error_and_never_an_answer(readout_directory: Path, tmp_path: Path) -> None:
+    engine = EmbedEngine.load(poisoned(readout_directory, tmp_path / "nan", "clip.visual.proj", float("nan")), CPU)
+    with pytest.raises(BrokenModel, match="not finite"):
+        embed(engine, 1, [None])
+    with pytest.raises(BrokenModel):
+        engine.self_check()
+
+
+def test_a_model_that_answers_zero_fails_its_self_check(readout_directory: Path, tmp_path: Path) -> None:
+    engine = EmbedEngine.load(poisoned(readout_directory, tmp_path / "zero", "clip.visual.proj", 0.0), CPU)
+    with pytest.raises(BrokenModel, match="norms"):
+        engine.self_check()
+
+
+def test_a_sound_checkpoint_warms_up_and_passes_its_self_check(engine: EmbedEngine) -> None:
+    engine.warm_up()
+    engine.self_check()
+
+
+def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readout_directory: Path) -> None:
+    half = EmbedEngine.load(readout_directory, EngineOptions(device="cpu", dtype="bfloat16"))
+    half.self_check()
+    assert half.dtype_name == "bfloat16"
+    conditions = [None, "what color is it?"]
+    rows = embed(half, 1, conditions)
+    assert_close(np.linalg.norm(rows, axis=1), np.ones(2, np.float32))
+    full = EmbedEngine.load(readout_directory, CPU)
+    assert_close(rows, embed(full, 1, conditions), tolerance=0.1)
+
+
+def test_a_missing_device_is_named(readout_directory: Path) -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has the device that the test needs to be missing")
+    with pytest.raises(ValueError, match="'mps'"):
+        EmbedEngine.load(readout_directory, EngineOptions(device="mps"))
+
+
+def test_images_of_any_shape_become_the_size_of_the_model(readout: EmbedEngine) -> None:
+    for size in ((1, 1), (3, 200), (200, 3), (IMAGE_SIZE, IMAGE_SIZE)):
+        (item,) = readout.prepare_image(picture(1, size), "image", [None])
+        assert item.pixels.shape == (IMAGE_SIZE, IMAGE_SIZE, 3)
+        readout.run_batch([item])
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))

@@ -1,0 +1,38 @@
+"""A FocalLens checkpoint small enough for every test: random weights, real format, real tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.embed.checkpoint import create_clip, save_focallens
+from services.embed.focallens import FocalLens, Visibility
+
+IMAGE_SIZE = 32
+CONTEXT_LENGTH = 16
+EMBEDDING_WIDTH = 24
+NUM_PATCHES = (IMAGE_SIZE // 8) ** 2
+
+CONFIG: dict[str, Any] = {
+    "model_cfg": {
+        "embed_dim": EMBEDDING_WIDTH,
+        "vision_cfg": {"image_size": IMAGE_SIZE, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
+        "text_cfg": {"context_length": CONTEXT_LENGTH, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+    }
+}
+
+
+def write_tiny_checkpoint(
+    directory: Path, *, visibility: Visibility = "readout", condition_layer: int = 0, seed: int = 0
+) -> Path:
+    """A checkpoint directory of a randomly initialised model; another seed makes another model."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        clip = create_clip(CONFIG)
+        model = FocalLens(clip.model, visibility=visibility, condition_layer=condition_layer)
+        # as open_clip initialises it, a tower of two blocks hardly looks beyond its own class token
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    save_focallens(model, clip, directory)
+    return directory
