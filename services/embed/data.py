@@ -5,7 +5,9 @@ machine, and visual instruction data in LLaVA's JSON format from disk. The instr
 the dissertation's (Table D.3) and stand in no list of training wordings.
 """
 
+import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +221,24 @@ def instruction_vocabulary() -> list[str]:
     sentences = [_sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
     questions = [text for wordings in TRAINING_INSTRUCTIONS.values() for text in wordings]
     return [*words, *sentences, *questions, *TEST_INSTRUCTIONS.values(), "and object in the image of a picture"]
+
+
+def learn_merges() -> list[tuple[str, str]]:
+    """Byte-pair merges that make one token of each word the generator knows; other words fall apart into bytes.
+
+    Words are merged from the left, each along the merges learned before it.
+    """
+    words = sorted({word for text in instruction_vocabulary() for word in re.findall(r"[a-z]+", text.lower())})
+    merges: dict[tuple[str, str], int] = {}
+    for word in words:
+        symbols = [*word[:-1], word[-1] + "</w>"]
+        while len(symbols) > 1:
+            pairs = list(itertools.pairwise(symbols))
+            best = min(pairs, key=lambda pair: merges.get(pair, len(merges)))
+            merges.setdefault(best, len(merges))
+            at = pairs.index(best)
+            symbols[at : at + 2] = ["".join(best)]
+    return list(merges)
 
 
 def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], TripletBatch]:
