@@ -92,14 +92,22 @@ class Aliases:
         return after
 
     def has_conditional_puts(self) -> bool:
-        """Whether the store refuses what it should, tried out once on objects of our own.
+        """Whether the store refuses what it should, tried out once on objects of our own and logged.
 
-        A store that says nothing and overwrites is as useless here as one that answers "not implemented".
+        Some servers overwrite without a word (rclone), some answer "not implemented" (Swift), and a local folder
+        has no etags to compare: there the writers' turns alone keep moves apart.
         """
         if self._has_conditional_puts is None:
-            verdict = "ours" if self._objects.root is not None else _probe(self._objects)
+            if self._objects.root is not None:
+                return False
+            verdict = _probe(self._objects)
             self._has_conditional_puts = verdict == "honoured"
-            log.info("conditional puts", store=self._objects.label, verdict=verdict)
+            log.info(
+                "conditional puts tried",
+                store=self._objects.label,
+                verdict=verdict,
+                guarded_by="etags and claims" if self._has_conditional_puts else "claims alone",
+            )
         return self._has_conditional_puts
 
     def _put(self, key: str, body: bytes, e_tag: str | None) -> None:

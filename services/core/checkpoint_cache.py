@@ -5,7 +5,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -14,6 +14,8 @@ from services.core.checkpoint_files import digest_of
 from services.core.manifest import MANIFEST_FILE, Manifest, check_model_name, is_version_id
 from services.core.store_errors import CorruptCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.versions import Versions
+
+MAX_COPIES = 4
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +27,7 @@ def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path)
     needs no store then; a damaged or incomplete copy is thrown away and fetched anew. A copy appears under its
     name in one step, and of several processes that want it one downloads while the others wait. A `file://`
     store is copied as well: what a service loads then can't change under it, and every store behaves alike.
+    Of each model the MAX_COPIES copies that were used last are kept.
 
     Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), StoreUnavailable (also for a
     cache folder that can't be written).
@@ -35,11 +38,13 @@ def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path)
     folder = cache_dir / name / version
     try:
         if _is_intact(folder, name, version):
+            _mark_as_used(folder)
             return folder
         with _only_one_process(cache_dir / name / f".{version}.lock"):
             # Whoever had the lock before us may have fetched it.
             if not _is_intact(folder, name, version):
                 _download(versions, versions.manifest(name, version), folder)
+                _evict(cache_dir / name)
     except OSError as error:
         raise StoreUnavailable(f"checkpoint cache {cache_dir}: {error}") from error
     return folder
@@ -93,6 +98,19 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
         (part / "files").rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _mark_as_used(folder: Path) -> None:
+    # A cache that was filled beforehand and mounted read-only is never evicted either.
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def _evict(folder: Path) -> None:
+    """Remove the copies that were not used for longest. Files that a process has open stay readable to it."""
+    copies = [copy for copy in folder.iterdir() if is_version_id(copy.name)]
+    for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime, reverse=True)[MAX_COPIES:]:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 @contextmanager

@@ -55,12 +55,15 @@ def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
     """
     if not directory.is_dir():
         raise InvalidCheckpoint(f"{directory} is not a folder")
-    sources = sorted(source for source in _walk(directory) if source != directory / DESCRIPTION_FILE)
-    if not sources:
-        raise InvalidCheckpoint(f"{directory} holds no files to publish")
-    if len(sources) > MAX_FILES:
-        raise InvalidCheckpoint(f"{directory} holds {len(sources)} files, at most {MAX_FILES} are allowed")
-    return [_read_file(directory, source) for source in sources]
+    try:
+        sources = sorted(source for source in _walk(directory) if source != directory / DESCRIPTION_FILE)
+        if not sources:
+            raise InvalidCheckpoint(f"{directory} holds no files to publish")
+        if len(sources) > MAX_FILES:
+            raise InvalidCheckpoint(f"{directory} holds {len(sources)} files, at most {MAX_FILES} are allowed")
+        return [_read_file(directory, source) for source in sources]
+    except OSError as error:
+        raise InvalidCheckpoint(f"{error.filename or directory}: {error.strerror}") from error
 
 
 def check_path(path: str) -> str:

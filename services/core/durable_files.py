@@ -1,9 +1,12 @@
 """Local files that are whole or absent, also after a power cut."""
 
 import os
+import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+HALF_WRITTEN = re.compile(r".+#[0-9]+")
 
 
 def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
@@ -13,7 +16,7 @@ def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
     file is called `<name>#<digits>`, a form that listings of a local object store leave out.
     """
     make_folder_durably(path.parent)
-    staged = path.with_name(f"{path.name}#{uuid.uuid4().int}")
+    staged = path.with_name(f"{path.name}#{uuid.uuid4().int >> 64}")
     try:
         with staged.open("xb") as file:
             for chunk in chunks:
@@ -25,6 +28,23 @@ def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
         staged.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def delete_durably(path: Path) -> None:
+    """Remove a file, which may be gone already, and its folder if that leaves it empty. Raises OSError."""
+    path.unlink(missing_ok=True)
+    try:
+        path.parent.rmdir()
+        sync_folder(path.parent.parent)
+    except FileNotFoundError:
+        return
+    except OSError:
+        sync_folder(path.parent)
+
+
+def half_written_files(folder: Path) -> Iterator[Path]:
+    """Under `folder`, at any depth: what `write_durably` is writing, or was when it was killed."""
+    return (path for path in folder.rglob("*#*") if HALF_WRITTEN.fullmatch(path.name))
 
 
 def make_folder_durably(folder: Path) -> None:

@@ -12,7 +12,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import LocalStore, from_url
 
-from services.core.durable_files import sync_folder, write_durably
+from services.core.durable_files import delete_durably, half_written_files, write_durably
 from services.core.store_errors import NotFoundInStore, StoreUnavailable
 
 SCHEMES = ("file", "memory", "s3", "gs")
@@ -66,6 +66,8 @@ class Objects:
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise StoreUnavailable(f"store URL {url!r} must begin with {', '.join(f'{s}://' for s in SCHEMES)}")
+        if "@" in parts.netloc:
+            raise StoreUnavailable("a store URL must hold no credentials; set AWS_… or GOOGLE_… in the environment")
         self.label = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self.root: Path | None = None
         if parts.scheme == "file":
@@ -137,11 +139,18 @@ class Objects:
         for key in keys:
             with self._translated(key):
                 if self.root is not None:
-                    (self.root / key).unlink(missing_ok=True)
-                    if (self.root / key).parent.is_dir():
-                        sync_folder((self.root / key).parent)
+                    delete_durably(self.root / key)
                 else:
                     obstore.delete(self._remote, key)
+
+    def delete_half_written(self, before: datetime) -> None:
+        """Remove what killed writers left unfinished in a local store; a remote one never shows such things."""
+        if self.root is None:
+            return
+        with self._translated("*"):
+            for staged in half_written_files(self.root):
+                if staged.stat().st_mtime < before.timestamp():
+                    staged.unlink(missing_ok=True)
 
     def _write_conditionally(self, key: str, body: bytes, mode: Any) -> None:
         with self._translated(key):

@@ -13,6 +13,7 @@ What is promised, also if a writer is killed or loses power between any two writ
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
@@ -31,12 +32,22 @@ from services.core.manifest import (
     is_version_id,
 )
 from services.core.objects import Objects
-from services.core.store_errors import AliasMoved, CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore
-from services.core.store_writers import CLAIM_LIFE_S, Turn, writers
+from services.core.starters import read_description
+from services.core.store_errors import (
+    AliasMoved,
+    CorruptCheckpoint,
+    InvalidCheckpoint,
+    NotFoundInStore,
+    StoreUnavailable,
+)
+from services.core.store_gc import GarbageCollector, Removal
+from services.core.store_writers import CLAIM_LIFE_S, Turn, Writers
 from services.core.versions import Version, Versions
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 UPLOAD_ATTEMPTS = 3
+DEFAULT_KEEP = 5
+DEFAULT_GRACE_S = 24 * 3600.0
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +59,8 @@ class Anywhere:
 ANYWHERE: Final = Anywhere()
 
 
-class _UploadLost(Exception):
-    """Files vanished between their upload and the manifest."""
+class _UploadLost(StoreUnavailable):
+    """Files vanished between their upload and the manifest: a collector took them for a dead upload."""
 
 
 class Store:
@@ -59,7 +70,7 @@ class Store:
         self._objects = objects
         self._versions = Versions(objects)
         self._aliases = Aliases(objects)
-        self._writing = writers(objects, claim_life_s)
+        self._writers = Writers(objects, claim_life_s)
 
     @classmethod
     def open(
@@ -73,9 +84,19 @@ class Store:
         """The store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
 
         `options` are obstore's (`endpoint`, `region`, `access_key_id`, …) and win over the same ones in the
-        URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets. Nothing is read or written.
+        URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets.
+
+        Without `starters` nothing is read or written. With them, a store that holds no other models gets each of
+        these folders (see `CheckpointDescription`) whose aliases it lacks; where that is not possible, e.g. in a
+        read-only store, a warning is logged and the store is opened as it is. Any number of processes may do so
+        at once, if all name the same starters. Raises InvalidCheckpoint for a starter that can't be published.
         """
-        return cls(Objects(url, options), claim_life_s=claim_life_s)
+        store = cls(Objects(url, options), claim_life_s=claim_life_s)
+        try:
+            store._publish_starters(starters)
+        except StoreUnavailable as error:
+            log.warning("starter checkpoints not published", store=store.label, error=str(error))
+        return store
 
     @property
     def label(self) -> str:
@@ -96,7 +117,7 @@ class Store:
         for attempt in stamina.retry_context(on=_UploadLost, attempts=UPLOAD_ATTEMPTS):
             with attempt:
                 self._upload(manifest, files)
-                with self._writing(name) as turn:
+                with self._writers.turn(name) as turn:
                     self._complete(manifest, turn)
                     if alias is not None:
                         self._point(name, manifest.version, alias, ANYWHERE, turn)
@@ -144,7 +165,7 @@ class Store:
         """
         check_alias(alias)
         self.manifest(name, version)
-        with self._writing(name) as turn:
+        with self._writers.turn(name) as turn:
             self._point(name, version, alias, expected, turn)
 
     def rollback(self, name: str, alias: str, *, expected: str | Anywhere | None = ANYWHERE) -> str:
@@ -159,20 +180,51 @@ class Store:
             self.manifest(name, before.previous[0])
             return Alias.pointing_back(before)
 
-        with self._writing(name) as turn:
+        with self._writers.turn(name) as turn:
             return self._aliases.move(name, alias, back, turn).version
+
+    def gc(self, *, keep: int = DEFAULT_KEEP, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True) -> list[Removal]:
+        """Remove unused versions and dead uploads, see `GarbageCollector`; returns what was, or would be, removed."""
+        collector = GarbageCollector(self._objects, self._versions, self._aliases, self._writers, max(keep, 1), grace_s)
+        found = [removal for name in self.names() for removal in collector.find(name)]
+        if dry_run:
+            return found
+        removed = [removal for removal in found if collector.remove(removal)]
+        collector.sweep()
+        return removed
+
+    def _publish_starters(self, directories: Sequence[Path]) -> None:
+        if not directories:
+            return
+        descriptions = {directory: read_description(directory) for directory in directories}
+        own = {description.name for description in descriptions.values()}
+        # Names of ours may be there from another process, or from one that was killed half way.
+        if not own.issuperset(self.names()):
+            return
+        for directory, description in descriptions.items():
+            missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
+            if not missing:
+                continue
+            version = self.publish(description.name, directory, description.info(), alias=None)
+            for alias in missing:
+                # Whoever set it meanwhile knows better.
+                with suppress(AliasMoved):
+                    self.promote(description.name, version.id, alias, expected=None)
 
     def _upload(self, manifest: Manifest, files: Sequence[CheckpointFile]) -> None:
         try:
             self._versions.verify(manifest.name, manifest.version)
         except (NotFoundInStore, CorruptCheckpoint):
-            for file in files:
-                self._versions.upload(manifest, file)
+            try:
+                for file in files:
+                    self._versions.upload(manifest, file)
+            except NotFoundInStore as error:
+                raise _UploadLost(str(error)) from error
 
     def _complete(self, manifest: Manifest, turn: Turn) -> None:
         """Write the manifest unless it is there; nobody can remove files of this model meanwhile."""
         if not self._versions.is_uploaded(manifest):
-            raise _UploadLost
+            raise _UploadLost(f"files of {manifest.name}@{manifest.version} vanished while it was being published")
         try:
             existing = self._versions.manifest(manifest.name, manifest.version)
         except (NotFoundInStore, CorruptCheckpoint):

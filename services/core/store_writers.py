@@ -10,8 +10,9 @@ A remote store uses claims, which need nothing of the store but that a finished 
 Of two writers at least one lists after both claims were put, so it sees the other and withdraws: two can't both
 be alone. Time decides nothing here; it only frees the model from a writer that died: a claim older than its life,
 by the store's clock, counts as gone. So a writer must stop before its claim can expire, and `Turn.check`, called
-before every write, stops it at half of that. What remains is a writer that is suspended for the other half
-between that check and the request that follows; where the store honours conditional puts, those catch even this.
+before every write, stops it at half of that. What remains is a write that reaches the store more than the other
+half after that check, because the writer was suspended or the network kept the request; where the store honours
+conditional puts, those refuse it for an alias, and nothing but an alias is ever overwritten by other content.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,22 +47,27 @@ class Turn:
     def check(self) -> None:
         """Raises StoreUnavailable when the turn has lasted so long that another writer's might begin."""
         if _now_s() > self.deadline:
-            raise StoreUnavailable(f"writing to {self.name} took longer than a writer's turn; nothing was changed")
+            raise StoreUnavailable(f"writing to {self.name} took longer than a writer's turn; try again")
 
 
 class _Busy(Exception):
     """Another writer has the model."""
 
 
-def writers(objects: Objects, claim_life_s: float) -> Callable[[str], AbstractContextManager[Turn]]:
-    """The exclusion fit for this store: a function of a model's name that waits for and holds the turn.
+@dataclass(frozen=True)
+class Writers:
+    """The exclusion fit for a store. A claim is good for `claim_life_s` seconds."""
 
-    Entering raises StoreUnavailable when the turn does not come within the claim's life plus PATIENCE_S.
-    """
-    if objects.root is not None:
-        root = objects.root
-        return lambda name: _file_lock(root / "locks" / name, name)
-    return lambda name: _claim(objects, name, claim_life_s)
+    objects: Objects
+    claim_life_s: float = CLAIM_LIFE_S
+
+    def turn(self, name: str) -> AbstractContextManager[Turn]:
+        """Wait for and hold the turn on a model. Entering raises StoreUnavailable when it does not come within
+        PATIENCE_S, on a remote store within that plus the life of a claim.
+        """
+        if self.objects.root is not None:
+            return _file_lock(self.objects.root / "locks" / name, name)
+        return _claim(self.objects, name, self.claim_life_s)
 
 
 @contextmanager

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.core.checkpoint_files import CheckpointFile, read_in_order
-from services.core.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, StoredFile, is_version_id
+from services.core.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    NAME_PATTERN,
+    Manifest,
+    StoredFile,
+    is_version_id,
+)
 from services.core.objects import Entry, Objects
 from services.core.store_errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore
 
@@ -42,7 +49,7 @@ class Versions:
         self._objects = objects
 
     def names(self) -> list[str]:
-        return self._objects.children("models")
+        return [name for name in self._objects.children("models") if NAME_PATTERN.fullmatch(name)]
 
     def list(self, name: str) -> tuple[list[Version], list[Upload]]:
         """Complete versions, newest first, and uploads without a manifest."""
@@ -121,10 +128,13 @@ class Versions:
 
         def chunks() -> Iterator[bytes]:
             nonlocal size_bytes
-            for chunk in read_in_order(file.source):
-                sha256.update(chunk)
-                size_bytes += len(chunk)
-                yield chunk
+            try:
+                for chunk in read_in_order(file.source):
+                    sha256.update(chunk)
+                    size_bytes += len(chunk)
+                    yield chunk
+            except OSError as error:
+                raise InvalidCheckpoint(f"{file.source}: {error.strerror}") from error
 
         key = file_key(manifest.name, manifest.version, file.path)
         self._objects.write(key, chunks(), file.stored.size_bytes)
