@@ -178,6 +178,20 @@ def render(scenes: Scenes, side: int = 64) -> Tensor:
     return ((canvas + PIXEL_NOISE * noise).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+def covering_objects(scenes: Scenes, grid_side: int) -> Tensor:
+    """Which object each patch of a square grid shows: (B, P) int64, row by row; −1 where the patch shows none.
+
+    An object counts where the patch's centre lies within its radius and a third of a patch.
+    """
+    axis = (torch.arange(grid_side, device=scenes.rgb.device) + 0.5) / grid_side
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    patches = torch.stack([x, y], dim=-1).view(1, 1, -1, 2)
+    distance = (scenes.center[:, :, None] - patches).norm(dim=-1) - scenes.radius[..., None]  # (B, N, P)
+    distance[:, 1].masked_fill_((scenes.num_objects == 1)[:, None], torch.inf)
+    nearest, slot = distance.min(dim=1)
+    return torch.where(nearest < 1 / (3 * grid_side), slot, -1)
+
+
 def _pair_centers(relation: Tensor, generator: torch.Generator) -> Tensor:
     """Centres (B, 2, 2) of two objects such that the first is `relation` the second."""
     num_scenes = relation.shape[0]

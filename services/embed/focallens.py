@@ -78,12 +78,11 @@ class FocalLens(nn.Module):
 
     def encode_texts(self, input_ids: Tensor) -> Tensor:
         """T(y): (B, W) int64 → (B, E), L2-normalised."""
-        return F.normalize(self.clip.encode_text(input_ids), dim=-1)
+        return F.normalize(encode_text(self.clip, input_ids), dim=-1)
 
     def encode_conditions(self, input_ids: Tensor) -> Tensor:
         """Condition tokens: (C, W) int64 → (C, D), in the scale that the ViT's first block expects."""
-        tower = self.condition_tower
-        pooled = tower.encode_text(input_ids) if hasattr(tower, "encode_text") else tower(input_ids)
+        pooled = encode_text(self.condition_tower, input_ids)
         token: Tensor = self.clip.visual.ln_pre(self.condition_projection(pooled))
         return token
 
@@ -155,6 +154,28 @@ class FocalLens(nn.Module):
             query, key, value = _project(block.attn, block.ln_1(x))
             x = _advance(block, x, _attend(block.attn, query, key, value, mask))
         return _pool(visual, x[:, :num_tokens])
+
+
+def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
+    """The text features of an open_clip model or of its bare text tower: (N, W) int64 → (N, E), not normalised.
+
+    A causal tower pooled at the end of text never sees the padding behind it, so the batch is cut at its longest
+    text: equal results for a fraction of the work.
+    """
+    if not hasattr(tower, "encode_text"):
+        features: Tensor = tower(input_ids)
+        return features
+    if tower.text_pool_type != "argmax":
+        features = tower.encode_text(input_ids)
+        return features
+    end = input_ids.argmax(dim=-1)  # the end of text is the highest id
+    num_tokens = int(end.max()) + 1
+    x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
+    x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
+    features = tower.ln_final(x)[torch.arange(len(end), device=end.device), end]
+    if tower.text_projection is not None:
+        features = features @ tower.text_projection
+    return features
 
 
 def contrastive_loss(

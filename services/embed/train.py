@@ -6,11 +6,12 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 import typer
 from accelerate.utils import set_seed
 from PIL import Image
@@ -33,7 +34,18 @@ from services.embed.checkpoint import (
     save_focallens,
     write_merges,
 )
-from services.embed.colorshape import Scenes, render
+from services.embed.colorshape import (
+    BACKGROUNDS,
+    COLORS,
+    COLUMNS,
+    ROWS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Scenes,
+    covering_objects,
+    render,
+)
 from services.embed.data import (
     LlavaData,
     TripletBatch,
@@ -43,7 +55,7 @@ from services.embed.data import (
     triplet_batch,
 )
 from services.embed.evaluate import ColorShapeProtocol, evaluate_colorshape, load_embedder, summary
-from services.embed.focallens import FocalLens, Readouts, Visibility, clamped_scale, unique_answer_loss
+from services.embed.focallens import FocalLens, Readouts, Visibility, clamped_scale, encode_text, unique_answer_loss
 from services.embed.training import Run, gather, gather_rows, rank, train
 
 CLIP_NAME = "clip-shapes"
@@ -72,6 +84,43 @@ class Rows:
         return transform.normalise(images)
 
 
+class AttributeLoss(nn.Module):
+    """Warm-up of a small ViT: what each patch token and the class token must tell of a scene.
+
+    Contrastive learning alone leaves shapes at chance for thousands of steps; patches that know their object's
+    shape and colour get it going. The heads are thrown away.
+    """
+
+    def __init__(self, visual: Any, transform: ImageTransform) -> None:
+        super().__init__()
+        self.visual = visual
+        self.transform = transform
+        width = visual.class_embedding.shape[0]
+        self.patch_heads = nn.ModuleList([nn.Linear(width, len(COLORS)), nn.Linear(width, len(SHAPES))])
+        sizes = (len(BACKGROUNDS), len(TEXTURES), len(SIZES), len(ROWS) * len(COLUMNS))
+        self.image_heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+
+    def forward(self, batch: Rows) -> Tensor:
+        scenes = batch.images
+        assert isinstance(scenes, Scenes)  # LLaVA's images are tuned on, never warmed up with
+        tokens = self.visual.forward_intermediates(
+            batch.pixels(self.transform), indices=1, normalize_intermediates=True, intermediates_only=True,
+            output_fmt="NLC", output_extra_tokens=True,
+        )  # fmt: skip
+        patches, cls = tokens["image_intermediates"][-1], tokens["image_intermediates_prefix"][-1][:, 0]
+        slot = covering_objects(scenes, self.visual.grid_size[0])
+        is_single = scenes.num_objects == 1
+        loss = torch.zeros((), device=cls.device)
+        for head, labels in zip(self.patch_heads, (scenes.color, scenes.shape), strict=True):
+            target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
+            loss = loss + F.cross_entropy(head(patches).flatten(0, 1), target.flatten())
+        # size and position are those of a lone object
+        size, cell = (x.masked_fill(~is_single, -100) for x in (scenes.size[:, 0], scenes.cell))
+        for head, target in zip(self.image_heads, (scenes.background, scenes.texture, size, cell), strict=True):
+            loss = loss + F.cross_entropy(head(cls), target)
+        return loss
+
+
 class CaptionLoss(nn.Module):
     """CLIP's symmetric loss, where rows with the same caption are no negatives of one another."""
 
@@ -82,7 +131,7 @@ class CaptionLoss(nn.Module):
 
     def forward(self, batch: Rows) -> Tensor:
         image_features = gather(self.clip.encode_image(batch.pixels(self.transform), normalize=True))
-        text_features = gather(self.clip.encode_text(batch.answer_ids, normalize=True))
+        text_features = gather(F.normalize(encode_text(self.clip, batch.answer_ids), dim=-1))
         representative, answer_index = _distinct(gather(batch.answer_ids))
         scale = clamped_scale(self.clip.logit_scale)
         return unique_answer_loss(image_features, text_features[representative], answer_index, scale, symmetric=True)
@@ -185,37 +234,43 @@ class CaptionData:
 @app.command()
 def clip(
     output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 8000,
-    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes.")] = 1024,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of the supervised warm-up before; 0 leaves it out.")] = 1500,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 5000,
+    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes.")] = 128,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     weight_decay: Annotated[float, typer.Option(help="On matrices; biases, gains and scales have none.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
     precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
     num_workers: Annotated[int, typer.Option(help="Processes that draw and tokenize batches.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 500,
-    image_side: Annotated[int, typer.Option(help="Input side in pixels.")] = 64,
-    patch_side: Annotated[int, typer.Option(help="Patch side in pixels.")] = 8,
-    width: Annotated[int, typer.Option(help="Width of the ViT.")] = 192,
-    layers: Annotated[int, typer.Option(help="Blocks of the ViT.")] = 6,
+    width: Annotated[int, typer.Option(help="Width of the ViT.")] = 128,
+    layers: Annotated[int, typer.Option(help="Blocks of the ViT.")] = 4,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Train the small CLIP that FocalLens starts from, on generated scenes and captions."""
     options = dict(locals())
-    run = Run(
-        output, steps, batch_size, learning_rate, weight_decay, 0.05, seed,
+    warmup = Run(
+        output, warmup_steps, batch_size, 1.5 * learning_rate, weight_decay, 0.05, seed, stage="warmup",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
+    run = replace(warmup, num_steps=steps, learning_rate=learning_rate, stage="contrastive")
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     write_merges(learn_merges(), output / MERGES)
-    model = create_clip(_clip_config(image_side, patch_side, width, layers), output / MERGES)
+    model = create_clip(_clip_config(width, layers), output / MERGES)
+    if warmup_steps > 0:
+        # a seed of its own: the contrastive stage sees other scenes
+        data = CaptionData(model.tokenizer, seed + 1_000, warmup.num_examples)
+        train(warmup, AttributeLoss(model.model.visual, model.transform), data)
     train(run, CaptionLoss(model.model, model.transform), CaptionData(model.tokenizer, seed, run.num_examples))
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
         baseline = load_embedder(directory, "cpu")
-        result = evaluate_colorshape(baseline, CLIP_NAME, ColorShapeProtocol(side=image_side), is_conditional=False)
+        result = evaluate_colorshape(
+            baseline, CLIP_NAME, ColorShapeProtocol(side=model.transform.size[0]), is_conditional=False
+        )
         _finish(directory, CLIP_NAME, "open-clip", options, summary(result))
 
 
@@ -228,8 +283,8 @@ def focallens(
     pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
     llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON instead of ColorShape.")] = None,
     image_folder: Annotated[Path, typer.Option(help="Where the images of --llava lie.")] = Path(),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3000,
-    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes and accumulated batches.")] = 512,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
+    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes and accumulated batches.")] = 64,
     accumulate: Annotated[int, typer.Option(help="Batches that one optimizer step adds up.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-4,
     seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
@@ -277,13 +332,12 @@ def focallens(
         _finish(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 
 
-def _clip_config(image_side: int, patch_side: int, width: int, layers: int) -> dict[str, Any]:
+def _clip_config(width: int, layers: int) -> dict[str, Any]:
     """An open_clip configuration; the vocabulary is SimpleTokenizer's bytes, merges and two special tokens."""
-    vision = {
-        "image_size": image_side, "patch_size": patch_side, "width": width, "layers": layers, "head_width": 64,
-    }  # fmt: skip
-    text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 2, "layers": 4}
-    return {"model_cfg": {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": {}}
+    vision = {"image_size": 64, "patch_size": 16, "width": width, "layers": layers, "head_width": 32}
+    text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 4, "layers": 3}
+    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
+    return {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
 
 
 def _visibility(value: str) -> Visibility:
@@ -324,7 +378,7 @@ def _finish(directory: Path, name: str, kind: str, options: dict[str, Any], metr
     console.print_json(json.dumps(metrics))
     if is_published:
         version = _store(store_url).publish(name, directory, info)
-        console.print(f"published {name}@{version}")
+        console.print(f"published {version}")
     (directory / DESCRIPTION_FILE).write_text(
         json.dumps({"name": name, **info.model_dump(mode="json")}, indent=2) + "\n"
     )

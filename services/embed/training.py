@@ -1,6 +1,6 @@
 """The loop that every training job of this service runs: batches by step number, resume, several processes.
 
-Batch t is a function of t alone, and `resume.pt` holds model, optimizer and step, so a killed run that is started
+Batch t is a function of t alone, and a resume state holds model, optimizer and step, so a killed run that is started
 again with the same arguments ends with the same weights (bit for bit on a CPU).
 """
 
@@ -17,15 +17,14 @@ from accelerate import Accelerator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_gather
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
-
-RESUME_STATE = "resume.pt"
 
 
 @dataclass(frozen=True)
 class Run:
-    """How long, how fast and where a job trains.
+    """How long, how fast and where a stage of a job trains; the stages run one after the other.
 
     `batch_size` counts the examples of one optimizer step over all processes, `learning_rate` is the peak of a
     cosine after a linear warm-up over `warmup_ratio` of the steps, `precision` is accelerate's (no, bf16, fp16).
@@ -43,6 +42,11 @@ class Run:
     num_workers: int = 0
     checkpoint_every: int = 500
     log_every: int = 20
+    stage: str = "training"
+
+    @property
+    def resume_state(self) -> Path:
+        return self.output / f"resume-{self.stage}.pt"
 
     @property
     def num_examples(self) -> int:
@@ -84,10 +88,10 @@ def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> Non
     first_step = _resume(run, accelerator.unwrap_model(model), optimizer)
     batches = _batches(run, accelerator, make_batch, first_step)
     is_main: bool = accelerator.is_main_process
-    writer = SummaryWriter(run.output / "tensorboard", purge_step=first_step) if is_main else None
+    writer = SummaryWriter(run.output / "tensorboard" / run.stage, purge_step=first_step) if is_main else None
     model.train()
     with _progress(disable=not is_main) as progress:
-        task = progress.add_task("training", total=run.num_steps, completed=first_step, loss="")
+        task = progress.add_task(run.stage, total=run.num_steps, completed=first_step, loss="")
         for step in range(first_step, run.num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run, step)
@@ -97,7 +101,7 @@ def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> Non
                 progress.update(task, loss=f"loss {value.item():.4f}")
                 writer.add_scalar("loss", value.item(), step)
                 writer.add_scalar("learning_rate", learning_rate(run, step), step)
-            if is_main and (step + 1) % run.checkpoint_every == 0:
+            if is_main and ((step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps):
                 _save_resume(run, accelerator.unwrap_model(model), optimizer, step + 1)
     if writer is not None:
         writer.close()
@@ -154,13 +158,24 @@ def _optimizer_step(
     """One optimizer step over `run.accumulate` micro-batches; returns the last one's loss."""
     value = torch.zeros(())
     for _ in range(run.accumulate):
-        with accelerator.accumulate(model):
+        # fused attention is slow in the backward pass of a CPU: the plain one is several times faster there
+        attention = SDPBackend.MATH if accelerator.device.type == "cpu" else _any_attention()
+        with accelerator.accumulate(model), sdpa_kernel(attention):
             with accelerator.autocast():
                 value = model(next(batches))
             accelerator.backward(value)
             optimizer.step()
             optimizer.zero_grad()
     return value.detach()
+
+
+def _any_attention() -> list[SDPBackend]:
+    return [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    ]
 
 
 def _batches(
@@ -181,7 +196,7 @@ def _batches(
 
 def _resume(run: Run, model: nn.Module, optimizer: Any) -> int:
     """Load the last saved step, if any, and return it."""
-    path = run.output / RESUME_STATE
+    path = run.resume_state
     if not path.is_file():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -199,9 +214,9 @@ def _save_resume(run: Run, model: nn.Module, optimizer: Any, step: int) -> None:
         "optimizer": optimizer.state_dict(),
         "step": step,
     }
-    unfinished = run.output / f"{RESUME_STATE}.partial"
+    unfinished = run.resume_state.with_suffix(".partial")
     torch.save(state, unfinished)
-    unfinished.replace(run.output / RESUME_STATE)  # a kill leaves the old state or the new one
+    unfinished.replace(run.resume_state)  # a kill leaves the old state or the new one
 
 
 def _fingerprint(run: Run) -> str:
