@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import structlog
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +12,15 @@ def environment_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("FOVEA_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_tracebacks_in_logs() -> None:
+    """structlog's default draws every local variable, which takes longer than the test that logs the error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+        ]
+    )

@@ -1,0 +1,157 @@
+"""A small real application for the tests of the core; `python -m tests.core.served_app SETTINGS_AS_JSON` serves it."""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, UploadFile
+from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
+
+from services.core.app import AppParts, create_app
+from services.core.error_responses import tei_error_body
+from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
+from services.core.health import Health
+from services.core.metrics import Metrics
+from services.core.server import run
+from services.core.settings import ProcessSettings
+
+SECRET = "the cause that nobody may read"
+
+
+class Document(BaseModel):
+    text: str
+
+
+class RerankBody(BaseModel):
+    query: str
+    documents: list[str | Document] = Field(min_length=1)
+    top_n: int | None = Field(None, ge=1)
+
+
+class TeiRoute(APIRoute):
+    error_body = staticmethod(tei_error_body)
+
+
+def served_router(counts: Counter[str]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/ping")
+    async def ping() -> dict[str, bool]:
+        return {"ok": True}
+
+    @router.post("/v1/rerank")
+    async def rerank(body: RerankBody, request: Request) -> dict[str, Any]:
+        request.state.timing.add("queue", 0.0015)
+        request.state.timing.add("infer", 0.25)
+        request.state.model = "shapes@3"
+        return {"query": body.query, "request_id": request.state.request_id}
+
+    @router.put("/items/{name}")
+    async def put_item(name: str, file: UploadFile) -> dict[str, Any]:
+        return {"name": name, "size": len(await file.read())}
+
+    @router.post("/bytes")
+    async def count_bytes(request: Request) -> dict[str, int]:
+        return {"size": len(await request.body())}
+
+    @router.post("/slow")
+    @router.get("/slow")
+    async def slow(seconds: float) -> dict[str, bool]:
+        counts["started"] += 1
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            counts["cancelled"] += 1
+            raise
+        counts["finished"] += 1
+        return {"ok": True}
+
+    @router.get("/deadline")
+    async def deadline(request: Request) -> dict[str, float]:
+        return {"deadline": request.state.deadline}
+
+    @router.get("/stream")
+    async def stream(
+        fail: bool = False, forever: bool = False, media_type: str = "text/event-stream"
+    ) -> StreamingResponse:
+        async def events() -> AsyncIterator[str]:
+            counts["started"] += 1
+            try:
+                yield 'data: {"delta": "a"}\n\n'
+                if fail:
+                    raise RuntimeError(SECRET)
+                if forever:
+                    await asyncio.Event().wait()
+                yield "data: [DONE]\n\n"
+            finally:
+                counts["stream ended"] += 1
+
+        return StreamingResponse(events(), media_type=media_type)
+
+    @router.get("/counts")
+    async def read_counts() -> dict[str, int]:
+        return dict(counts)
+
+    return router
+
+
+def failing_router() -> APIRouter:
+    router = APIRouter()
+    errors: dict[str, Callable[[], Exception]] = {
+        "defect": lambda: RuntimeError(SECRET),
+        "overloaded": lambda: Overloaded("The queue is full.", code="queue_full", retry_after_s=0.25),
+        "rate": lambda: RateLimited("Too many requests.", retry_after_s=400),
+        "missing": lambda: NotFound("There is no collection 'x'.", param="name"),
+        "surrogate": lambda: InvalidRequest("not text: \ud800"),
+    }
+
+    @router.get("/fail/{kind}")
+    async def fail(kind: str) -> None:
+        raise errors[kind]()
+
+    @router.get("/fail-as-client-asked")
+    async def fail_as_client_asked(request: Request) -> None:
+        request.state.error_body = lambda error: {"detail": error.message}
+        raise NotFound("nothing here")
+
+    tei = APIRouter(route_class=TeiRoute)
+
+    @tei.post("/tei")
+    async def tei_route(body: Document) -> None:
+        raise Overloaded("busy")
+
+    router.include_router(tei)
+    return router
+
+
+def create(
+    settings: ProcessSettings,
+    *,
+    health: Health | None = None,
+    metrics: Metrics | None = None,
+    warm_up: Callable[[], Awaitable[None]] | None = None,
+) -> FastAPI:
+    parts = AppParts(
+        service="served",
+        title="Served",
+        metrics=metrics or Metrics("served"),
+        health=health or Health(),
+        routers=(served_router(Counter()), failing_router()),
+        warm_up=warm_up,
+    )
+    return create_app(settings, parts)
+
+
+async def fail_to_warm_up() -> None:
+    raise FoveaError("no checkpoint")
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
+    raise SystemExit(run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))

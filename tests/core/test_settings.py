@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+from pydantic_settings import SettingsConfigDict
+
+from services.core.settings import ServiceSettings, SettingsError, describe_settings, read_settings
+
+
+class EmbedLikeSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_")
+
+    port: int = 8103
+    max_images: int = Field(32, gt=0, description="Most images in one request.")
+
+
+def test_a_shared_variable_reaches_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_LOG_LEVEL", "debug")
+    assert read_settings(EmbedLikeSettings).log_level == "debug"
+
+
+def test_a_processes_own_variable_wins_over_the_shared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_MAX_BATCH_SIZE", "3")
+    monkeypatch.setenv("FOVEA_EMBED_MAX_BATCH_SIZE", "4")
+    assert read_settings(EmbedLikeSettings).max_batch_size == 4
+
+
+def test_a_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_EMBED_PORT", "9000")
+    assert read_settings(EmbedLikeSettings, port=9001).port == 9001
+
+
+def test_settings_made_in_code_do_not_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_LOG_LEVEL", "debug")
+    monkeypatch.setenv("FOVEA_EMBED_MAX_IMAGES", "1")
+    settings = EmbedLikeSettings()
+    assert (settings.log_level, settings.max_images) == ("info", 32)
+
+
+def test_a_service_setting_has_no_shared_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_MAX_IMAGES", "1")
+    with pytest.raises(SettingsError, match="FOVEA_MAX_IMAGES is not a setting; did you mean FOVEA_EMBED_MAX_IMAGES"):
+        read_settings(EmbedLikeSettings)
+
+
+def test_one_port_for_all_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_PORT", "9000")
+    with pytest.raises(SettingsError, match="did you mean FOVEA_EMBED_PORT"):
+        read_settings(EmbedLikeSettings)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("FOVEA_LOGLEVEL", "FOVEA_LOG_LEVEL"), ("FOVEA_EMBED_MAX_IMAGE", "FOVEA_EMBED_MAX_IMAGES")],
+)
+def test_an_unknown_variable_is_refused_and_the_nearest_one_named(
+    monkeypatch: pytest.MonkeyPatch, misspelt: str, meant: str
+) -> None:
+    monkeypatch.setenv(misspelt, "1")
+    with pytest.raises(SettingsError, match=f"{misspelt} is not a setting; did you mean {meant}"):
+        read_settings(EmbedLikeSettings)
+
+
+def test_variables_of_other_processes_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_GATEWAY_ANYTHING", "1")
+    monkeypatch.setenv("UNRELATED", "1")
+    assert read_settings(EmbedLikeSettings) == EmbedLikeSettings()
+
+
+@pytest.mark.parametrize("variable", ["FOVEA_REQUEST_TIMEOUT_S", "FOVEA_EMBED_REQUEST_TIMEOUT_S"])
+def test_a_bad_value_is_blamed_on_the_variable_that_held_it(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "soon")
+    with pytest.raises(SettingsError, match=f"^{variable}: "):
+        read_settings(EmbedLikeSettings)
+
+
+def test_settings_cannot_be_changed_or_extended() -> None:
+    with pytest.raises(ValidationError):
+        EmbedLikeSettings(colour="red")  # type: ignore[call-arg]
+    with pytest.raises(ValidationError):
+        EmbedLikeSettings().host = "0.0.0.0"  # type: ignore[misc]
+
+
+def test_a_redis_password_is_not_in_the_settings_repr() -> None:
+    assert "hunter2" not in repr(EmbedLikeSettings(redis_url="redis://:hunter2@host"))
+
+
+def test_default_folders_are_in_the_home_of_whoever_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = EmbedLikeSettings()
+    assert settings.store_url == "file:///home/somebody/.fovea/store"
+    assert settings.checkpoint_cache_dir == Path("/home/somebody/.fovea/checkpoints")
+
+
+def test_every_setting_is_described_under_the_name_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {row.variable: row for row in describe_settings(EmbedLikeSettings)}
+    assert len(rows) == len(EmbedLikeSettings.model_fields)
+    assert all(row.description and row.type for row in rows.values())
+    assert rows["FOVEA_EMBED_MAX_IMAGES"].default == "32"
+    assert rows["FOVEA_EMBED_PORT"].default == "8103"
+    for variable, row in rows.items():
+        if row.default not in (None, "None"):
+            monkeypatch.setenv(variable, str(row.default))
+    assert read_settings(EmbedLikeSettings) == EmbedLikeSettings()
