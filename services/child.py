@@ -1,0 +1,32 @@
+"""Run a package as `python -m` would, and end it when whoever started it is gone.
+
+The starter keeps the writing end of this process's stdin open and never writes. The system closes it however the
+starter ends, `kill -9` included, so no process is left behind; unlike Linux's parent-death signal this works on
+every POSIX system.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+
+# Longer than any drain; a process that ignores SIGTERM still ends.
+LAST_RESORT_S = 120.0
+
+
+def _end_with_starter() -> None:
+    # Not sys.stdin: its lock, held by a waiting thread, would break the interpreter's shutdown.
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LAST_RESORT_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_starter, name="starter-watch", daemon=True).start()
+    package = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    runpy.run_module(package, run_name="__main__", alter_sys=True)

@@ -1,0 +1,104 @@
+"""`fovea`: one command for everything. Thin, and quick to start: what a command needs is imported when it runs."""
+
+import asyncio
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """
+Try it:
+  curl {gateway}/v1/models
+  curl '{gateway}/embed?condition=What+is+the+color+of+the+object%3F' \\
+       -H 'Content-Type: image/jpeg' --data-binary @photo.jpg
+Ctrl-C stops everything."""
+
+app = typer.Typer(
+    name="fovea",
+    help="Models that look where the question asks: serve them, train them, manage their checkpoints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
+evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
+app.add_typer(train, name="train")
+app.add_typer(evaluate, name="evaluate")
+
+
+def main() -> None:
+    app(prog_name="fovea")
+
+
+@app.command()
+def up(
+    host: Annotated[str | None, typer.Option(help="Address of the gateway [FOVEA_GATEWAY_HOST].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway [FOVEA_GATEWAY_PORT].")] = None,
+) -> None:
+    """Start the gateway and every service that exists, and stop them on Ctrl-C."""
+    from services.programs import BadPort, existing_programs
+    from services.supervisor import PortTaken, Supervisor
+
+    options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
+    environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
+
+    async def supervise() -> int:
+        programs = existing_programs(environment)
+        supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment))
+        return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
+
+    try:
+        raise typer.Exit(asyncio.run(supervise()))
+    except (BadPort, PortTaken) as refused:
+        typer.echo(refused, err=True)
+        raise typer.Exit(1) from None
+
+
+def _drain_s(environment: Mapping[str, str]) -> float:
+    return float(environment.get("FOVEA_DRAIN_TIMEOUT_S", 30)) + float(environment.get("FOVEA_DRAIN_DELAY_S", 0))
+
+
+@app.command()
+def serve(service: Annotated[str, typer.Argument(help="gateway, embed, …: a process of `fovea up`.")]) -> None:
+    """Run one service, or the gateway, in this process."""
+    from services.programs import PACKAGES, exists
+
+    if service not in PACKAGES or not exists(service):
+        there_are = ", ".join(name for name in PACKAGES if exists(name))
+        raise typer.BadParameter(f"there is no {service!r}; there are {there_are}.")
+    runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("fovea"))
+
+
+def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
+    """A command whose arguments, `--help` included, go to the Typer app of a module imported only then."""
+
+    @group.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def run_delegate(context: typer.Context) -> None:
+        command = typer.main.get_command(importlib.import_module(module).app)
+        # A module with several jobs has them as subcommands of its app, by the same names.
+        is_one_of_several = name in getattr(command, "commands", {})
+        arguments = [name, *context.args] if is_one_of_several else context.args
+        parent = context.parent.command_path if context.parent else "fovea"
+        command.main(arguments, prog_name=parent if is_one_of_several else f"{parent} {name}")
+
+
+_delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the starter checkpoint.")
+_delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLIP.")
+_delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens on ColorShape: mAP per condition.")
+_delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")
