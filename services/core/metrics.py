@@ -69,6 +69,9 @@ class Metrics:
         self.cache_requests = self._counter(
             "cache_requests", "Look-ups in the result cache: hit, miss, error, shared.", "result"
         )
+        self.cache_dropped_writes = self._counter(
+            "cache_dropped_writes", "Results that Redis did not take, or that waited too many for it."
+        )
 
     def _create_batching_metrics(self) -> None:
         self.stage_seconds = self._histogram(

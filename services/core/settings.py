@@ -104,6 +104,7 @@ class ServiceSettings(ProcessSettings):
         256 * MEBIBYTE, ge=0, description="Size of the result cache in the process, in bytes; 0 turns it off."
     )
     cache_timeout_s: float = Field(0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss.")
+    cache_ttl_s: float = Field(86_400.0, gt=0, description="Seconds that Redis keeps a result.")
     max_batch_cost: int = Field(16_384, gt=0, description="Largest padded cost of one batch (e.g. tokens).")
     max_batch_size: int = Field(64, gt=0, description="Most items in one batch.")
     max_queue_cost: int = Field(
