@@ -216,9 +216,7 @@ def _decode_base64(text: str, param: str, limits: ImageLimits) -> bytes:
         raise InvalidRequest("The image is not valid base64.", param=param) from None
     num_bytes = len(encoded) * 3 // 4
     if num_bytes > limits.max_image_bytes:
-        raise TooLarge(
-            f"The image has {num_bytes} bytes; the limit is {limits.max_image_bytes} bytes.", param=param
-        )
+        raise TooLarge(f"The image has {num_bytes} bytes; the limit is {limits.max_image_bytes} bytes.", param=param)
     if not encoded:
         raise InvalidRequest("The image is empty.", param=param)
     try:
