@@ -1,0 +1,183 @@
+"""Who may use which service: keys by digest, their scopes, and how often.
+
+A key is 256 random bits, so its plain SHA-256 can't be searched backwards; bcrypt and its like slow down the guessing
+of passwords that people choose, and would cost each request a tenth of a second here. Looking a digest up in a
+dictionary tells an attacker's clock nothing: whoever could steer the digest of a guess could already invert SHA-256.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.types import Scope as AsgiScope
+
+from gateway.rate_limits import Allowance, RateLimits
+from gateway.settings import GatewaySettings, KeyRecord, Scope
+from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
+from services.core.metrics import Metrics
+from services.core.settings import SettingsError
+
+KEY_PREFIX = "fovea-"
+
+log = structlog.get_logger(__name__)
+
+
+class KeyFile(BaseModel):
+    """The contents of a keys file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[KeyRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who sends a request: `identity` is what limits are counted by, `scopes` None where no key is needed."""
+
+    identity: str
+    name: str | None = None
+    scopes: frozenset[Scope] | None = None
+    rate: str | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return self.scopes is None or scope in self.scopes or "admin" in self.scopes
+
+
+class KeyMissing(Unauthenticated):
+    """401 with the challenge that RFC 9110 asks for."""
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "www-authenticate": "Bearer"}
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def digest(key: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Raises OSError, and ValueError with one sentence for a file that is no keys file."""
+    try:
+        return KeyFile.model_validate_json(path.read_bytes())
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ValueError(f"{path} is not a keys file: {where}: {first['msg']}.") from None
+
+
+class KeyRing:
+    """The keys of the settings and of the keys file, which is read again when it changes.
+
+    A keys file that is configured but missing or broken stops the start, with SettingsError: a gateway must not be
+    open because of a typing error. One that breaks later is reported and the keys stay as they were.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._path = settings.keys_file
+        self._poll_s = settings.keys_poll_s
+        self._configured = settings.keys
+        self._stamp: tuple[int, int, int] | None = None
+        self._visitors = _visitors(self._configured)
+        self.is_required = settings.keys_file is not None or bool(settings.keys)
+        try:
+            self.reload()
+        except (OSError, ValueError) as broken:
+            raise SettingsError(f"FOVEA_GATEWAY_KEYS_FILE: {broken}") from None
+
+    def find(self, key: str) -> Visitor | None:
+        return self._visitors.get(digest(key))
+
+    def reload(self) -> bool:
+        """Read the file if it has changed since, and say whether it had. Raises OSError and ValueError."""
+        if self._path is None:
+            return False
+        status = self._path.stat()
+        stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if stamp == self._stamp:
+            return False
+        # Taken before reading, so that a change in between is seen at the next look.
+        self._stamp = stamp
+        self._visitors = _visitors([*self._configured, *read_key_file(self._path).keys])
+        return True
+
+    async def follow(self) -> None:
+        """Look at the file again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                if await asyncio.to_thread(self.reload):
+                    log.info("keys_reloaded", keys=len(self._visitors))
+            except (OSError, ValueError) as broken:
+                log.error("keys_not_reloaded", reason=str(broken))
+
+
+class Access:
+    """Authentication, authorisation and rate limit, in that order."""
+
+    def __init__(self, keys: KeyRing, limits: RateLimits, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._keys = keys
+        self._limits = limits
+        self._default_rate = settings.rate_limit
+        self._metrics = metrics
+
+    def authenticate(self, asgi_scope: AsgiScope) -> Visitor:
+        """Raises Unauthenticated where a key is needed and none, or none that is known, was sent."""
+        if not self._keys.is_required:
+            client = asgi_scope.get("client")
+            return Visitor(identity=f"client:{client[0] if client else 'unknown'}")
+        key = presented_key(asgi_scope["headers"])
+        visitor = self._keys.find(key) if key else None
+        if visitor is None:
+            self._metrics.rejected.labels("unauthenticated").inc()
+            problem = "This key is not known." if key else "A key is needed, as `Authorization: Bearer KEY`."
+            raise KeyMissing(problem, code="invalid_api_key")
+        structlog.contextvars.bind_contextvars(key=visitor.name)
+        return visitor
+
+    def authorize(self, visitor: Visitor, scope: Scope) -> None:
+        """Raises PermissionDenied where the key lacks the scope."""
+        if not visitor.may(scope):
+            self._metrics.rejected.labels("forbidden").inc()
+            raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scope!r}.", code="missing_scope")
+
+    async def count(self, visitor: Visitor) -> Allowance | None:
+        """Count the request against its key's limit; None where it has none. Raises RateLimited."""
+        rate = visitor.rate or self._default_rate
+        if rate is None:
+            return None
+        try:
+            return await self._limits.take(visitor.identity, rate)
+        except RateLimited:
+            self._metrics.rejected.labels("rate_limit").inc()
+            raise
+
+
+def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The key in `Authorization: Bearer KEY`, `Authorization: KEY` or `X-API-Key: KEY`, the first that is there."""
+    named = dict(headers)
+    authorization = str(named.get(b"authorization", b""), "latin-1").strip()
+    scheme, separator, credentials = authorization.partition(" ")
+    if not separator and scheme:
+        return scheme
+    if scheme.lower() == "bearer":
+        return credentials.strip()
+    return str(named.get(b"x-api-key", b""), "latin-1").strip() or None
+
+
+def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
+    return {
+        record.sha256: Visitor(
+            identity=f"key:{record.sha256[:16]}", name=record.name, scopes=record.scopes, rate=record.rate_limit
+        )
+        for record in records
+    }

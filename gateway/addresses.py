@@ -1,0 +1,174 @@
+"""The addresses of one service: looked up again and again, the least busy chosen, the failing left out.
+
+A host name may stand for several addresses (a headless Kubernetes service); each is an instance of its own. One
+that fails several times in a row is ejected; when its time is over, one request at a time probes it, and success
+brings it back while failure ejects it for longer. The last address in service is never ejected.
+"""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+import structlog
+
+# A host name and a port in, IP addresses out.
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EjectionPolicy:
+    """`failures` in a row eject for `first_s` seconds, doubled by each failed probe up to `longest_s`."""
+
+    failures: int = 3
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+
+@dataclass(eq=False)
+class Address:
+    """One instance of a service and how it has fared.
+
+    `url` is what is dialled (an IP address), `authority` the configured host and port, for the Host header;
+    `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of
+    the clock, None for an address in service. `is_ready` is what its `/readyz` said last.
+    """
+
+    url: str
+    authority: str
+    tls_name: str | None
+    outstanding: int = 0
+    failures: int = 0
+    ejections: int = 0
+    ejected_until: float | None = None
+    is_probed: bool = False
+    is_ready: bool = True
+
+    def is_usable(self, now: float) -> bool:
+        return self.ejected_until is None or (now >= self.ejected_until and not self.is_probed)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One attempt's hold on an address; `is_probe` where it is the one that may bring an ejected address back."""
+
+    address: Address
+    is_probe: bool
+
+
+async def resolve_host(host: str, port: int) -> list[str]:
+    """The IP addresses of a name. Raises OSError where it has none.
+
+    IPv4 alone where there is any: an instance with both must not count twice, and `localhost` often names an IPv6
+    address that nobody listens on.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    has_ipv4 = any(family == socket.AF_INET for family, *_ in found)
+    return sorted({str(ip) for family, _, _, _, (ip, *_) in found if family == socket.AF_INET or not has_ipv4})
+
+
+class Addresses:
+    """`choose` begins an attempt and `release` ends it; `succeeded` and `failed` tell how it went."""
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        *,
+        resolve: Resolve = resolve_host,
+        policy: EjectionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bases = [urlsplit(base_url) for base_url in base_urls]
+        self._resolve = resolve
+        self._policy = policy or EjectionPolicy()
+        self._clock = clock
+        # Called with each address as it is left out.
+        self.on_ejection: Callable[[Address], None] = lambda address: None
+        self._addresses: list[Address] = []
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._addresses)
+
+    async def refresh(self) -> None:
+        """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""
+        looked_up = await asyncio.gather(*(self._look_up(base) for base in self._bases))
+        known = {address.url: address for address in self._addresses}
+        found = {address.url: address for addresses in looked_up for address in addresses}
+        self._addresses = [known.get(url, address) for url, address in found.items()]
+
+    async def _look_up(self, base: SplitResult) -> list[Address]:
+        host, port = base.hostname or "", base.port or DEFAULT_PORTS[base.scheme]
+        try:
+            ips = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            # A name server that is down for a moment must not take the service with it.
+            log.warning("service_name_unknown", host=host, error=str(error))
+            return [address for address in self._addresses if address.authority == base.netloc]
+        return [
+            Address(
+                url=f"{base.scheme}://{f'[{ip}]' if ':' in ip else ip}:{port}",
+                authority=base.netloc,
+                tls_name=host if base.scheme == "https" else None,
+            )
+            for ip in ips
+        ]
+
+    def choose(self, avoid: Address | None = None) -> Lease | None:
+        """The usable address with the fewest outstanding requests, any of several; None where there is no address.
+
+        One that says it is not ready (loading, draining), and `avoid`, are taken only where there is no other.
+        Where all are ejected, the one whose time is over soonest is tried: an answer that may fail is better than
+        none.
+        """
+        addresses = [address for address in self._addresses if address is not avoid] or self._addresses
+        if not addresses:
+            return None
+        now = self._clock()
+        if usable := [address for address in addresses if address.is_usable(now)]:
+            ready = [address for address in usable if address.is_ready] or usable
+            fewest = min(address.outstanding for address in ready)
+            chosen = random.choice([address for address in ready if address.outstanding == fewest])
+        else:
+            chosen = min(addresses, key=lambda address: address.ejected_until or now)
+        chosen.outstanding += 1
+        is_probe = chosen.ejected_until is not None
+        chosen.is_probed = chosen.is_probed or is_probe
+        return Lease(chosen, is_probe)
+
+    def has_other(self, address: Address) -> bool:
+        return any(other is not address for other in self._addresses)
+
+    def release(self, lease: Lease) -> None:
+        """The attempt is over, however it went."""
+        lease.address.outstanding -= 1
+        if lease.is_probe:
+            lease.address.is_probed = False
+
+    def succeeded(self, address: Address) -> None:
+        address.failures = 0
+        address.ejections = 0
+        address.ejected_until = None
+
+    def failed(self, address: Address) -> None:
+        """A refused connection or a server error; enough of them in a row, or one in a probe, eject."""
+        now = self._clock()
+        address.failures += 1
+        if address.ejected_until is not None and now < address.ejected_until:
+            # Sent before the ejection; it says nothing new.
+            return
+        is_due = address.ejected_until is not None or address.failures >= self._policy.failures
+        has_others = any(other.ejected_until is None for other in self._addresses if other is not address)
+        if not is_due or not has_others:
+            return
+        away_s = min(self._policy.first_s * 2**address.ejections, self._policy.longest_s)
+        address.ejected_until = now + away_s
+        address.ejections += 1
+        log.warning("address_ejected", address=address.url, seconds=away_s)
+        self.on_ejection(address)

@@ -1,0 +1,121 @@
+"""The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Route
+
+from gateway.access import Access, KeyRing
+from gateway.addresses import Addresses, Resolve, resolve_host
+from gateway.directory import Directory, directory_router
+from gateway.proxy import Proxy
+from gateway.rate_limits import RateLimits
+from gateway.settings import GatewaySettings, Service
+from gateway.upstream import Upstream, open_session
+from services.core.app import AppParts, create_app
+from services.core.health import CheckReport, Health, HealthReport
+from services.core.metrics import Metrics
+
+PROBE_INTERVAL_S = 1.0
+
+
+class GatewayHealth(Health):
+    """Names each service in `/readyz`, but is ready without them.
+
+    A gateway that turned unready with its services would be taken out of its load balancer, and clients would get
+    a refused connection where they now get a 503 that says what is missing and when to come back; and a service
+    that scales to zero comes back only because the gateway still takes requests for it.
+    """
+
+    def __init__(self, upstreams: Mapping[Service, Upstream]) -> None:
+        super().__init__()
+        self._upstreams = upstreams
+
+    def ready(self) -> HealthReport:
+        report = super().ready()
+        services = {service: _describe(upstream) for service, upstream in self._upstreams.items()}
+        return HealthReport(status=report.status, checks={**report.checks, **services})
+
+
+def _describe(upstream: Upstream) -> CheckReport:
+    addresses = list(upstream.addresses)
+    ready = sum(address.is_ready and address.ejected_until is None for address in addresses)
+    return CheckReport(ok=ready > 0, detail=f"{ready} of {len(addresses)} addresses ready")
+
+
+def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host) -> FastAPI:
+    """Raises SettingsError for a keys file that can't be read. `resolve` turns a service's host name into IPs."""
+    metrics = Metrics("gateway")
+    # Filled when the application starts: a client session belongs to the event loop that it was opened in.
+    upstreams: dict[Service, Upstream] = {}
+    keys = KeyRing(settings)
+    limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
+    health = GatewayHealth(upstreams)
+
+    @asynccontextmanager
+    async def services_connected() -> AsyncIterator[None]:
+        async with open_session(settings) as session:
+            for service, base_urls in settings.urls().items():
+                addresses = Addresses(base_urls, resolve=resolve)
+                upstreams[service] = Upstream(service, addresses, session, settings, metrics)
+            yield
+
+    async def look_up_and_probe() -> None:
+        await asyncio.gather(*(upstream.addresses.refresh() for upstream in upstreams.values()))
+        await asyncio.gather(*(upstream.probe() for upstream in upstreams.values()))
+
+    app = create_app(
+        settings,
+        AppParts(
+            service="gateway",
+            title="Fovea",
+            metrics=metrics,
+            health=health,
+            routers=[directory_router(Directory(upstreams, needs_key=keys.is_required))],
+            resources=[
+                limits.opened,
+                services_connected,
+                lambda: _beside(keys.follow, "keys", health),
+                lambda: _beside(lambda: _keep_up(upstreams, settings.dns_refresh_s), "addresses", health),
+            ],
+            warm_up=look_up_and_probe,
+        ),
+    )
+    # The framework's own document knows the gateway alone; the directory serves the merged one in its place.
+    app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
+    app.user_middleware.append(Middleware(Proxy, access=Access(keys, limits, settings, metrics), upstreams=upstreams))
+    return app
+
+
+async def _keep_up(upstreams: Mapping[Service, Upstream], dns_refresh_s: float) -> None:
+    """Probe every service again and again, and look its name up when that is due; until cancelled."""
+    looked_up_at = time.monotonic()
+    while True:
+        await asyncio.sleep(min(PROBE_INTERVAL_S, dns_refresh_s))
+        if time.monotonic() - looked_up_at >= dns_refresh_s:
+            looked_up_at = time.monotonic()
+            await asyncio.gather(*(upstream.addresses.refresh() for upstream in upstreams.values()))
+        await asyncio.gather(*(upstream.probe() for upstream in upstreams.values()))
+
+
+@asynccontextmanager
+async def _beside(work: Callable[[], Coroutine[Any, Any, None]], name: str, health: Health) -> AsyncIterator[None]:
+    """Run `work` in the background; should it ever end by itself, `/livez` turns red."""
+    task = asyncio.create_task(work())
+    health.add_liveness_check(name, lambda: (not task.done(), "ended" if task.done() else "followed"))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _serves_own_document(route: BaseRoute, app: FastAPI) -> bool:
+    """Whether this is the route that the framework itself added for the application's OpenAPI document."""
+    return isinstance(route, Route) and not isinstance(route, APIRoute) and route.path == app.openapi_url

@@ -1,0 +1,111 @@
+"""Which headers cross the gateway, and which belong to one connection or to the gateway alone."""
+
+from collections.abc import Iterable
+
+from multidict import CIMultiDict
+from starlette.types import Scope
+
+from services.core.exchange import Timing
+
+# RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+    }
+)
+# Keys end here: a service has no use for them, and its logs no business with them. The rest is set anew.
+REPLACED = frozenset(
+    {
+        b"authorization",
+        b"x-api-key",
+        b"host",
+        b"x-request-id",
+        b"x-request-timeout",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+    }
+)
+NOT_FORWARDED = HOP_BY_HOP | REPLACED
+# The gateway's own server dates every response.
+NOT_RETURNED = HOP_BY_HOP | {b"date"}
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+def request_headers(scope: Scope) -> CIMultiDict[str]:
+    """What the service is sent, but for `Host` and `X-Request-Timeout`, which each attempt adds.
+
+    `X-Forwarded-For` gets the peer's address appended; `X-Forwarded-Proto` and `-Host` are kept where a proxy in
+    front has set them.
+    """
+    raw: list[tuple[bytes, bytes]] = scope["headers"]
+    named = dict(raw)
+    dropped = NOT_FORWARDED
+    if b"connection" in named:
+        dropped = dropped | _named_by_connection(raw)
+    if b"transfer-encoding" in named:
+        # RFC 9112, 6.3: the chunks decide, and a length beside them is an attempt at smuggling.
+        dropped = dropped | {b"content-length"}
+    headers = CIMultiDict([(str(name, "latin-1"), _text(value)) for name, value in raw if name not in dropped])
+    peer = scope["client"][0] if scope.get("client") else "unknown"
+    forwarded_for = [str(value, "latin-1") for name, value in raw if name == b"x-forwarded-for"]
+    headers["X-Forwarded-For"] = ", ".join([*forwarded_for, peer])
+    headers["X-Forwarded-Proto"] = str(named.get(b"x-forwarded-proto", b""), "latin-1") or scope["scheme"]
+    if host := named.get(b"x-forwarded-host") or named.get(b"host"):
+        headers["X-Forwarded-Host"] = str(host, "latin-1")
+    headers["X-Request-ID"] = scope["state"]["request_id"]
+    return headers
+
+
+def response_headers(raw: RawHeaders, status: int, timing: Timing) -> list[tuple[bytes, bytes]]:
+    """What the client is sent. The service's `Server-Timing` moves into `timing`, to leave in one header with ours."""
+    headers = [(name.lower(), value) for name, value in raw]
+    dropped = NOT_RETURNED
+    if any(name == b"connection" for name, _ in headers):
+        dropped = dropped | _named_by_connection(headers)
+    if status in (204, 304):
+        # No body follows, whatever length a body would have had.
+        dropped = dropped | {b"content-length"}
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in dropped and not (name == b"server-timing" and _move_stages(value, timing))
+    ]
+
+
+def _named_by_connection(headers: RawHeaders) -> frozenset[bytes]:
+    return frozenset(
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    )
+
+
+def _move_stages(server_timing: bytes, timing: Timing) -> bool:
+    """Whether all of the header could be read; what has more than durations is left as it is."""
+    try:
+        stages = {
+            str(name.strip(), "ascii"): float(milliseconds) / 1000
+            for name, milliseconds in (metric.split(b";dur=") for metric in server_timing.split(b","))
+        }
+    except ValueError:
+        return False
+    for name, seconds in stages.items():
+        timing.add(name, seconds)
+    return True
+
+
+def _text(value: bytes) -> str:
+    """UTF-8 comes out byte by byte as it went in; Latin-1, which HTTP once allowed, comes out as UTF-8."""
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        return str(value, "latin-1")

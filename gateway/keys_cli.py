@@ -1,0 +1,94 @@
+"""`fovea keys`: who may use the gateway. A key is shown once, when it is made; the file keeps only its digest."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from gateway.access import KeyFile, digest, new_key, read_key_file
+from gateway.settings import KeyRecord
+from services.core.durable_files import write_durably
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
+
+FileOption = Annotated[
+    Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The keys file that the gateway reads.")
+]
+DEFAULT_FILE = Path("~/.fovea/keys.json")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Whose key it is; logs and `revoke` use this name.")],
+    scope: Annotated[list[str], typer.Option(help="predict, generate, embed, score, metrics or admin; repeatable.")],
+    rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,
+    file: FileOption = DEFAULT_FILE,
+) -> None:
+    """Make a key, print it once and add its digest to the file."""
+    key = new_key()
+    fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit}
+    try:
+        record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
+    except ValidationError as invalid:
+        _refuse(f"{invalid.errors()[0]['loc'][0]}: {invalid.errors()[0]['msg']}.")
+    with _locked(file) as keys:
+        if any(known.name == name for known in keys):
+            _refuse(f"{file} has a key named {name!r} already; revoke it first.")
+        _write(file, (*keys, record))
+    typer.echo(key)
+
+
+@app.command("list")
+def list_keys(file: FileOption = DEFAULT_FILE) -> None:
+    """Show every key's name, scopes and limit."""
+    for record in _read(file.expanduser()):
+        scopes = ",".join(sorted(record.scopes))
+        typer.echo(f"{record.name}\t{scopes}\t{record.rate_limit or '-'}\t{record.created or '-'}")
+
+
+@app.command()
+def revoke(name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE) -> None:
+    """Remove a key; a gateway that follows the file refuses it within seconds."""
+    with _locked(file) as keys:
+        kept = tuple(record for record in keys if record.name != name)
+        if len(kept) == len(keys):
+            _refuse(f"{file} has no key named {name!r}.")
+        _write(file, kept)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[tuple[KeyRecord, ...]]:
+    """The keys of the file, while no other command changes them."""
+    path = file.expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield _read(path)
+    finally:
+        os.close(folder)
+
+
+def _read(path: Path) -> tuple[KeyRecord, ...]:
+    try:
+        return read_key_file(path).keys
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as broken:
+        _refuse(str(broken))
+
+
+def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
+    content = KeyFile(keys=keys).model_dump_json(indent=2, exclude_none=True)
+    write_durably(file.expanduser(), [content.encode() + b"\n"])
+
+
+def _refuse(reason: str) -> NoReturn:
+    typer.echo(reason, err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,106 @@
+"""The hot path in plain ASGI: a request that belongs to a service is let in, sent on and answered unread."""
+
+import time
+from collections.abc import Mapping
+
+import aiohttp
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.access import Access
+from gateway.client_body import REPLAYABLE_BYTES, ClientBody, read_whole
+from gateway.headers import request_headers, response_headers
+from gateway.rate_limits import Allowance
+from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
+from gateway.settings import Service
+from gateway.upstream import Upstream, UpstreamRequest
+from services.core.errors import Overloaded
+
+
+class Proxy:
+    """Innermost middleware: what the route table knows goes to a service, the rest to the gateway's own routes.
+
+    Nothing but the public paths is reached without passing `access`.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, upstreams: Mapping[Service, Upstream]) -> None:
+        self.app = app
+        self.access = access
+        self.upstreams = upstreams
+        self.routes = RouteTable()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
+            await self.app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        visitor = self.access.authenticate(scope)
+        route = self.routes.find(path)
+        if route is None:
+            if path in OWN_SCOPES:
+                self.access.authorize(visitor, OWN_SCOPES[path])
+            await self.app(scope, receive, send)
+            return
+        scope["route"] = route
+        self.access.authorize(visitor, route.service)
+        check_method(route, path, scope["method"])
+        allowance = await self.access.count(visitor)
+        await self._forward(self.upstreams[route.service], allowance, scope, receive, send)
+
+    async def _forward(
+        self, upstream: Upstream, allowance: Allowance | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        request = UpstreamRequest(
+            method=scope["method"],
+            target=_target(scope),
+            headers=request_headers(scope),
+            body=await _body(scope, receive),
+            deadline=scope["state"]["deadline"],
+        )
+        timing = scope["state"]["timing"]
+        sent_at = time.perf_counter()
+        async with upstream.send(request) as response:
+            headers = response_headers(response.raw_headers, response.status, timing)
+            timing.add("upstream", time.perf_counter() - sent_at)
+            if allowance is not None:
+                headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await _relay_body(upstream.service, response, send)
+
+
+def _target(scope: Scope) -> str:
+    target = str(scope["raw_path"], "ascii")
+    return f"{target}?{str(scope['query_string'], 'ascii')}" if scope["query_string"] else target
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | ClientBody | None:
+    """None where no body is announced; a short one whole, so that it leaves in one write and can be sent again."""
+    length = None
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding":
+            return ClientBody(receive)
+        if name == b"content-length":
+            length = int(value)
+    if not length:
+        return None
+    return await read_whole(receive) if length <= REPLAYABLE_BYTES else ClientBody(receive)
+
+
+async def _relay_body(service: Service, response: aiohttp.ClientResponse, send: Send) -> None:
+    """Each piece leaves as it comes, and no more is asked for until the client has taken it.
+
+    Raises Overloaded where the service breaks off: the outermost handler then ends a stream of events with the
+    error, and leaves any other response visibly incomplete.
+    """
+    content = response.content
+    chunk = b"\n\n"
+    has_more = True
+    try:
+        while has_more:
+            chunk = await content.readany()
+            has_more = not content.at_eof()
+            await send({"type": "http.response.body", "body": chunk, "more_body": has_more})
+    except (aiohttp.ClientError, OSError) as broken:
+        if response.content_type == "text/event-stream" and not chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            # The error must not be read as the rest of the event that was cut off.
+            await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
+        raise Overloaded(f"The {service} service broke off its response.", code="upstream_failed") from broken

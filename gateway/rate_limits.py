@@ -1,0 +1,124 @@
+"""How many requests a key may send: counted in Redis where one is configured, in the process otherwise.
+
+A Redis that is down or slow never fails a request: until it answers again, each gateway process counts for itself,
+which lets through at most as many times the limit as there are processes.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from limits import RateLimitItem, parse
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from limits.errors import StorageError
+from redis.asyncio import BlockingConnectionPool, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.core.errors import RateLimited
+
+# How long a Redis that failed is left alone: a look-up that hangs would otherwise slow every request down.
+REDIS_PAUSE_S = 1.0
+REDIS_CONNECTIONS = 64
+
+log = structlog.get_logger(__name__)
+
+
+def parse_rate(rate: str) -> str:
+    """The rate as it was given, if it can be read (`10/second`, `600 per minute`); ValueError otherwise."""
+    parse(rate)
+    return rate
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a key has left: `limit` requests a window, `remaining` of them, `reset_s` seconds until there are more."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "ratelimit-limit": str(self.limit),
+            "ratelimit-remaining": str(self.remaining),
+            "ratelimit-reset": str(math.ceil(self.reset_s)),
+        }
+
+
+class LimitReached(RateLimited):
+    """429 that also says what the limit is."""
+
+    def __init__(self, window_s: int, allowance: Allowance) -> None:
+        super().__init__(
+            f"{allowance.limit} requests in {window_s} s are allowed; try again in {math.ceil(allowance.reset_s)} s.",
+            code="rate_limit_exceeded",
+            retry_after_s=allowance.reset_s,
+        )
+        self.allowance = allowance
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), **self.allowance.headers()}
+
+
+class RateLimits:
+    """Sliding windows, one for each key and rate."""
+
+    def __init__(self, redis_url: str | None, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._local = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._pool: ConnectionPool | None = None
+        self._shared: SlidingWindowCounterRateLimiter | None = None
+        if redis_url:
+            self._pool = BlockingConnectionPool.from_url(
+                # One try more, at once, since the connection may have been idle for long.
+                redis_url,
+                max_connections=REDIS_CONNECTIONS,
+                timeout=timeout_s,
+                retry=Retry(NoBackoff(), 1),
+            )
+            self._shared = SlidingWindowCounterRateLimiter(_redis_storage(self._pool))
+        self._shared_again_at = -math.inf
+        self._rates: dict[str, RateLimitItem] = {}
+
+    async def take(self, identity: str, rate: str) -> Allowance:
+        """Count one request of `identity`. Raises LimitReached when its window is full; that one is not counted."""
+        item = self._rates.get(rate) or self._rates.setdefault(rate, parse(rate))
+        if self._shared is not None and time.monotonic() >= self._shared_again_at:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await _take(self._shared, item, identity)
+            except (StorageError, TimeoutError) as failure:
+                self._shared_again_at = time.monotonic() + REDIS_PAUSE_S
+                log.warning("rate_limits_kept_in_memory", error=type(failure).__name__)
+        return await _take(self._local, item, identity)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Close the connections to Redis at the end."""
+        yield
+        if self._pool is not None:
+            await self._pool.disconnect()
+
+
+async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, identity: str) -> Allowance:
+    is_admitted = await limiter.hit(item, identity)
+    window = await limiter.get_window_stats(item, identity)
+    allowance = Allowance(item.amount, window.remaining, max(0.0, window.reset_time - time.time()))
+    if not is_admitted:
+        raise LimitReached(item.get_expiry(), allowance)
+    return allowance
+
+
+def _redis_storage(pool: ConnectionPool) -> RedisStorage:
+    options: dict[str, Any] = {"connection_pool": pool}
+    # The address is the pool's; limits only reads from the scheme which server it talks to.
+    return RedisStorage(
+        "async+redis://", wrap_exceptions=True, implementation="redispy", key_prefix="fovea:limits", **options
+    )

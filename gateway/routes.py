@@ -1,0 +1,87 @@
+"""Which path belongs to which service: the whole public surface in one table.
+
+A path answers with and without `/v1` in front; only `/v2/rerank` is itself alone. The gateway routes by path and
+method and reads no body, so paths that are told apart by their bodies (TEI's `/embed` and `/rerank`) are told apart
+by the service.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.settings import Scope, Service
+from services.core.errors import FoveaError, MethodNotAllowed
+
+# Answered by the gateway itself without a key; everything else needs one once keys are configured.
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/docs", "/openapi.json"})
+# The gateway's own paths that take more than any key.
+OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
+
+
+def rerank_error_body(error: FoveaError) -> dict[str, Any]:
+    """The envelope with a top-level `detail`, which Jina's clients read."""
+    return {**error.body(), "detail": error.message}
+
+
+@dataclass(frozen=True)
+class Route:
+    """Requests of `methods` on `path` go to `service`; a path that ends in `/**` stands for all below it.
+
+    `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope.
+    """
+
+    service: Service
+    path: str
+    methods: tuple[str, ...]
+    error_body: Callable[[FoveaError], dict[str, Any]] | None = None
+
+
+ROUTES = (
+    Route("predict", "/tasks", ("GET",)),
+    Route("predict", "/predict", ("POST",)),
+    Route("generate", "/generate", ("POST",)),
+    Route("generate", "/chat/completions", ("POST",)),
+    Route("generate", "/completions", ("POST",)),
+    Route("generate", "/rerank", ("POST",), rerank_error_body),
+    Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
+    Route("embed", "/embed", ("POST",)),
+    Route("embed", "/embeddings", ("POST",)),
+    Route("embed", "/collections", ("GET",)),
+    # The service alone knows what a collection's own paths and methods are.
+    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE")),
+    Route("score", "/score", ("POST",)),
+    Route("score", "/hard-negatives", ("POST",)),
+)
+
+
+class WrongMethod(MethodNotAllowed):
+    """405 with the `Allow` header that RFC 9110 asks for."""
+
+    def __init__(self, path: str, method: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"{path} does not take {method}, only {' and '.join(allowed)}.")
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "allow": ", ".join(self.allowed)}
+
+
+class RouteTable:
+    """Look-up by path: a dictionary for whole paths, then the few prefixes."""
+
+    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+        self._exact = {route.path: route for route in routes if not route.path.endswith("/**")}
+        self._below = [(route.path.removesuffix("**"), route) for route in routes if route.path.endswith("/**")]
+
+    def find(self, path: str) -> Route | None:
+        """The route of a decoded path, whatever the method; None where no service has one."""
+        bare = path[3:] if path.startswith("/v1/") else path
+        route = self._exact.get(bare)
+        if route is None:
+            route = next((route for prefix, route in self._below if bare.startswith(prefix)), None)
+        return route
+
+
+def check_method(route: Route, path: str, method: str) -> None:
+    """Raises WrongMethod where the route does not take this method."""
+    if method not in route.methods:
+        raise WrongMethod(path, method, route.methods)

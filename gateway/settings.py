@@ -1,0 +1,111 @@
+"""What can be configured at the gateway."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from gateway.rate_limits import parse_rate
+from services.core.settings import ProcessSettings
+
+Service = Literal["predict", "generate", "embed", "score"]
+# A service's own routes, `/metrics`, or all of them.
+Scope = Literal["predict", "generate", "embed", "score", "metrics", "admin"]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class KeyRecord(BaseModel):
+    """One key as it is kept: its digest, never the key itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100)
+    sha256: Sha256
+    scopes: frozenset[Scope]
+    rate_limit: str | None = None
+    created: str | None = None
+
+    @field_validator("rate_limit")
+    @classmethod
+    def check_rate(cls, rate: str | None) -> str | None:
+        return rate if rate is None else parse_rate(rate)
+
+
+class GatewaySettings(ProcessSettings):
+    """The gateway's own settings are read from `FOVEA_GATEWAY_<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_GATEWAY_")
+
+    port: int = Field(8080, ge=0, le=65535)
+    predict_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8101",), description="Base URLs of predict, separated by commas."
+    )
+    generate_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8102",), description="Base URLs of generate, separated by commas."
+    )
+    embed_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8103",), description="Base URLs of embed, separated by commas."
+    )
+    score_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8104",), description="Base URLs of score, separated by commas."
+    )
+    connect_timeout_s: float = Field(
+        2.0, gt=0, description="Seconds after which an address that does not answer the dial counts as down."
+    )
+    dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between two look-ups of a service's host name.")
+    max_inflight_requests: int = Field(
+        1024, gt=0, description="Requests that one service is given at a time; more are held back."
+    )
+    max_queued_requests: int = Field(
+        1024, ge=0, description="Requests held back for one service; what comes after them is refused with 503."
+    )
+    wait_for_service_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds that a request waits for a service without a running instance (scale from zero).",
+    )
+    keys_file: Path | None = Field(
+        None,
+        description="JSON file of keys (`fovea keys create`), read again when it changes; unset, no key is needed.",
+    )
+    keys: tuple[KeyRecord, ...] = Field((), description="Further keys: a JSON list of a keys file's entries.")
+    keys_poll_s: float = Field(2.0, gt=0, description="Seconds between two looks at the keys file.")
+    rate_limit: str | None = Field(
+        None,
+        description="Requests that a key (without keys: a client address) may send, as `600/minute`; unset, any.",
+    )
+    rate_limit_timeout_s: float = Field(
+        0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
+    )
+
+    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", mode="before")
+    @classmethod
+    def split_urls(cls, urls: Any) -> Any:
+        return tuple(url.strip() for url in urls.split(",") if url.strip()) if isinstance(urls, str) else urls
+
+    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls")
+    @classmethod
+    def check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is not a base URL such as http://embed:8103")
+            if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+                raise ValueError(f"{url!r} must be scheme, host and port alone")
+        return urls
+
+    @field_validator("rate_limit")
+    @classmethod
+    def check_rate(cls, rate: str | None) -> str | None:
+        return rate if rate is None else parse_rate(rate)
+
+    def urls(self) -> dict[Service, tuple[str, ...]]:
+        """Base URLs by service; a service without any is one that this deployment does not have."""
+        return {
+            "predict": self.predict_urls,
+            "generate": self.generate_urls,
+            "embed": self.embed_urls,
+            "score": self.score_urls,
+        }

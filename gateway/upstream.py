@@ -1,0 +1,271 @@
+"""One service as the gateway sees it: which address gets a request, what is tried again, what is told on failure."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.addresses import Address, Addresses, Lease
+from gateway.admission import Gate, RetryBudget
+from gateway.client_body import ClientBody
+from gateway.settings import GatewaySettings, Service
+from services.core.errors import Overloaded
+from services.core.metrics import Metrics
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+# The first and at most two more.
+MAX_ATTEMPTS = 3
+# How soon a request that waits for a service to come up tries it again.
+WAIT_POLL_S = 0.1
+# For the gateway's own questions: readiness, models, documentation.
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
+# Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
+KEEP_ALIVE_S = 30.0
+
+
+@dataclass(eq=False)
+class UpstreamRequest:
+    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`."""
+
+    method: str
+    target: str
+    headers: CIMultiDict[str]
+    body: bytes | ClientBody | None
+    deadline: float
+
+    @property
+    def is_replayable(self) -> bool:
+        return not isinstance(self.body, ClientBody) or not self.body.is_started
+
+
+@dataclass(eq=False)
+class Attempt:
+    """Told by the client session whether it took an idle connection instead of opening one."""
+
+    is_on_reused_connection: bool = False
+
+
+class _Unsent(Exception):
+    """Nobody took the connection, so nothing was sent."""
+
+
+class _ClosedWhileIdle(Exception):
+    """An idle connection was closed as it was used again: the request was not read."""
+
+
+def open_session(settings: GatewaySettings) -> aiohttp.ClientSession:
+    """The one client session of a gateway. Bodies pass as they are, and nothing is taken from the environment."""
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        auto_decompress=False,
+        trust_env=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
+        trace_configs=[tracing],
+    )
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: object, params: object) -> None:
+    attempt = getattr(context, "trace_request_ctx", None)
+    if isinstance(attempt, Attempt):
+        attempt.is_on_reused_connection = True
+
+
+class Upstream:
+    """The addresses of one service behind one gate.
+
+    A request is sent again only where the service cannot have worked on it: the connection was refused, or an idle
+    one was closed as it was used again, or an instance that drains said 503; never once a byte of a body that
+    can't be repeated was sent, nor beyond the retry budget.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        addresses: Addresses,
+        session: aiohttp.ClientSession,
+        settings: GatewaySettings,
+        metrics: Metrics,
+    ) -> None:
+        self.service = service
+        self.addresses = addresses
+        self.gate = Gate(
+            service,
+            max_inflight=settings.max_inflight_requests,
+            max_queued=settings.max_queued_requests,
+            metrics=metrics,
+        )
+        self._session = session
+        self._budget = RetryBudget()
+        self._wait_s = settings.wait_for_service_s
+        self._retries = metrics.retries.labels(service)
+        self._metrics = metrics
+        # Looking a label set up costs more than counting; there are few codes.
+        self._counters: dict[str, Counter] = {}
+        ejections = metrics.upstream_ejections.labels(service)
+        addresses.on_ejection = lambda _: ejections.inc()
+
+    @asynccontextmanager
+    async def send(self, request: UpstreamRequest) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The service's response with its body unread; leaving the context before its end cancels the request.
+
+        Raises Overloaded where no instance answers.
+        """
+        await self.gate.enter()
+        try:
+            lease, response = await self._send_until_up(request)
+            try:
+                yield response
+            finally:
+                response.close()
+                self.addresses.release(lease)
+        finally:
+            self.gate.leave()
+
+    async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
+        self._budget.deposit()
+        give_up_at = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return await self._send_with_retries(request)
+            except _Unsent:
+                if time.monotonic() + WAIT_POLL_S > give_up_at:
+                    raise self._not_running() from None
+                async with self.gate.held_back():
+                    await asyncio.sleep(WAIT_POLL_S)
+
+    async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
+        """Raises _Unsent where every address that was tried refused the connection."""
+        failed: Address | None = None
+        for attempts_left in reversed(range(MAX_ATTEMPTS)):
+            lease = self.addresses.choose(avoid=failed)
+            if lease is None:
+                raise _Unsent
+            failed = lease.address
+            has_other = self.addresses.has_other(failed)
+            try:
+                response = await self._send_to(failed, request)
+            except _Unsent:
+                self.addresses.release(lease)
+                if not (attempts_left and has_other and self._may_retry()):
+                    raise
+            except _ClosedWhileIdle:
+                self.addresses.release(lease)
+                if not (attempts_left and request.is_replayable and self._may_retry()):
+                    raise self._broke_off() from None
+            except BaseException:
+                self.addresses.release(lease)
+                raise
+            else:
+                is_refusal = response.status == Overloaded.status and "Retry-After" in response.headers
+                if not (is_refusal and attempts_left and has_other and request.is_replayable and self._may_retry()):
+                    return lease, response
+                response.close()
+                self.addresses.release(lease)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send_to(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
+        """One attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
+        attempt = Attempt()
+        request.headers["Host"] = address.authority
+        request.headers["X-Request-Timeout"] = f"{max(0.001, request.deadline - time.monotonic()):.3f}"
+        try:
+            response = await self._session.request(
+                request.method,
+                URL(address.url + request.target, encoded=True),
+                headers=request.headers,
+                data=request.body,
+                allow_redirects=False,
+                server_hostname=address.tls_name,
+                trace_request_ctx=attempt,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            self.addresses.failed(address)
+            self._count("unreachable")
+            raise _Unsent from None
+        except (aiohttp.ClientError, OSError) as broken:
+            if isinstance(request.body, ClientBody) and request.body.failure is not None:
+                # It was the client's side that ended the upload.
+                raise request.body.failure from None
+            self._count("broken")
+            if attempt.is_on_reused_connection and not isinstance(broken, aiohttp.ClientResponseError):
+                raise _ClosedWhileIdle from None
+            self.addresses.failed(address)
+            raise self._broke_off() from broken
+        self._count(str(response.status))
+        if response.status < 500:
+            self.addresses.succeeded(address)
+        elif response.status not in (503, 504):
+            # Those two say that there is too much work or too little time, not that the instance is broken.
+            self.addresses.failed(address)
+        return response
+
+    def _may_retry(self) -> bool:
+        if not self._budget.withdraw():
+            return False
+        self._retries.inc()
+        return True
+
+    def _count(self, code: str) -> None:
+        counter = self._counters.get(code)
+        if counter is None:
+            counter = self._counters[code] = self._metrics.upstream_requests.labels(self.service, code)
+        counter.inc()
+
+    def _not_running(self) -> Overloaded:
+        where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
+        return Overloaded(
+            f"The {self.service} service is not running: nothing answers at {where}. `fovea up` or "
+            f"`python -m services.{self.service}` starts it; FOVEA_GATEWAY_{self.service.upper()}_URLS says "
+            "where it is.",
+            code="service_unavailable",
+            retry_after_s=5,
+        )
+
+    def _broke_off(self) -> Overloaded:
+        return Overloaded(
+            f"The {self.service} service closed the connection before it answered.", code="upstream_failed"
+        )
+
+    async def fetch_json(self, path: str) -> Any:
+        """What one instance answers to GET; None where none answers 200 with JSON."""
+        lease = self.addresses.choose()
+        if lease is None:
+            return None
+        try:
+            async with self._get(lease.address, path) as response:
+                return await response.json(content_type=None) if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, ValueError):
+            return None
+        finally:
+            self.addresses.release(lease)
+
+    async def probe(self) -> None:
+        """Ask every address for its readiness."""
+        await asyncio.gather(*(self._probe(address) for address in self.addresses))
+
+    async def _probe(self, address: Address) -> None:
+        try:
+            async with self._get(address, "/readyz") as response:
+                address.is_ready = response.status == 200
+        except (aiohttp.ClientError, OSError):
+            address.is_ready = False
+
+    def _get(self, address: Address, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.get(
+            address.url + path,
+            headers={"Host": address.authority},
+            server_hostname=address.tls_name,
+            timeout=PROBE_TIMEOUT,
+        )
