@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import stamina
 import structlog
 
 from services.core.checkpoint_files import digest_of
@@ -16,6 +17,8 @@ from services.core.store_errors import CorruptCheckpoint, NotFoundInStore, Store
 from services.core.versions import Versions
 
 MAX_COPIES = 4
+# A single request is repeated below us; this is for an answer that breaks off in the middle.
+DOWNLOAD_ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
 
@@ -89,9 +92,10 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
         for path in manifest.files:
             target = part / "files" / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
-                for chunk in versions.read_file(manifest, path):
-                    file.write(chunk)
+            for attempt in stamina.retry_context(on=StoreUnavailable, attempts=DOWNLOAD_ATTEMPTS):
+                with attempt, target.open("wb") as file:
+                    for chunk in versions.read_file(manifest, path):
+                        file.write(chunk)
         (part / "files" / MANIFEST_FILE).write_bytes(manifest.to_json())
         if folder.exists() or folder.is_symlink():
             folder.rename(part / "damaged")

@@ -15,7 +15,6 @@ What is promised, also if a writer is killed or loses power between any two writ
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Self
 
 import stamina
@@ -44,7 +43,6 @@ from services.core.store_gc import GarbageCollector, Removal
 from services.core.store_writers import CLAIM_LIFE_S, Turn, Writers
 from services.core.versions import Version, Versions
 
-NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 UPLOAD_ATTEMPTS = 3
 DEFAULT_KEEP = 5
 DEFAULT_GRACE_S = 24 * 3600.0
@@ -78,7 +76,7 @@ class Store:
         url: str,
         *,
         starters: Sequence[Path] = (),
-        options: Mapping[str, str] = NO_OPTIONS,
+        options: Mapping[str, str] | None = None,
         claim_life_s: float = CLAIM_LIFE_S,
     ) -> Self:
         """The store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
@@ -86,14 +84,12 @@ class Store:
         `options` are obstore's (`endpoint`, `region`, `access_key_id`, …) and win over the same ones in the
         URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets.
 
-        Without `starters` nothing is read or written. With them, a store that holds no other models gets each of
-        these folders (see `CheckpointDescription`) whose aliases it lacks; where that is not possible, e.g. in a
-        read-only store, a warning is logged and the store is opened as it is. Any number of processes may do so
-        at once, if all name the same starters. Raises InvalidCheckpoint for a starter that can't be published.
+        Without `starters` nothing is read or written. With them see `publish_starters`; where the store can't be
+        written (or reached), a warning is logged and it is opened as it is.
         """
-        store = cls(Objects(url, options), claim_life_s=claim_life_s)
+        store = cls(Objects(url, options or {}), claim_life_s=claim_life_s)
         try:
-            store._publish_starters(starters)
+            store.publish_starters(starters)
         except StoreUnavailable as error:
             log.warning("starter checkpoints not published", store=store.label, error=str(error))
         return store
@@ -193,7 +189,11 @@ class Store:
         collector.sweep()
         return removed
 
-    def _publish_starters(self, directories: Sequence[Path]) -> None:
+    def publish_starters(self, directories: Sequence[Path]) -> None:
+        """Give a store that holds no other models each of these folders (see `CheckpointDescription`) whose aliases
+        it lacks. Any number of processes may do so at once, if all name the same starters, and one that is killed
+        is completed by the next. Raises InvalidCheckpoint for a starter that can't be published.
+        """
         if not directories:
             return
         descriptions = {directory: read_description(directory) for directory in directories}

@@ -107,7 +107,7 @@ class Versions:
         if size_bytes != expected.size_bytes:
             raise CorruptCheckpoint(checkpoint, path, expected=f"{expected.size_bytes} bytes", found=f"{size_bytes}")
         sha256 = hashlib.sha256()
-        for chunk in self._objects.read_chunks(key, size_bytes):
+        for chunk in self._objects.read_chunks(key):
             sha256.update(chunk)
             yield chunk
         if sha256.hexdigest() != expected.sha256:

@@ -1,0 +1,75 @@
+"""Real S3 servers on free ports: rclone, which ignores conditions on a put, and moto, which honours them."""
+
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ACCESS_KEY_ID = "testaccess"
+SECRET_ACCESS_KEY = "testsecret"
+BUCKET = "checkpoints"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    endpoint: str
+
+    def url(self, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}?endpoint={self.endpoint}&region=us-east-1"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+
+
+@contextmanager
+def rclone_server(folder: Path, *flags: str) -> Iterator[S3Server]:
+    """Objects lie as files under `folder/BUCKET/`."""
+    (folder / BUCKET).mkdir(parents=True, exist_ok=True)
+    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--vfs-cache-mode", "writes", *flags]
+    command += ["--cache-dir", str(folder / "cache"), "--auth-key", f"{ACCESS_KEY_ID},{SECRET_ACCESS_KEY}"]
+    command[0] = str(Path(sys.executable).with_name("rclone"))
+    with _running([*command, str(folder)]) as endpoint:
+        yield S3Server(endpoint)
+
+
+@contextmanager
+def moto_server() -> Iterator[S3Server]:
+    with _running([str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", "0"]) as endpoint:
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
+        yield S3Server(endpoint)
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[str]:
+    """The address that a server prints when it is ready."""
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert server.stdout is not None
+    # A server whose output nobody reads stops at a full pipe.
+    reader = threading.Thread(target=deque, args=(server.stdout, 0))
+    try:
+        address = _printed_address(server.stdout)
+        reader.start()
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+        if reader.is_alive():
+            reader.join()
+        server.stdout.close()
+
+
+def _printed_address(output: IO[str]) -> str:
+    printed = []
+    for line in output:
+        printed.append(line)
+        if address := re.search(r"http://127\.0\.0\.1:\d+", line):
+            return address.group()
+    raise AssertionError(f"the server ended: {''.join(printed)}")
