@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, UploadFile
+from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
@@ -61,14 +61,14 @@ def served_router(counts: Counter[str]) -> APIRouter:
 
     @router.post("/slow")
     @router.get("/slow")
-    async def slow(seconds: float) -> dict[str, bool]:
-        counts["started"] += 1
+    async def slow(seconds: float, tag: str = "") -> dict[str, bool]:
+        counts[f"{tag} started"] += 1
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            counts["cancelled"] += 1
+            counts[f"{tag} cancelled"] += 1
             raise
-        counts["finished"] += 1
+        counts[f"{tag} finished"] += 1
         return {"ok": True}
 
     @router.get("/deadline")
@@ -80,7 +80,6 @@ def served_router(counts: Counter[str]) -> APIRouter:
         fail: bool = False, forever: bool = False, media_type: str = "text/event-stream"
     ) -> StreamingResponse:
         async def events() -> AsyncIterator[str]:
-            counts["started"] += 1
             try:
                 yield 'data: {"delta": "a"}\n\n'
                 if fail:
@@ -92,6 +91,20 @@ def served_router(counts: Counter[str]) -> APIRouter:
                 counts["stream ended"] += 1
 
         return StreamingResponse(events(), media_type=media_type)
+
+    @router.post("/wait-with-body")
+    async def wait_with_body(request: Request) -> None:
+        await request.body()
+        await slow(3600, "with body")
+
+    @router.get("/then-work")
+    async def then_work(tasks: BackgroundTasks) -> dict[str, bool]:
+        async def work() -> None:
+            await asyncio.sleep(0.1)  # long enough for the client to be gone
+            counts["worked"] += 1
+
+        tasks.add_task(work)
+        return {"ok": True}
 
     @router.get("/counts")
     async def read_counts() -> dict[str, int]:

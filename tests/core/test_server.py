@@ -1,0 +1,140 @@
+"""How a process starts and ends, with real signals and sockets."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+
+from tests.core.served_process import POLL_S, ServedProcess
+
+Serve = Callable[..., ServedProcess]
+
+
+async def status_of(url: str) -> int | None:
+    """By a connection of its own; None where none is accepted any more."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as response:
+            return response.status
+    except aiohttp.ClientConnectorError:
+        return None
+
+
+async def until_unready(served: ServedProcess) -> None:
+    while await status_of(f"{served.url}/readyz") == 200:  # noqa: ASYNC110 it happens in another process
+        await asyncio.sleep(POLL_S)
+
+
+async def ask_slowly(served: ServedProcess, seconds: float) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{served.url}/slow?seconds={seconds}") as response:
+        return response.status, await response.text()
+
+
+async def keep_asking(served: ServedProcess) -> tuple[int, bool]:
+    """One client, one kept-alive connection, until the server asks to close it: requests answered, and all well."""
+    answered = 0
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+        while True:
+            async with session.post(f"{served.url}/slow?seconds=0.02", data=b"body") as response:
+                await response.read()
+                answered += 1
+                if response.status != 200:
+                    return answered, False
+                if response.headers.get("connection") == "close":
+                    return answered, True
+
+
+async def test_a_termination_under_load_loses_no_request(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    clients = [asyncio.create_task(keep_asking(served)) for _ in range(20)]
+    await served.until_count(" finished", 60)
+    served.terminate()
+    outcomes = await asyncio.gather(*clients)
+    assert all(is_well for _, is_well in outcomes)
+    assert await served.exit_status() == 0
+    logged = [line for line in served.log() if line.get("path") == "/slow"]
+    assert len(logged) == sum(answered for answered, _ in outcomes)
+
+
+async def test_a_connection_opened_before_the_drain_is_answered_in_it(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /slow?seconds=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"true}")
+    served.terminate()
+    await until_unready(served)
+    writer.write(b"GET /slow?seconds=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    response = await reader.read()
+    assert response.startswith(b"HTTP/1.1 200 OK")
+    assert b"connection: close" in response.lower()
+    writer.close()
+    assert await served.exit_status() == 0
+
+
+async def test_while_it_waits_to_be_taken_out_of_rotation_it_is_unready_but_serves_new_connections(
+    serve: Serve,
+) -> None:
+    served = serve(drain_delay_s=2)
+    await served.started()
+    assert await status_of(f"{served.url}/readyz") == 200
+    served.terminate()
+    await until_unready(served)
+    assert await status_of(f"{served.url}/readyz") == 503
+    assert await status_of(f"{served.url}/ping") == 200
+    assert await served.exit_status() == 0
+
+
+async def test_a_request_in_flight_is_finished(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    request = asyncio.create_task(ask_slowly(served, 1.5))
+    await served.until_count(" started")
+    served.terminate()
+    assert (await request)[0] == 200
+    assert await served.exit_status() == 0
+
+
+async def test_a_request_longer_than_the_drain_is_told_so(serve: Serve) -> None:
+    served = serve(drain_timeout_s=1)
+    await served.started()
+    request = asyncio.create_task(ask_slowly(served, 3600))
+    await served.until_count(" started")
+    served.terminate()
+    status, body = await request
+    assert status == 503
+    assert "overloaded_error" in body
+    assert await served.exit_status() == 0
+
+
+async def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
+    served = serve(drain_timeout_s=3600)
+    await served.started()
+    request = asyncio.create_task(ask_slowly(served, 3600))
+    await served.until_count(" started")
+    served.terminate()
+    await until_unready(served)
+    served.terminate()
+    assert await served.exit_status() == 128 + signal.SIGTERM
+    with pytest.raises(aiohttp.ClientError):
+        await request
+
+
+async def test_a_process_that_cannot_warm_up_ends_with_a_failure(serve: Serve) -> None:
+    served = serve(fail_to_warm_up=True)
+    assert await served.exit_status() == 1
+    assert "no checkpoint" in served.text()
+
+
+async def test_a_taken_port_is_told_with_the_setting_that_chooses_another(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        served = serve(port=port)
+        assert await served.exit_status() == 1
+    assert f"127.0.0.1:{port}" in served.text()
+    assert "FOVEA_PORT" in served.text()
+    assert "Traceback" not in served.text()
