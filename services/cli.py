@@ -41,14 +41,14 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the gateway [FOVEA_GATEWAY_PORT].")] = None,
 ) -> None:
     """Start the gateway and every service that exists, and stop them on Ctrl-C."""
-    from services.programs import BadPort, existing_programs
+    from services.programs import BadPort, existing_names, plan_programs
     from services.supervisor import PortTaken, Supervisor
 
     options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
 
     async def supervise() -> int:
-        programs = existing_programs(environment)
+        programs = plan_programs(existing_names(), environment)
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment))
         return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
 
@@ -66,11 +66,10 @@ def _drain_s(environment: Mapping[str, str]) -> float:
 @app.command()
 def serve(service: Annotated[str, typer.Argument(help="gateway, embed, …: a process of `fovea up`.")]) -> None:
     """Run one service, or the gateway, in this process."""
-    from services.programs import PACKAGES, exists
+    from services.programs import PACKAGES, existing_names
 
-    if service not in PACKAGES or not exists(service):
-        there_are = ", ".join(name for name in PACKAGES if exists(name))
-        raise typer.BadParameter(f"there is no {service!r}; there are {there_are}.")
+    if service not in (names := existing_names()):
+        raise typer.BadParameter(f"there is no {service!r}; there are {', '.join(names)}.")
     runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
 
 
@@ -102,3 +101,8 @@ _delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the 
 _delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLIP.")
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens on ColorShape: mAP per condition.")
 _delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")
+_delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
+
+
+if __name__ == "__main__":
+    main()

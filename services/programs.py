@@ -1,7 +1,7 @@
 """The processes that make up Fovea: their packages, addresses and ports."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -40,22 +40,27 @@ class BadPort(ValueError):
     """Names the variable and what it held."""
 
 
-def exists(name: str) -> bool:
-    """Whether this installation has the process, without importing more of it than its package."""
-    package, _ = PACKAGES[name]
-    return find_spec(package) is not None and find_spec(f"{package}.__main__") is not None
+def existing_names() -> list[str]:
+    """The processes that this installation has, the gateway first; no more of them is imported than their package."""
+    return [
+        name
+        for name, (package, _) in PACKAGES.items()
+        if find_spec(package) is not None and find_spec(f"{package}.__main__") is not None
+    ]
 
 
-def existing_programs(environment: Mapping[str, str]) -> list[Program]:
-    """The processes that exist, on the addresses that the environment gives them; the gateway first.
+def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[Program]:
+    """The named processes, on the addresses that the environment gives them.
 
     The gateway is told where the services are, unless the environment says so itself, and which there are not.
     Port 0 becomes a free one. Raises BadPort.
     """
-    programs = [_program(name, environment) for name in PACKAGES if exists(name)]
+    programs = [_program(name, environment) for name in names]
     urls = {program.name: program.url for program in programs}
     upstreams = {f"FOVEA_GATEWAY_{name.upper()}_URLS": urls.get(name, "") for name in PACKAGES if name != "gateway"}
-    programs[0].environment.update({name: url for name, url in upstreams.items() if name not in environment})
+    for program in programs:
+        if program.name == "gateway":
+            program.environment.update({name: url for name, url in upstreams.items() if name not in environment})
     return programs
 
 

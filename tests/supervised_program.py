@@ -1,0 +1,54 @@
+"""A process as `fovea up` starts them, in little: `/readyz` on a port, and notes of what befell it in a file.
+
+The file gets a line at each start, signal and end. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore
+SIGTERM).
+"""
+
+import http.server
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+NAME = os.environ["PROGRAM_NAME"]
+NOTES = Path(os.environ["PROGRAM_NOTES"])
+MODE = os.environ["PROGRAM_MODE"]
+
+
+def note(what: str) -> None:
+    with NOTES.open("a") as notes:
+        notes.write(f"{NAME} {what} {os.getpid()}\n")
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def main() -> int:
+    note("started")
+    print(f"hello from {NAME}")
+    if MODE == "fail":
+        print("cannot go on")
+        return 7
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PROGRAM_PORT"])), Ready)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        note(signal.Signals(number).name)
+        if MODE != "stubborn":
+            threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    server.serve_forever(poll_interval=0.02)
+    note("ended")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
