@@ -48,9 +48,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _create_http_metrics(self) -> None:
-        self.requests = self._counter(
-            "requests", "Answered requests, by route template.", "route", "method", "code"
-        )
+        self.requests = self._counter("requests", "Answered requests, by route template.", "route", "method", "code")
         self.request_seconds = self._histogram(
             "request_seconds",
             "From the request's head to the response's last byte.",
@@ -90,6 +88,13 @@ class Metrics:
         self.batch_padding_ratio = self._histogram(
             "batch_padding_ratio", "Share of a batch's cost that is padding.", RATIO_BUCKETS
         )
+        self.batch_cost_budget = self._gauge(
+            "batch_cost_budget", "What one batch may cost now: less than the limit after running out of memory."
+        )
+        self.out_of_memory = self._counter("out_of_memory", "Batches that ran out of memory.")
+        self.dropped_items = self._counter(
+            "dropped_items", "Items taken out of the queue before they were computed: cancelled, deadline, …", "reason"
+        )
         self.worker_heartbeat_timestamp_seconds = self._gauge(
             "worker_heartbeat_timestamp_seconds", "When the compute thread last started or ended a call."
         )
@@ -107,9 +112,7 @@ class Metrics:
         )
 
     def _create_gateway_metrics(self) -> None:
-        self.upstream_requests = self._counter(
-            "upstream_requests", "Attempts sent to a service.", "service", "code"
-        )
+        self.upstream_requests = self._counter("upstream_requests", "Attempts sent to a service.", "service", "code")
         self.gateway_inflight_requests = self._gauge(
             "gateway_inflight_requests", "Requests that a service is answering now.", "service"
         )
@@ -127,7 +130,5 @@ class Metrics:
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(f"fovea_{name}", documentation, labels, registry=self.registry)
 
-    def _histogram(
-        self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"fovea_{name}", documentation, labels, buckets=buckets, registry=self.registry)
