@@ -1,0 +1,68 @@
+"""One timer for the deadlines of many requests, most of which are answered long before.
+
+A timer of the event loop for each request would cost more than all the rest of its way through a Batcher.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+from services.core.batch_queue import Request
+
+# Event loops round timers to milliseconds: what is due within one is due now.
+RESOLUTION_S = 0.001
+# Settled requests stay until they are this many times those that still wait.
+MAX_STALE_RATIO = 2
+MIN_PURGE_SIZE = 1024
+
+
+class Deadlines:
+    """Calls `expire` with every watched request that is not settled by its deadline."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Request[Any]], None]) -> None:
+        self._loop = loop
+        self._expire = expire
+        self._arrivals = count()
+        self._heap: list[tuple[float, int, Request[Any]]] = []
+        self._purge_size = MIN_PURGE_SIZE
+        self._next_look = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, request: Request[Any]) -> None:
+        if request.deadline == math.inf:
+            return
+        heappush(self._heap, (request.deadline, next(self._arrivals), request))
+        if len(self._heap) > self._purge_size:
+            self._purge()
+        if request.deadline < self._next_look:
+            self._look_at(request.deadline)
+
+    def forget_all(self) -> None:
+        """Let go of the timer and of every request."""
+        self._heap.clear()
+        self._look_at(math.inf)
+
+    def _look_at(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_look = moment
+        self._timer = None
+        if moment < math.inf:
+            self._timer = self._loop.call_later(moment - time.monotonic(), self._look)
+
+    def _look(self) -> None:
+        due = time.monotonic() + RESOLUTION_S
+        while self._heap and (self._heap[0][2].is_settled or self._heap[0][0] <= due):
+            request = heappop(self._heap)[2]
+            if not request.is_settled:
+                self._expire(request)
+        self._look_at(self._heap[0][0] if self._heap else math.inf)
+
+    def _purge(self) -> None:
+        self._heap = [entry for entry in self._heap if not entry[2].is_settled]
+        heapify(self._heap)
+        self._purge_size = max(MIN_PURGE_SIZE, MAX_STALE_RATIO * len(self._heap))
