@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 # Each process's package and the default of its `port` setting.
@@ -17,7 +17,11 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Program:
-    """A package to run with `python -m`; `port_variable` is the setting that a taken port is blamed on."""
+    """A package to run with `python -m`.
+
+    `port_variable` is the setting that a taken port is blamed on. `needs` names checks of its `/readyz` that must
+    be well besides the whole: the gateway is ready without services, but a user is not.
+    """
 
     name: str
     package: str
@@ -25,6 +29,7 @@ class Program:
     port: int
     port_variable: str
     environment: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -55,13 +60,15 @@ def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[
     The gateway is told where the services are, unless the environment says so itself, and which there are not.
     Port 0 becomes a free one. Raises BadPort.
     """
-    programs = [_program(name, environment) for name in names]
-    urls = {program.name: program.url for program in programs}
+    services = [_program(name, environment) for name in names if name != "gateway"]
+    if "gateway" not in names:
+        return services
+    urls = {service.name: service.url for service in services}
     upstreams = {f"FOVEA_GATEWAY_{name.upper()}_URLS": urls.get(name, "") for name in PACKAGES if name != "gateway"}
-    for program in programs:
-        if program.name == "gateway":
-            program.environment.update({name: url for name, url in upstreams.items() if name not in environment})
-    return programs
+    told = {name: url for name, url in upstreams.items() if name not in environment}
+    gateway = _program("gateway", environment)
+    gateway = replace(gateway, environment={**gateway.environment, **told}, needs=tuple(urls))
+    return [gateway, *services]
 
 
 def _program(name: str, environment: Mapping[str, str]) -> Program:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -196,15 +197,19 @@ class _Child:
 
 
 async def _is_ready(program: Program) -> bool:
-    """Whether `/readyz` answers 200. By hand, since an HTTP client takes longer to import than the gateway to start."""
+    """Whether `/readyz` answers 200 and says well of what the program needs. By hand: it imports nothing."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
             with contextlib.closing(writer):
                 writer.write(b"GET /readyz HTTP/1.1\r\nHost: fovea\r\nConnection: close\r\n\r\n")
-                return b" 200 " in await reader.readline()
-    except OSError:
-        # Refused, reset, or timed out: not yet.
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            if b" 200 " not in head.partition(b"\r\n")[0]:
+                return False
+            checks = json.loads(body)["checks"] if program.needs else {}
+            return all(checks[name]["ok"] for name in program.needs)
+    except (OSError, ValueError, KeyError):
+        # Refused, cut off or timed out: not yet.
         return False
 
 

@@ -1,10 +1,11 @@
 """A process as `fovea up` starts them, in little: `/readyz` on a port, and notes of what befell it in a file.
 
-The file gets a line at each start, signal and end. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore
-SIGTERM).
+The notes get a line at each start, signal and end. `/readyz` has a check named `b`, which is well once a file
+`b-is-known` lies beside the notes. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore SIGTERM).
 """
 
 import http.server
+import json
 import os
 import signal
 import threading
@@ -25,6 +26,8 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/readyz" else 404)
         self.end_headers()
+        is_known = (NOTES.parent / "b-is-known").exists()
+        self.wfile.write(json.dumps({"checks": {"b": {"ok": is_known}}}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         pass

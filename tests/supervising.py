@@ -10,7 +10,7 @@ from services.supervisor import PortTaken, RestartPolicy, Supervisor
 
 async def supervise(arguments: dict[str, object]) -> int:
     supervisor = Supervisor(
-        [Program(**program) for program in arguments["programs"]],  # type: ignore[attr-defined]
+        [Program(**{**program, "needs": tuple(program["needs"])}) for program in arguments["programs"]],  # type: ignore[attr-defined]
         output=sys.stdout,
         drain_timeout_s=float(str(arguments["drain_timeout_s"])),
         policy=RestartPolicy(first_delay_s=0.05),

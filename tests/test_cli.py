@@ -65,6 +65,7 @@ def test_a_service_moved_to_another_port_is_found_there_by_the_gateway() -> None
 def test_the_gateway_is_told_which_services_there_are_not() -> None:
     gateway, _ = plan_programs(["gateway", "embed"], {})
     assert gateway.environment["FOVEA_GATEWAY_SCORE_URLS"] == ""
+    assert gateway.needs == ("embed",)
 
 
 def test_the_environment_has_the_last_word_on_where_a_service_is() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.supervisor import STOP_MARGIN_S, RestartPolicy
+from services.supervisor import READY_POLL_S, STOP_MARGIN_S, RestartPolicy
 
 POLL_S = 0.02
 
@@ -27,7 +27,16 @@ def until(condition: Callable[[], bool]) -> None:
 class Supervised:
     """One supervisor process, the notes of its children and what it printed."""
 
-    def __init__(self, folder: Path, modes: dict[str, str], *, ports: dict[str, int], drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        modes: dict[str, str],
+        *,
+        ports: dict[str, int],
+        needs: dict[str, list[str]],
+        drain_timeout_s: float,
+    ) -> None:
+        self.folder = folder
         self._notes = folder / "notes"
         self._notes.touch()
         self._output = folder / "output"
@@ -38,6 +47,7 @@ class Supervised:
                 "host": "127.0.0.1",
                 "port": ports[name],
                 "port_variable": f"FOVEA_{name.upper()}_PORT",
+                "needs": needs.get(name, []),
                 "environment": {
                     "PROGRAM_NAME": name,
                     "PROGRAM_NOTES": str(self._notes),
@@ -91,11 +101,17 @@ def is_running(pid: int) -> bool:
 def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
     started: list[Supervised] = []
 
-    def start(*, ports: dict[str, int] | None = None, drain_timeout_s: float = 30, **modes: str) -> Supervised:
+    def start(
+        *,
+        ports: dict[str, int] | None = None,
+        needs: dict[str, list[str]] | None = None,
+        drain_timeout_s: float = 30,
+        **modes: str,
+    ) -> Supervised:
         folder = tmp_path / str(len(started))
         folder.mkdir()
         chosen = {**free_ports(modes), **(ports or {})}
-        started.append(Supervised(folder, modes, ports=chosen, drain_timeout_s=drain_timeout_s))
+        started.append(Supervised(folder, modes, ports=chosen, needs=needs or {}, drain_timeout_s=drain_timeout_s))
         return started[-1]
 
     yield start
@@ -122,6 +138,15 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert "b        | hello from b" in output
     announcement = output[output.index("Ready in ") :]
     assert announcement.count("http://127.0.0.1:") == 2
+
+
+def test_what_a_program_needs_must_be_well_before_it_is_announced(supervise: Supervise) -> None:
+    supervised = supervise(a="serve", needs={"a": ["b"]})
+    until(lambda: "hello from a" in supervised.output())
+    time.sleep(5 * READY_POLL_S)  # long enough to be announced, were the check not looked at
+    assert "all set" not in supervised.output()
+    (supervised.folder / "b-is-known").touch()
+    supervised.until_ready()
 
 
 @pytest.mark.parametrize("how", ["terminated", "interrupted from the keyboard"])

@@ -42,6 +42,8 @@ def configure_logging(settings: ProcessSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # What it says of starting and stopping, `services.core.server` says in one line each.
+    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 
 class _StdoutLogger:

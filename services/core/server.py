@@ -52,6 +52,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
     host, port = listener.getsockname()[:2]
     structlog.get_logger("fovea.server").info("listening", host=host, port=port)
     server.run(sockets=[listener])
+    structlog.get_logger("fovea.server").info("stopped")
     return 1 if app.state.health.has_failed else 0
 
 
@@ -93,6 +94,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        structlog.get_logger("fovea.server").info("draining", connections=len(self.server_state.connections))
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
         for server in self.servers:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,12 +24,15 @@ async def until(condition: Callable[[], bool]) -> None:
 class ServedProcess:
     """Starts at once; `await started()` before using it, and `kill()` in the end whatever happened."""
 
-    def __init__(self, log_file: Path, **settings: Any) -> None:
+    def __init__(self, log_file: Path, *, environment: dict[str, str] | None = None, **settings: Any) -> None:
         self._log_file = log_file
         arguments = json.dumps({"port": 0, **settings})
         with log_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.core.served_app", arguments], stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "tests.core.served_app", arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
             )
         self.port = 0
 

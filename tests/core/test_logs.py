@@ -1,5 +1,6 @@
 """Read from the stdout of a real process: one JSON object a line, whoever logs."""
 
+import asyncio
 from collections.abc import Callable
 
 import aiohttp
@@ -35,10 +36,23 @@ async def test_probes_and_scrapes_are_not_logged(serve: Serve) -> None:
     assert not [line for line in log if line["message"] == "request"]
 
 
-async def test_the_servers_own_lines_are_of_the_same_kind(serve: Serve) -> None:
-    log = await log_after(serve(), "/ping")
-    assert [line for line in log if line.get("logger") == "uvicorn.error" and line["message"] == "Shutting down"]
-    assert all({"level", "timestamp", "message"} <= set(line) for line in log)
+async def test_what_a_library_logs_is_of_the_same_kind(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"this is no HTTP\r\n\r\n")
+    await reader.read()
+    writer.close()
+    served.terminate()
+    assert await served.exit_status() == 0
+    (warning,) = [line for line in served.log() if line.get("logger") == "uvicorn.error"]
+    assert (warning["level"], warning["message"]) == ("warning", "Invalid HTTP request received.")
+    assert all({"level", "timestamp", "message"} <= set(line) for line in served.log())
+
+
+async def test_a_process_says_when_it_listens_drains_and_has_stopped(serve: Serve) -> None:
+    log = await log_after(serve(), "/livez")
+    assert [line["message"] for line in log] == ["listening", "draining", "stopped"]
 
 
 async def test_a_defect_is_logged_once_with_its_traceback_and_request(serve: Serve) -> None:
