@@ -245,6 +245,7 @@ def clip(
     checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 500,
     width: Annotated[int, typer.Option(help="Width of the ViT.")] = 128,
     layers: Annotated[int, typer.Option(help="Blocks of the ViT.")] = 4,
+    images_per_class: Annotated[int, typer.Option(help="ColorShape images a class that measure the result.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
@@ -269,7 +270,10 @@ def clip(
         save_clip(model, directory)
         baseline = load_embedder(directory, "cpu")
         result = evaluate_colorshape(
-            baseline, CLIP_NAME, ColorShapeProtocol(side=model.transform.size[0]), is_conditional=False
+            baseline,
+            CLIP_NAME,
+            ColorShapeProtocol(num_per_class=images_per_class, side=model.transform.size[0]),
+            is_conditional=False,
         )
         _finish(directory, CLIP_NAME, "open-clip", options, summary(result))
 
@@ -301,13 +305,14 @@ def focallens(
     plain_weight: Annotated[
         float, typer.Option(help="Weight of the loss that keeps the unconditional embedding; 0 is the paper.")
     ] = 0.5,
+    images_per_class: Annotated[int, typer.Option(help="ColorShape images a class that measure the result.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Tune a CLIP to follow conditions (FocalLens-CLIP), on ColorShape or on visual instruction data."""
     options = dict(locals())
     run = Run(
-        output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate,
+        output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
@@ -327,7 +332,7 @@ def focallens(
         directory = output / "checkpoint"
         save_focallens(model, start, directory)
         tuned = load_focallens(directory)
-        protocol = ColorShapeProtocol(side=start.transform.size[0])
+        protocol = ColorShapeProtocol(num_per_class=images_per_class, side=start.transform.size[0])
         metrics = {} if llava else summary(evaluate_colorshape(tuned, FOCALLENS_NAME, protocol, is_conditional=True))
         _finish(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 

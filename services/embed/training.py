@@ -83,7 +83,11 @@ def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> Non
     Only parameters that require a gradient are trained; `loss` ends on the CPU, in evaluation mode, with the final
     weights. Raises ValueError for a resume state of other arguments.
     """
-    accelerator = Accelerator(mixed_precision=run.precision, gradient_accumulation_steps=run.accumulate)
+    accelerator = Accelerator(
+        mixed_precision=run.precision,
+        gradient_accumulation_steps=run.accumulate,
+        cpu=not torch.accelerator.is_available(),  # else accelerate starts no process group on a CPU
+    )
     model, optimizer = accelerator.prepare(loss, _optimizer(run, loss))
     first_step = _resume(run, accelerator.unwrap_model(model), optimizer)
     batches = _batches(run, accelerator, make_batch, first_step)
