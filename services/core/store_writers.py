@@ -33,8 +33,8 @@ from services.core.objects import Entry, Objects
 from services.core.store_errors import StoreUnavailable
 
 CLAIM_LIFE_S = 60.0
-# How long a writer waits for its turn beyond the life of a claim left behind by one that died.
-PATIENCE_S = 30.0
+# How long a writer waits for its turn; longer than the life of a claim, lest a dead writer's stops it.
+PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -60,40 +60,40 @@ class Writers:
 
     objects: Objects
     claim_life_s: float = CLAIM_LIFE_S
+    patience_s: float = PATIENCE_S
 
     def turn(self, name: str) -> AbstractContextManager[Turn]:
-        """Wait for and hold the turn on a model. Entering raises StoreUnavailable when it does not come within
-        PATIENCE_S, on a remote store within that plus the life of a claim.
-        """
+        """Wait for and hold the turn on a model. Entering raises StoreUnavailable when `patience_s` is over."""
         if self.objects.root is not None:
-            return _file_lock(self.objects.root / "locks" / name, name)
-        return _claim(self.objects, name, self.claim_life_s)
+            return _file_lock(self.objects.root / "locks" / name, name, self.patience_s)
+        return _claim(self, name)
 
 
 @contextmanager
-def _file_lock(path: Path, name: str) -> Iterator[Turn]:
+def _file_lock(path: Path, name: str, patience_s: float) -> Iterator[Turn]:
     try:
         make_folder_durably(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from error
     try:
-        for attempt in _attempts(PATIENCE_S, on=BlockingIOError):
+        for attempt in _attempts(patience_s, on=BlockingIOError):
             with attempt:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield Turn(name, deadline=float("inf"))
     except BlockingIOError as error:
-        raise StoreUnavailable(f"another writer has held {name} for {PATIENCE_S:.0f} s ({path})") from error
+        raise StoreUnavailable(f"another writer has held {name} for {patience_s:g} s ({path})") from error
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _claim(objects: Objects, name: str, life_s: float) -> Iterator[Turn]:
+def _claim(writers: Writers, name: str) -> Iterator[Turn]:
+    objects, life_s = writers.objects, writers.claim_life_s
     key = f"claims/{name}/{uuid.uuid4().hex}"
     body = json.dumps({"pid": os.getpid()}).encode()
     try:
-        for attempt in _attempts(life_s + PATIENCE_S, on=_Busy):
+        for attempt in _attempts(writers.patience_s, on=_Busy):
             with attempt:
                 turn = Turn(name, deadline=_now_s() + life_s / 2)
                 objects.write(key, [body], len(body))
@@ -102,7 +102,7 @@ def _claim(objects: Objects, name: str, life_s: float) -> Iterator[Turn]:
                     raise _Busy
         yield turn
     except _Busy as error:
-        raise StoreUnavailable(f"other writers have held {name} for {life_s + PATIENCE_S:.0f} s") from error
+        raise StoreUnavailable(f"other writers have held {name} for {writers.patience_s:g} s") from error
     finally:
         # What stays behind only delays the next writer until it expires.
         with suppress(StoreUnavailable):
@@ -127,7 +127,7 @@ def _has_expired(claim: Entry, mine: Entry, life_s: float) -> bool:
 
 def _attempts(timeout_s: float, on: type[Exception]) -> Iterable[stamina.Attempt]:
     return stamina.retry_context(
-        on=on, attempts=None, timeout=timeout_s, wait_initial=0.02, wait_max=1.0, wait_jitter=0.3
+        on=on, attempts=None, timeout=timeout_s, wait_initial=0.02, wait_max=1.0, wait_jitter=0.2
     )
 
 

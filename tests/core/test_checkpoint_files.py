@@ -1,0 +1,136 @@
+import gzip
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from services.core.checkpoint_files import check_path, read_checkpoint_directory
+from services.core.store_errors import InvalidCheckpoint
+from tests.core.tiny_checkpoints import safetensors, write_checkpoint
+
+PICKLE = pickle.dumps({"weights": [1, 2, 3]})
+
+
+def test_every_file_is_read_with_its_digest_in_order_of_path(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a")
+    (tmp_path / "a" / "bpe.txt.gz").write_bytes(gzip.compress(b"a b\n"))
+    (tmp_path / "a" / "spiece.model").write_bytes(b"\n\x0e\n\x05<unk>")
+
+    files = read_checkpoint_directory(tmp_path / "a")
+
+    paths = ["bpe.txt.gz", "config.json", "model.safetensors", "spiece.model", "tokenizer/merges.txt"]
+    assert [file.path for file in files] == paths
+    assert [file.stored.size_bytes for file in files] == [file.source.stat().st_size for file in files]
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.bin", "model.pkl", "model.ckpt", "x.npz", "run.py"])
+def test_kinds_of_files_that_can_run_code_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / name).write_bytes(b"anything")
+
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} is of no kind .*\.safetensors"):
+        read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "notes.txt", "spiece.model", "bpe.txt.gz"])
+def test_a_pickle_under_an_allowed_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(PICKLE)
+
+    with pytest.raises(InvalidCheckpoint, match=name):
+        read_checkpoint_directory(tmp_path)
+
+
+def test_an_archive_as_torch_saves_it_is_refused_under_an_allowed_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "spiece.model", "w") as archive:
+        archive.writestr("data.pkl", PICKLE)
+
+    with pytest.raises(InvalidCheckpoint, match=r"spiece\.model is a zip archive"):
+        read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"short",
+        safetensors(b"weights")[:-1],
+        safetensors(b"weights") + b"x",
+        (2**40).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (15).to_bytes(8, "little") + b'{"weights": {}}',
+    ],
+    ids=["empty", "short", "truncated", "too long", "huge header", "no object", "no offsets"],
+)
+def test_a_safetensors_file_that_is_not_one_is_refused(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(body)
+
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors is not what its name says"):
+        read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("config.json", b"{"), ("notes.txt", b"\xff\xfe"), ("a.csv", b"a\0b"), ("b.txt.gz", b"plain")]
+)
+def test_text_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, body: bytes) -> None:
+    (tmp_path / name).write_bytes(body)
+
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} is not what its name says"):
+        read_checkpoint_directory(tmp_path)
+
+
+def test_symbolic_links_are_refused_also_as_folders(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a")
+    (tmp_path / "a" / "more").symlink_to(tmp_path)
+    with pytest.raises(InvalidCheckpoint, match="more is a symbolic link"):
+        read_checkpoint_directory(tmp_path / "a")
+
+    (tmp_path / "a" / "more").unlink()
+    (tmp_path / "a" / "passwords.txt").symlink_to("/etc/passwd")
+    with pytest.raises(InvalidCheckpoint, match=r"passwords\.txt is a symbolic link"):
+        read_checkpoint_directory(tmp_path / "a")
+
+
+def test_a_special_file_is_refused_without_opening_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+
+    with pytest.raises(InvalidCheckpoint, match="not a regular file"):
+        read_checkpoint_directory(tmp_path)
+
+
+def test_an_empty_folder_a_file_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "folders").mkdir(parents=True)
+    (tmp_path / "checkpoint.json").write_text("{}")
+    for directory, reason in (
+        (tmp_path / "empty", "no files"),
+        (tmp_path / "checkpoint.json", "not a folder"),
+        (tmp_path / "absent", "not a folder"),
+        (tmp_path, "no files"),
+    ):
+        with pytest.raises(InvalidCheckpoint, match=reason):
+            read_checkpoint_directory(directory)
+
+
+def test_a_manifest_among_the_files_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+
+    with pytest.raises(InvalidCheckpoint, match=r"the store writes manifest\.json itself"):
+        read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../a", "a/../b", "a//b", "a/", "", ".hidden", "-rf", "a b", "a\\b", "é", "a\n", "x" * 201]
+)
+def test_paths_that_could_lead_elsewhere_or_need_quoting_are_refused(path: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match="path"):
+        check_path(path)
+
+
+def test_more_files_than_the_limit_are_refused_with_the_limit(tmp_path: Path) -> None:
+    for number in range(1001):
+        (tmp_path / f"{number}.txt").touch()
+
+    with pytest.raises(InvalidCheckpoint, match="holds 1001 files, at most 1000"):
+        read_checkpoint_directory(tmp_path)
