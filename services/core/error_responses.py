@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Union
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -47,6 +47,13 @@ class ErrorEnvelope(BaseModel):
     error: ErrorDetail
 
 
+class TeiError(BaseModel):
+    """The shape that clients of text-embeddings-inference read."""
+
+    error: str
+    error_type: str
+
+
 ERROR_CLASSES: tuple[type[FoveaError], ...] = (
     InvalidRequest,
     Unauthenticated,
@@ -64,18 +71,25 @@ ERROR_CLASSES: tuple[type[FoveaError], ...] = (
 )
 _CLASS_BY_STATUS = {error_class.status: error_class for error_class in ERROR_CLASSES}
 
-# Every status that the core may answer on any route; the default `responses` of an app.
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorEnvelope, "description": HTTPStatus(status).phrase} for status in _CLASS_BY_STATUS
-}
+
+def error_responses(*shapes: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI `responses`: every status that the core may answer on any route, in one of the given shapes."""
+    return {
+        status: {"model": Union[shapes], "description": HTTPStatus(status).phrase}  # noqa: UP007 shapes are a variable
+        for status in _CLASS_BY_STATUS
+    }
+
+
+# The default of an app; a route with another shape states its own.
+ERROR_RESPONSES = error_responses(ErrorEnvelope)
 
 _TEI_ERROR_TYPES = {422: "Validation", 413: "Validation", 429: "Overloaded", 503: "Overloaded"}
 
 
 def tei_error_body(error: FoveaError) -> dict[str, Any]:
-    """The two flat fields that clients of text-embeddings-inference read."""
+    """An error as TeiError."""
     fallback = "Validation" if error.status < 500 else "Backend"
-    return {"error": error.message, "error_type": _TEI_ERROR_TYPES.get(error.status, fallback)}
+    return TeiError(error=error.message, error_type=_TEI_ERROR_TYPES.get(error.status, fallback)).model_dump()
 
 
 def render_error(error: FoveaError, scope: Scope) -> bytes:

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
 from services.core.app import AppParts, create_app
-from services.core.error_responses import tei_error_body
+from services.core.error_responses import TeiError, error_responses, tei_error_body
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.health import Health
 from services.core.metrics import Metrics
@@ -134,7 +134,7 @@ def failing_router() -> APIRouter:
 
     tei = APIRouter(route_class=TeiRoute)
 
-    @tei.post("/tei")
+    @tei.post("/tei", responses=error_responses(TeiError))
     async def tei_route(body: Document) -> None:
         raise Overloaded("busy")
 

@@ -95,6 +95,8 @@ def test_the_openapi_document_has_each_route_once_with_every_status_it_can_give(
     assert {"200", "400", "404", "405", "413", "415", "422", "429", "500", "503", "504"} <= documented
     envelope = document["paths"]["/v1/rerank"]["post"]["responses"]["422"]["content"]["application/json"]["schema"]
     assert envelope == {"$ref": "#/components/schemas/ErrorEnvelope"}
+    own_shape = document["paths"]["/tei"]["post"]["responses"]["422"]["content"]["application/json"]["schema"]
+    assert own_shape == {"$ref": "#/components/schemas/TeiError"}
 
 
 # Errors
