@@ -1,3 +1,4 @@
+import socket
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,16 @@ def test_a_wrong_secret_is_told_in_one_line(rclone: S3Server) -> None:
         store.resolve("toy")
     assert "\n" not in str(refused.value)
     assert "403" in str(refused.value)
+
+
+def test_a_server_that_is_away_is_told_in_one_line_after_a_few_tries() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    store = Store.open(f"s3://bucket?endpoint={endpoint}", options={"access_key_id": "a", "secret_access_key": "b"})
+
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket: .* retries") as away:
+        store.resolve("toy")
+    assert "\n" not in str(away.value)
 
 
 def test_the_label_of_a_store_holds_no_query(rclone: S3Server) -> None:
