@@ -1,0 +1,228 @@
+"""The rooms and the arrows between them: what a line may know is told by the path that it stands in."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
+WEB = ("fastapi", "starlette", "uvicorn")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Files of one kind: which modules of ours they may import, and which packages they must not know."""
+
+    files: str
+    may_import: tuple[str, ...]
+    never: tuple[str, ...] = ()
+
+
+# The first room whose pattern fits a file is its room; {service} stands for the service that the file belongs to.
+ROOMS = (
+    Room("gateway/*.py", ("gateway", "services.core"), HEAVY),
+    Room("services/core/*.py", ("services.core",), HEAVY),
+    Room("services/*/focallens.py", (), (*WEB, "os", "pathlib", "json", "structlog", "time")),
+    Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
+    Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
+    Room("services/*/data.py", ("services.{service}.colorshape",), WEB),
+    Room("services/*/training.py", (), WEB),
+    Room(
+        "services/*/train.py",
+        (
+            "services.core.checkpoint_files",
+            "services.core.manifest",
+            "services.core.settings",
+            "services.core.store",
+            "services.{service}.checkpoint",
+            "services.{service}.colorshape",
+            "services.{service}.data",
+            "services.{service}.evaluate",
+            "services.{service}.focallens",
+            "services.{service}.objectives",
+            "services.{service}.training",
+        ),
+        WEB,
+    ),
+    Room(
+        "services/*/objectives.py",
+        (
+            "services.{service}.checkpoint",
+            "services.{service}.colorshape",
+            "services.{service}.data",
+            "services.{service}.focallens",
+            "services.{service}.training",
+        ),
+        WEB,
+    ),
+    Room(
+        "services/*/evaluate.py",
+        (
+            "services.{service}.checkpoint",
+            "services.{service}.colorshape",
+            "services.{service}.data",
+            "services.{service}.focallens",
+        ),
+        WEB,
+    ),
+    Room(
+        "services/*/engine.py",
+        ("services.core.errors", "services.{service}.checkpoint", "services.{service}.focallens"),
+        (*WEB, "os"),
+    ),
+    Room("services/*/schemas.py", ("services.core.errors",), HEAVY),
+    Room("services/*/__main__.py", ("services.core", "services.{service}")),
+    # app and whatever stands beside it: the wire and the composition, never a tensor
+    Room("services/*/*.py", ("services.core", "services.{service}"), HEAVY),
+    # the command line calls the jobs by name, so that it starts without torch
+    Room("services/*.py", ("services", "gateway"), (*HEAVY, *WEB)),
+)
+
+SOURCES = sorted(p for folder in ("services", "gateway") for p in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
+# Where whatever is raised must be caught: a batch is retried in halves, a request gets its answer, a checkpoint
+# that does not load is refused while the old one serves on, and work done for somebody else fails for them.
+CATCH_ALL = {
+    f"services/core/{stem}.py" for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware")
+}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+
+
+def is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def breaches(path: str, text: str) -> list[str]:
+    """Imports of a file that its room does not allow, as `file:line: …`."""
+    room = next(room for room in ROOMS if fnmatch(path, room.files) and path.count("/") == room.files.count("/"))
+    parts = path.split("/")
+    service = parts[1] if parts[0] == "services" and len(parts) == 3 else ""
+    allowed = tuple(entry.format(service=service) for entry in room.may_import)
+    found = []
+    for line, module in imports(ast.parse(text)):
+        is_ours = is_within(module, ("services", "gateway"))
+        if (is_ours and not is_within(module, allowed)) or is_within(module, room.never):
+            found.append(f"{path}:{line}: {room.files} must not import {module}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_every_file_imports_only_what_its_room_knows(path: Path) -> None:
+    assert not breaches(name(path), path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("services/core/errors.py", "import torch"),
+        ("gateway/app.py", "from services.embed.engine import Engine"),
+        ("services/embed/focallens.py", "from services.core.errors import FoveaError"),
+        ("services/embed/engine.py", "from services.embed.app import create_app"),
+        ("services/embed/engine.py", "from fastapi import Request"),
+        ("services/embed/app.py", "import torch"),
+        ("services/score/app.py", "from services.embed.schemas import EmbedRequest"),
+        ("services/embed/train.py", "from services.embed.engine import Engine"),
+        ("services/cli.py", "import torch.nn"),
+    ],
+)
+def test_a_planted_breach_is_named_by_file_and_line(path: str, line: str) -> None:
+    (found,) = breaches(path, f'"""Doc."""\n\n{line}\n')
+    assert found.startswith(f"{path}:3: ")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_files_and_functions_stay_short_and_hold_no_global_state(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES
+    assert path.stem not in SAYS_NOTHING
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, ast.Global), f"{name(path)}:{node.lineno}: global"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{name(path)}:{node.lineno}: {node.name} has {length} lines"
+        if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id == "Exception":
+            assert name(path) in CATCH_ALL, f"{name(path)}:{node.lineno}: except Exception"
+        if isinstance(node, ast.Name):
+            assert node.id != "BaseHTTPMiddleware"
+
+
+@pytest.mark.parametrize("path", [p for p in TESTS if p != Path(__file__)], ids=name)
+def test_tests_use_real_parts(path: Path) -> None:
+    modules = {module for _, module in imports(ast.parse(path.read_text()))}
+    assert "unittest.mock" not in modules
+    assert "mock" not in modules
+
+
+def test_core_gateway_and_command_line_load_without_torch() -> None:
+    modules = [name(p).removesuffix(".py").replace("/", ".") for p in SOURCES if p.name != "__main__.py"]
+    light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli"]
+    program = f"""
+import importlib, sys
+for module in {light!r}:
+    importlib.import_module(module)
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_of_ours_reads_the_environment_or_opens_a_file_on_import() -> None:
+    modules = [name(p).removesuffix(".py").replace("/", ".") for p in SOURCES if p.name != "__main__.py"]
+    program = f"""
+import importlib, os, sys
+
+OURS = {[str(ROOT / "services"), str(ROOT / "gateway")]!r}
+
+def asker():
+    # the innermost frame that is ours or a library's decides who asked; importing itself opens files all the time
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(tuple(OURS)):
+            return f"{{file}}:{{frame.f_lineno}}"
+        if "site-packages" in file or "importlib" in file:
+            return None
+        frame = frame.f_back
+    return None
+
+found = []
+def watch(event, arguments):
+    if event == "open" and (where := asker()):
+        found.append(f"{{where}} opens {{arguments[0]}}")
+sys.addaudithook(watch)
+
+class Watched(type(os.environ)):
+    def __getitem__(self, key):
+        if where := asker():
+            found.append(f"{{where}} reads {{key}}")
+        return super().__getitem__(key)
+os.environ.__class__ = Watched
+
+for module in {modules!r}:
+    importlib.import_module(module)
+print("\\n".join(found))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
