@@ -170,9 +170,9 @@ class EmbedEngine:
         return [ImageItem(digest, pixels, (condition,)) for condition in conditions]
 
     def cost(self, item: Item) -> int:
-        """Tokens that the towers see: patches with class token, and what each condition adds."""
+        """Tokens that a tower sees: a text's, or an image's patches with what each condition adds."""
         if isinstance(item, Text):
-            return self.context_length
+            return item.num_tokens
         num_conditions = len(item.conditions)
         if self.visibility == "readout":
             return self._num_patches + 2 * num_conditions

@@ -187,7 +187,7 @@ def test_cost_counts_one_pass_for_all_conditions_in_readout_and_a_pass_each_in_f
     cost = sum(engine.cost(item) for item in items_of(engine, 1, ["a", "b", None]))
     passes = {"readout": NUM_PATCHES + 2 * 3, "full": 3 * (NUM_PATCHES + 2)}
     assert cost == passes[engine.visibility]
-    assert engine.cost(engine.prepare_text("a red square")) == CONTEXT_LENGTH
+    assert engine.cost(engine.prepare_text("a red square")) == len(["start", "a", "red", "square", "end"])
 
 
 def test_a_text_over_the_context_length_is_refused_naming_limit_and_value(readout: EmbedEngine) -> None:

@@ -1,5 +1,7 @@
 """A FocalLens checkpoint small enough for every test: random weights, real format, real tokenizer."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +38,11 @@ def write_tiny_checkpoint(
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     save_focallens(model, clip, directory)
     return directory
+
+
+def wait_until_ready(is_ready: Callable[[], bool], within_s: float = 60.0) -> None:
+    """A process that loads its checkpoint beside its server answers probes meanwhile."""
+    give_up = time.monotonic() + within_s
+    while not is_ready():
+        assert time.monotonic() < give_up, f"not ready within {within_s} s"
+        time.sleep(0.02)  # nothing announces readiness but the probe itself

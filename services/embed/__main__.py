@@ -1,0 +1,10 @@
+"""`python -m services.embed`: serve embeddings with the settings that the environment gives."""
+
+import sys
+
+from services.core.server import run
+from services.core.settings import read_settings
+from services.embed.app import EmbedSettings, create_embed
+
+if __name__ == "__main__":
+    sys.exit(run(create_embed, read_settings(EmbedSettings)))

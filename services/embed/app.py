@@ -1,0 +1,162 @@
+"""The embed service: its settings, and how its parts are put together."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.core.app import AppParts, create_app
+from services.core.batching import Batcher, BatchLimits
+from services.core.cache import LruStore, ResultCache, ResultStore
+from services.core.checkpoints import Followed, ServedCheckpoint
+from services.core.compute import ComputeThread
+from services.core.fetch import FetchLimits
+from services.core.health import CheckResult, Health
+from services.core.images import ImageLimits
+from services.core.manifest import Manifest
+from services.core.metrics import Metrics
+from services.core.redis_cache import RedisStore
+from services.core.settings import MEBIBYTE, ServiceSettings
+from services.core.starters import packaged_starters
+from services.core.store import Store
+from services.core.store_errors import StoreUnavailable
+from services.embed.calls import CallLimits
+from services.embed.embedder import Embedder
+from services.embed.engine import DeviceName, DtypeName, Embeddings, EmbedEngine, EngineOptions, Item, is_out_of_memory
+from services.embed.routes import EmbedService, embed_router, models_router
+
+CHECKPOINT_KIND = "focallens-clip"
+
+
+class EmbedSettings(ServiceSettings):
+    """What the embed service adds to the settings of every service."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
+
+    port: int = Field(8103, ge=0, le=65535)
+    model: str = Field("focallens-shapes", description="Name of the served model in the store.")
+    alias: str = Field("latest", description="Alias that the service follows.")
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    num_threads: int = Field(0, ge=0, description="Threads of one forward pass on a CPU; 0: torch's own choice.")
+    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
+    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
+    image_url_hosts: frozenset[str] = Field(
+        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
+    )
+    max_inputs: int = Field(4096, ge=1, description="Most images and texts in one request.")
+    max_conditions: int = Field(64, ge=1, description="Most conditions in one request.")
+    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
+    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
+
+
+def create_embed(settings: EmbedSettings) -> FastAPI:
+    """The service, which asks its store for nothing before it is started."""
+    metrics, health = Metrics("embed"), Health()
+    thread = ComputeThread("embed")
+    store = Store.open(settings.store_url)
+    limits = CallLimits(
+        settings.max_inputs,
+        settings.max_conditions,
+        ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
+    )
+    checkpoint = _follow(settings, store, thread, metrics)
+    cache = ResultCache(_result_store(settings, metrics), metrics)
+    embedder = Embedder(
+        cache,
+        image_limits=limits.images,
+        fetch_limits=_fetch_limits(settings),
+        num_decode_threads=settings.num_decode_threads,
+        metrics=metrics,
+    )
+    service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
+    health.add_liveness_check("compute", lambda: _computes(thread, settings.stall_timeout_s))
+    health.add_readiness_check("checkpoint", checkpoint.check)
+
+    @asynccontextmanager
+    async def computing() -> AsyncIterator[None]:
+        thread.start()
+        async with embedder:
+            yield
+        await checkpoint.close()
+        await thread.close()
+        await cache.close()
+
+    async def warm_up() -> None:
+        await asyncio.to_thread(_publish_starters, store)
+        await checkpoint.start()
+
+    return create_app(
+        settings,
+        AppParts(
+            service="embed",
+            title="Fovea embed",
+            description="Image embeddings conditioned on a text, and texts in the same space.",
+            metrics=metrics,
+            health=health,
+            routers=[embed_router(service), models_router(service)],
+            resources=[computing],
+            warm_up=warm_up,
+        ),
+    )
+
+
+def _follow(
+    settings: EmbedSettings, store: Store, thread: ComputeThread, metrics: Metrics
+) -> ServedCheckpoint[EmbedEngine]:
+    options = EngineOptions(settings.device, settings.dtype, settings.num_threads)
+
+    def load(directory: Path, manifest: Manifest) -> EmbedEngine:
+        if manifest.kind != CHECKPOINT_KIND:
+            raise ValueError(f"this service runs {CHECKPOINT_KIND} checkpoints, not {manifest.kind}")
+        return EmbedEngine.load(directory, options)
+
+    def make_batcher(engine: EmbedEngine) -> Batcher[Item, Embeddings]:
+        return Batcher(
+            engine,
+            thread=thread,
+            limits=_batch_limits(settings),
+            metrics=metrics,
+            is_out_of_memory=is_out_of_memory,
+        )
+
+    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
+
+
+def _batch_limits(settings: EmbedSettings) -> BatchLimits:
+    return BatchLimits(settings.max_batch_cost, settings.max_batch_size, settings.max_queue_cost)
+
+
+def _fetch_limits(settings: EmbedSettings) -> FetchLimits | None:
+    if not settings.image_urls:
+        return None
+    return FetchLimits(max_image_bytes=settings.max_image_bytes, allowed_hosts=settings.image_url_hosts)
+
+
+def _result_store(settings: EmbedSettings, metrics: Metrics) -> ResultStore:
+    if settings.redis_url is None:
+        return LruStore(settings.cache_max_bytes)
+    return RedisStore(
+        settings.redis_url, timeout_s=settings.cache_timeout_s, ttl_s=settings.cache_ttl_s, metrics=metrics
+    )
+
+
+def _computes(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:
+    stalled_s = thread.stalled_for_s()
+    if not thread.is_alive:
+        return False, "the compute thread has ended"
+    return stalled_s < stall_timeout_s, f"running one batch for {stalled_s:.1f} s" if stalled_s else "idle"
+
+
+def _publish_starters(store: Store) -> None:
+    """An empty store gets what is packaged; one that can't be written now is used as it is."""
+    try:
+        store.publish_starters(packaged_starters(Path(__file__).parents[1]))
+    except StoreUnavailable as error:
+        structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))

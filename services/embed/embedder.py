@@ -1,0 +1,267 @@
+"""From what a call asks for to its vectors: cache, decoding threads, batches.
+
+A call is worked on in slices, of which a few at a time are decoded and computed, so that the largest call takes no
+more memory or queue than a few small ones and shares the device with them.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from services.core.batching import Batcher, Submission
+from services.core.cache import ResultCache, content_digest, result_key
+from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded
+from services.core.exchange import Timing
+from services.core.fetch import FetchLimits, ImageFetcher
+from services.core.images import ImageLimits, ImageUrl, StoredImage, decode_image
+from services.core.metrics import Metrics
+from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
+from services.embed.engine import Embeddings, EmbedEngine, Item, Text
+
+SLICE_INPUTS = 64
+SLICES_AT_ONCE = 2
+# Images that may wait for a decoding thread, over all calls; what comes after them is refused.
+MAX_WAITING_IMAGES = 1024
+# Below this, hashing and tokenising take less time than waking a thread for them.
+MAX_INLINE_BYTES = 256 * 1024
+MAX_INLINE_TEXTS = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint that answers a call."""
+
+    digest: str
+    engine: EmbedEngine
+    batcher: Batcher[Item, Embeddings]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions; `conditions` for each."""
+
+    rows: Embeddings
+    conditions: list[str | None]
+    num_images: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call on its way: `conditions` as every image is read under them, `deadline` of `time.monotonic()`."""
+
+    checkpoint: Checkpoint
+    conditions: tuple[Text | None, ...]
+    is_truncating: bool
+    deadline: float
+    timing: Timing
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """An image that is named but not decoded."""
+
+    data: bytes
+    digest: str
+    param: str
+
+
+_Known = _Image | Text
+
+
+class Embedder:
+    """Answers calls inside its `async with` block. Without `fetch_limits` images by URL are refused."""
+
+    def __init__(
+        self,
+        cache: ResultCache,
+        *,
+        image_limits: ImageLimits,
+        fetch_limits: FetchLimits | None,
+        num_decode_threads: int,
+        metrics: Metrics,
+    ) -> None:
+        self._cache = cache
+        self._image_limits = image_limits
+        self._fetch_limits = fetch_limits
+        self._fetcher: ImageFetcher | None = None
+        self._threads = ThreadPoolExecutor(num_decode_threads, "decode")
+        self._num_waiting = 0
+        self._rejected = metrics.rejected.labels("decode_queue_full")
+        self._decode_seconds = metrics.stage_seconds.labels("decode")
+        self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
+        self._fetch_seconds = metrics.stage_seconds.labels("fetch")
+
+    async def __aenter__(self) -> Self:
+        if self._fetch_limits is not None:
+            self._fetcher = ImageFetcher(self._fetch_limits)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def embed(self, checkpoint: Checkpoint, call: EmbedCall, *, deadline: float, timing: Timing) -> Embedded:
+        """All embeddings of a call.
+
+        Raises what is wrong with one of its inputs, naming it in `param`, or Overloaded; what was computed by then
+        is in the cache for the next attempt.
+        """
+        named = [
+            self._tokenise(checkpoint.engine, text, f"condition.{index}" if index else "condition")
+            for index, text in enumerate(call.conditions)
+        ]
+        job = _Job(checkpoint, tuple(named) or (None,), call.truncate, deadline, timing)
+        slices = [call.inputs[start : start + SLICE_INPUTS] for start in range(0, len(call.inputs), SLICE_INPUTS)]
+        turns = asyncio.Semaphore(SLICES_AT_ONCE)
+
+        async def in_turn(inputs: Sequence[Input]) -> tuple[Embeddings, int]:
+            async with turns:
+                return await self._embed_slice(job, inputs)
+
+        done = await _all_or_first_failure([in_turn(inputs) for inputs in slices])
+        return Embedded(
+            rows=np.concatenate([rows for rows, _ in done]),
+            conditions=[
+                condition
+                for one in call.inputs
+                for condition in (call.conditions or (None,) if isinstance(one, ImageInput) else (None,))
+            ],
+            num_images=sum(isinstance(one, ImageInput) for one in call.inputs),
+            prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
+        )
+
+    async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
+        """The rows of some inputs, and how many tokens their texts have."""
+        known = await self._identify(job, inputs)
+        wanted = [(one, c) for one in known for c in (job.conditions if isinstance(one, _Image) else (None,))]
+        engine = job.checkpoint.engine
+        options = {"dtype": engine.dtype_name}
+        keys = [
+            result_key(job.checkpoint.digest, _cache_digest(one), condition.digest if condition else None, options)
+            for one, condition in wanted
+        ]
+        values = await self._cache.resolve(
+            keys, lambda indices: self._compute(job, [wanted[index] for index in indices])
+        )
+        rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), engine.embedding_width)
+        return rows, sum(one.num_tokens for one in known if isinstance(one, Text))
+
+    async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
+        """Fetch what is a URL, hash images, tokenise texts: all that a look-up needs, and nothing costlier."""
+        images = [one for one in inputs if isinstance(one, ImageInput)]
+        fetched = await _all_or_first_failure([self._bytes_of(image) for image in images])
+        data_of = dict(zip(map(id, images), fetched, strict=True))
+
+        def identify() -> list[_Known]:
+            return [
+                self._tokenise(job.checkpoint.engine, one.text, one.param, truncate=job.is_truncating)
+                if isinstance(one, TextInput)
+                else _Image(data_of[id(one)], content_digest(data_of[id(one)]), one.param)
+                for one in inputs
+            ]
+
+        began = time.perf_counter()
+        num_texts = len(inputs) - len(images)
+        if num_texts <= MAX_INLINE_TEXTS and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
+            known = identify()
+        else:
+            known = await asyncio.get_running_loop().run_in_executor(self._threads, identify)
+        if num_texts:
+            job.timing.add("tokenize", time.perf_counter() - began)
+        return known
+
+    async def _bytes_of(self, image: ImageInput) -> bytes:
+        reference = image.reference
+        if isinstance(reference, StoredImage):
+            raise NotFound(f"There is no collection {reference.collection!r}.", param=image.param)
+        if not isinstance(reference, ImageUrl):
+            return reference
+        if self._fetcher is None:
+            raise InvalidRequest(
+                "Image URLs are turned off on this server (FOVEA_EMBED_IMAGE_URLS); send the image itself.",
+                param=image.param,
+                code="image_url_not_allowed",
+            )
+        with self._fetch_seconds.time():
+            return await self._fetcher.fetch(reference.url, param=image.param)
+
+    def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
+        with _blaming(param), self._tokenize_seconds.time():
+            return engine.prepare_text(text, truncate=truncate)
+
+    async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
+        """The rows that the cache lacks, each as little-endian float32."""
+        engine = job.checkpoint.engine
+        needs = [
+            (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
+        ]
+        began = time.perf_counter()
+        prepared = await _all_or_first_failure([self._prepare(engine, one, conditions) for one, conditions in needs])
+        if any(isinstance(one, _Image) for one, _ in needs):
+            job.timing.add("decode", time.perf_counter() - began)
+        items = [item for some in prepared for item in some]
+        costs = [engine.cost(item) for item in items]
+        answers = await job.checkpoint.batcher.submit(
+            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
+        )
+        job.timing.add("queue", max(answer.queue_s for answer in answers))
+        job.timing.add("infer", max(answer.infer_s for answer in answers))
+        rows = np.concatenate([answer.result for answer in answers]).astype("<f4", copy=False)
+        return [row.tobytes() for row in rows]
+
+    async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
+        if isinstance(one, Text):
+            return [one]
+        if self._num_waiting >= MAX_WAITING_IMAGES:
+            self._rejected.inc()
+            raise Overloaded("Too many images are waiting to be decoded.", code="queue_full")
+        self._num_waiting += 1
+        try:
+            decode = functools.partial(self._decode, engine, one, conditions)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        finally:
+            self._num_waiting -= 1
+
+    def _decode(self, engine: EmbedEngine, image: _Image, conditions: Sequence[Text | None]) -> Sequence[Item]:
+        with self._decode_seconds.time():
+            pixels = decode_image(image.data, self._image_limits, param=image.param)
+            return engine.prepare_image(pixels, image.digest, conditions)
+
+
+def _cache_digest(one: _Known) -> str:
+    """A text's tokens and an image's bytes never meet under one key."""
+    return f"image:{one.digest}" if isinstance(one, _Image) else f"text:{one.digest}"
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Errors about one input name the field that held it."""
+    try:
+        yield
+    except FoveaError as error:
+        error.param = error.param or param
+        raise
+
+
+async def _all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run together; where one fails the others are cancelled and its error is raised, not a group of errors."""
+    if len(work) == 1:
+        return [await work[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,531 @@
+"""The embed service over HTTP: every form of a request, its answer, and everything that is refused."""
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from services.core.manifest import CheckpointInfo
+from services.core.store import Store
+from services.embed.app import EmbedSettings, create_embed
+from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Text
+from tests.core.image_files import encode, scene
+from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint
+
+MODEL = "tiny"
+COLOR = "What is the color of the object?"
+SHAPE = "Which shape?"
+TOO_LONG = "red " * CONTEXT_LENGTH
+PHOTO = encode(scene(), "PNG")
+OTHER = encode(scene().rotate(90, expand=True), "PNG")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> EmbedEngine:
+    """What the service must answer with, asked directly."""
+    return EmbedEngine.load(checkpoint, EngineOptions(device="cpu", dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EmbedSettings:
+    folder = tmp_path_factory.mktemp("embed")
+    store_url = (folder / "store").as_uri()
+    Store.open(store_url).publish(MODEL, checkpoint, CheckpointInfo(kind="focallens-clip"))
+    return EmbedSettings(
+        store_url=store_url,
+        checkpoint_cache_dir=folder / "checkpoints",
+        model=MODEL,
+        device="cpu",
+        max_body_bytes=2**20,
+    )
+
+
+@pytest.fixture(scope="module")
+def client(settings: EmbedSettings) -> Iterator[TestClient]:
+    with TestClient(create_embed(settings), raise_server_exceptions=False) as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        yield client
+
+
+def data_uri(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def of_images(engine: EmbedEngine, images: Sequence[bytes], conditions: Sequence[str | None]) -> Embeddings:
+    """What the engine itself answers for each image under each condition."""
+    texts: list[Text | None] = [None if c is None else engine.prepare_text(c) for c in conditions]
+    pictures = {PHOTO: scene(), OTHER: scene().rotate(90, expand=True)}
+    items = [item for data in images for item in engine.prepare_image(pictures[data], str(hash(data)), texts)]
+    return np.concatenate(engine.run_batch(items))
+
+
+def of_texts(engine: EmbedEngine, texts: Sequence[str]) -> Embeddings:
+    return np.concatenate(engine.run_batch([engine.prepare_text(text) for text in texts]))
+
+
+def rows_of(response: Any) -> Embeddings:
+    assert response.status_code == 200, response.text
+    return np.array([entry["embedding"] for entry in response.json()["data"]], dtype=np.float32)
+
+
+def assert_same(actual: Embeddings, expected: Embeddings) -> None:
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() < 1e-5
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+# --- /embed ---
+
+
+def test_an_image_as_the_body_is_embedded_under_the_condition_of_the_query(
+    client: TestClient, engine: EmbedEngine
+) -> None:
+    response = client.post("/embed", params={"condition": COLOR}, content=PHOTO, headers={"content-type": "image/png"})
+    assert_same(rows_of(response), of_images(engine, [PHOTO], [COLOR]))
+    body = response.json()
+    num_tokens = engine.prepare_text(COLOR).num_tokens
+    assert re.fullmatch(rf"{MODEL}@[0-9a-f]{{12}}", body["model"])
+    assert body["object"] == "list"
+    assert body["usage"] == {"images": 1, "prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    entry = body["data"][0]
+    assert (entry["object"], entry["index"], entry["condition"]) == ("embedding", 0, COLOR)
+
+
+def test_the_response_names_its_checkpoint_its_request_and_its_times(client: TestClient) -> None:
+    image = encode(scene((33, 44)), "PNG")
+    response = client.post("/embed", content=image, headers={"content-type": "image/png", "x-request-id": "mine"})
+    assert response.headers["x-fovea-model"] == response.json()["model"]
+    assert response.headers["x-request-id"] == "mine"
+    timing = response.headers["server-timing"]
+    assert re.search(r"queue;dur=\d+\.\d+", timing)
+    assert re.search(r"infer;dur=\d+\.\d+", timing)
+
+
+def test_no_condition_gives_the_unconditional_embedding(client: TestClient, engine: EmbedEngine) -> None:
+    response = client.post("/embed", content=PHOTO, headers={"content-type": "image/png"})
+    assert_same(rows_of(response), of_images(engine, [PHOTO], [None]))
+    assert response.json()["data"][0]["condition"] is None
+
+
+def test_several_files_under_several_conditions_come_back_image_by_image(
+    client: TestClient, engine: EmbedEngine
+) -> None:
+    response = client.post(
+        "/embed",
+        params={"condition": [COLOR, SHAPE]},
+        files=[("file", ("a.png", PHOTO, "image/png")), ("file", ("b.png", OTHER, "image/png"))],
+    )
+    assert_same(rows_of(response), of_images(engine, [PHOTO, OTHER], [COLOR, SHAPE]))
+    data = response.json()["data"]
+    assert [entry["condition"] for entry in data] == [COLOR, SHAPE, COLOR, SHAPE]
+    assert [entry["index"] for entry in data] == [0, 1, 2, 3]
+    assert response.json()["usage"]["images"] == 2
+
+
+def test_a_form_may_carry_condition_and_format_as_fields(client: TestClient, engine: EmbedEngine) -> None:
+    response = client.post(
+        "/embed",
+        data={"condition": [COLOR, SHAPE], "encoding_format": "base64"},
+        files=[("file", ("a.png", PHOTO, "image/png"))],
+    )
+    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in response.json()["data"]]
+    assert_same(np.stack(rows), of_images(engine, [PHOTO], [COLOR, SHAPE]))
+
+
+def test_json_images_come_before_texts_and_no_condition_touches_a_text(client: TestClient, engine: EmbedEngine) -> None:
+    body = {
+        "texts": ["a red square", "a blue circle"],
+        "images": [data_uri(PHOTO), base64.b64encode(OTHER).decode()],
+        "condition": [COLOR, SHAPE],
+        "a field that nobody knows": 1,
+    }
+    response = client.post("/embed", json=body)
+    images = of_images(engine, [PHOTO, OTHER], [COLOR, SHAPE])
+    assert_same(rows_of(response), np.concatenate([images, of_texts(engine, body["texts"])]))
+    conditions = [entry["condition"] for entry in response.json()["data"]]
+    assert conditions == [COLOR, SHAPE, COLOR, SHAPE, None, None]
+
+
+def test_base64_is_the_little_endian_float32_of_the_same_numbers(client: TestClient) -> None:
+    body = {"images": [data_uri(PHOTO)], "condition": COLOR}
+    as_floats = rows_of(client.post("/embed", json=body))
+    response = client.post("/embed", params={"encoding_format": "base64"}, json=body)
+    decoded = np.frombuffer(base64.b64decode(response.json()["data"][0]["embedding"]), dtype="<f4")
+    assert (decoded == as_floats[0]).all()
+
+
+def test_a_result_computed_before_is_answered_without_computing(client: TestClient) -> None:
+    image = encode(scene((55, 66)), "PNG")
+    send = {"content": image, "headers": {"content-type": "image/png"}}
+    first = client.post("/embed", params={"condition": [COLOR, SHAPE]}, **send)
+    again = client.post("/embed", params={"condition": [SHAPE]}, **send)
+    assert (rows_of(again)[0] == rows_of(first)[1]).all()
+    assert "infer" in first.headers["server-timing"]
+    assert "infer" not in again.headers.get("server-timing", "")
+    only_the_new_condition = client.post("/embed", params={"condition": [COLOR, "How large?", SHAPE]}, **send)
+    assert_same(rows_of(only_the_new_condition)[[0, 2]], rows_of(first))
+
+
+def test_equal_inputs_of_one_call_get_equal_answers(client: TestClient) -> None:
+    rows = rows_of(client.post("/embed", json={"texts": ["one", "two", "one"], "images": [data_uri(PHOTO)] * 2}))
+    assert (rows[0] == rows[1]).all()
+    assert (rows[2] == rows[4]).all()
+    assert not (rows[2] == rows[3]).all()
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content", "hint"),
+    [
+        ("application/x-www-form-urlencoded", PHOTO, "looks like an image"),
+        ("application/octet-stream", PHOTO, "looks like an image"),
+        ("", PHOTO, "names no content type"),
+        ("text/plain", b"hello", "not text/plain"),
+        ("application/xml", b"<a/>", "not application/xml"),
+    ],
+)
+def test_other_content_types_are_refused_saying_what_to_send(
+    client: TestClient, content_type: str, content: bytes, hint: str
+) -> None:
+    error = error_of(client.post("/embed", content=content, headers={"content-type": content_type}), 415)
+    assert error["type"] == "unsupported_media_type"
+    assert hint in error["message"]
+    assert "image/*" in error["message"]
+
+
+def test_the_charset_of_a_content_type_is_ignored(client: TestClient) -> None:
+    response = client.post(
+        "/embed", content=b'{"texts": ["ok"]}', headers={"content-type": "Application/JSON; charset=klingon"}
+    )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "images"),
+        ({"images": [], "texts": []}, "images"),
+        ({"texts": "one"}, "texts"),
+        ({"texts": ["ok", 3]}, "texts.1"),
+        ({"images": [3]}, "images.0"),
+        ({"images": [{"what": "ever"}]}, "images.0"),
+        ({"texts": ["ok"], "condition": 3}, "condition"),
+        ({"texts": ["ok"], "encoding_format": "float16"}, "encoding_format"),
+        ({"texts": None}, "texts"),
+    ],
+)
+def test_a_json_body_that_does_not_fit_names_the_field(client: TestClient, body: Any, param: str) -> None:
+    error = error_of(client.post("/embed", json=body), 422)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"texts": ["ok", TOO_LONG]}, 413, "texts.1"),
+        ({"texts": ["ok", " "]}, 400, "texts.1"),
+        ({"images": [data_uri(PHOTO)], "condition": TOO_LONG}, 413, "condition"),
+        ({"images": [data_uri(PHOTO)], "condition": ["ok", ""]}, 400, "condition.1"),
+        ({"images": [data_uri(PHOTO), data_uri(b"no image")]}, 400, "images.1"),
+        ({"images": ["http://127.0.0.1/a.png"]}, 400, "images.0"),
+        ({"images": [{"id": "birds/1"}]}, 404, "images.0"),
+        ({"texts": ["ok"], "model": "another"}, 404, "model"),
+    ],
+)
+def test_an_input_that_cannot_be_embedded_names_itself(client: TestClient, body: Any, status: int, param: str) -> None:
+    assert error_of(client.post("/embed", json=body), status)["param"] == param
+
+
+def test_a_text_over_the_context_length_names_limit_and_value(client: TestClient) -> None:
+    message = error_of(client.post("/embed", json={"texts": [TOO_LONG]}), 413)["message"]
+    assert f"{CONTEXT_LENGTH + 2} tokens" in message
+    assert f"at most {CONTEXT_LENGTH}" in message
+
+
+def test_a_broken_file_among_others_is_named(client: TestClient) -> None:
+    files = [("file", ("a.png", PHOTO)), ("file", ("b.png", PHOTO[:100])), ("file", ("c.png", PHOTO))]
+    assert error_of(client.post("/embed", files=files), 400)["param"] == "file.1"
+
+
+def test_more_conditions_than_the_limit_are_refused(client: TestClient) -> None:
+    conditions = [f"condition {number}" for number in range(65)]
+    message = error_of(client.post("/embed", params={"condition": conditions}, files={"file": PHOTO}), 413)["message"]
+    assert "65 conditions; the limit is 64" in message
+
+
+def test_more_inputs_than_the_limit_are_refused(client: TestClient) -> None:
+    message = error_of(client.post("/embed", json={"texts": ["a"] * 4097}), 413)["message"]
+    assert "4097 inputs; the limit is 4096" in message
+
+
+def test_a_form_without_a_file_part_is_refused(client: TestClient) -> None:
+    assert error_of(client.post("/embed", files={"image": PHOTO}), 422)["param"] == "file"
+    assert error_of(client.post("/embed", files={"file": (None, "text")}), 422)["param"] == "file.0"
+
+
+def test_contradictions_between_query_and_body_are_refused(client: TestClient) -> None:
+    body = {"images": [data_uri(PHOTO)], "condition": COLOR}
+    assert error_of(client.post("/embed", params={"condition": SHAPE}, json=body), 400)["param"] == "condition"
+    assert client.post("/embed", params={"condition": COLOR}, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}@latest", "latest"])
+def test_the_model_may_be_named_in_every_way_that_means_it(client: TestClient, name: str) -> None:
+    assert client.post("/embed", params={"model": name}, json={"texts": ["ok"]}).status_code == 200
+    version = client.get("/v1/models").json()["data"][0]["version"]
+    assert client.post("/embed", json={"texts": ["ok"], "model": f"{MODEL}@{version}"}).status_code == 200
+
+
+# --- TEI's /embed ---
+
+
+def test_tei_requests_are_answered_with_nothing_but_numbers(client: TestClient, engine: EmbedEngine) -> None:
+    texts = ["a red square", "a blue circle"]
+    response = client.post("/embed", json={"inputs": texts, "truncate": True, "normalize": True})
+    assert_same(np.array(response.json(), dtype=np.float32), of_texts(engine, texts))
+    single = client.post("/embed", json={"inputs": texts[0]}).json()
+    assert_same(np.array(single, dtype=np.float32), of_texts(engine, texts[:1]))
+
+
+def test_tei_answers_carry_its_measurements(client: TestClient) -> None:
+    headers = client.post("/embed", json={"inputs": ["ab", "cde"]}).headers
+    assert headers["x-compute-characters"] == "5"
+    assert int(headers["x-compute-tokens"]) >= 6
+    for name in ("x-total-time", "x-compute-time", "x-queue-time", "x-inference-time", "x-tokenization-time"):
+        assert headers[name].isdecimal()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"inputs": TOO_LONG}, 413),
+        ({"inputs": TOO_LONG, "truncate": False}, 413),
+        ({"inputs": []}, 400),
+        ({"inputs": [""]}, 400),
+        ({"inputs": [1, 2, 3]}, 400),
+        ({"inputs": "ok", "normalize": False}, 422),
+        ({"inputs": "ok", "dimensions": 8}, 422),
+        ({"inputs": "ok", "prompt_name": "query"}, 422),
+        ({"inputs": TOO_LONG, "truncate": True, "truncation_direction": "Left"}, 422),
+        ({"inputs": None}, 422),
+    ],
+)
+def test_tei_errors_have_the_shape_of_tei(client: TestClient, fields: Any, status: int) -> None:
+    response = client.post("/embed", json=fields)
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error_type"] == "Validation"
+
+
+def test_tei_truncates_only_where_it_is_asked_to(client: TestClient, engine: EmbedEngine) -> None:
+    response = client.post("/embed", json={"inputs": TOO_LONG, "truncate": True, "dimensions": EMBEDDING_WIDTH})
+    whole = "red " * (CONTEXT_LENGTH - 2)
+    assert_same(np.array(response.json(), dtype=np.float32), of_texts(engine, [whole]))
+
+
+# --- /v1/embeddings ---
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+def test_openai_requests_embed_texts_with_and_without_the_version_prefix(
+    client: TestClient, engine: EmbedEngine, path: str
+) -> None:
+    texts = ["a red square", "a blue circle"]
+    response = client.post(path, json={"model": MODEL, "input": texts, "user": "me"})
+    assert_same(rows_of(response), of_texts(engine, texts))
+    num_tokens = sum(engine.prepare_text(text).num_tokens for text in texts)
+    assert response.json()["usage"] == {"images": 0, "prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def test_openai_inputs_may_be_images_under_a_condition(client: TestClient, engine: EmbedEngine) -> None:
+    response = client.post(
+        "/v1/embeddings",
+        json={"input": [{"image": data_uri(PHOTO)}, "a red square", {"text": "round"}], "condition": COLOR},
+    )
+    expected = [of_images(engine, [PHOTO], [COLOR]), of_texts(engine, ["a red square", "round"])]
+    assert_same(rows_of(response), np.concatenate(expected))
+
+
+@pytest.mark.parametrize("tokens", [[57668, 53901], [[57668, 53901], [1]]])
+def test_token_ids_are_refused_naming_the_option_that_stops_them(client: TestClient, tokens: Any) -> None:
+    error = error_of(client.post("/v1/embeddings", json={"model": MODEL, "input": tokens}), 400)
+    assert "check_embedding_ctx_length=False" in error["message"]
+    assert error["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 422, "input"),
+        ({"input": []}, 422, "input"),
+        ({"input": ""}, 400, "input"),
+        ({"input": ["ok", ""]}, 400, "input.1"),
+        ({"input": ["ok", TOO_LONG]}, 413, "input.1"),
+        ({"input": ["ok", None]}, 422, "input.1"),
+        ({"input": [{"text": "a", "image": "b"}]}, 422, "input.0"),
+        ({"input": [{}]}, 422, "input.0"),
+        ({"input": [{"image": "?"}]}, 400, "input.0.image"),
+        ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
+        ({"input": "ok", "encoding_format": "int8"}, 422, "encoding_format"),
+        ({"input": "ok", "model": "text-embedding-3-small"}, 404, "model"),
+    ],
+)
+def test_openai_errors_name_the_field(client: TestClient, body: Any, status: int, param: str) -> None:
+    assert error_of(client.post("/v1/embeddings", json=body), status)["param"] == param
+
+
+def test_dimensions_equal_to_the_models_own_are_accepted(client: TestClient) -> None:
+    body = {"input": "ok", "dimensions": EMBEDDING_WIDTH}
+    assert client.post("/v1/embeddings", json=body).status_code == 200
+
+
+def test_two_thousand_and_forty_eight_inputs_fit_into_one_call(client: TestClient, engine: EmbedEngine) -> None:
+    texts = [f"object number {number}" for number in range(2048)]
+    rows = rows_of(client.post("/v1/embeddings", json={"input": texts, "encoding_format": "float"}))
+    assert len(rows) == 2048
+    for index in (0, 63, 64, 1000, 2047):
+        assert_same(rows[[index]], of_texts(engine, [texts[index]]))
+
+
+def test_openai_route_takes_json_only(client: TestClient) -> None:
+    response = client.post("/v1/embeddings", content=PHOTO, headers={"content-type": "image/png"})
+    assert "application/json" in error_of(response, 415)["message"]
+
+
+# --- hostile bodies ---
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"input": "\xff"}',
+        b'{"input": "\\ud800"}',
+        b'{"input": "ok", "dimensions": NaN}',
+        b'{"input": Infinity}',
+        b"[" * 100_000,
+        b'{"input": ' + b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
+    ids=["empty", "open", "bom", "not utf-8", "lone surrogate", "nan", "infinity", "deep", "deep field", "deep object"],
+)
+def test_what_is_no_json_is_a_400(client: TestClient, path: str, content: bytes) -> None:
+    response = client.post(path, content=content, headers={"content-type": "application/json"})
+    assert "not valid JSON" in error_of(response, 400)["message"]
+
+
+@pytest.mark.parametrize("content", [b"null", b"3", b'"text"', b"[]"])
+def test_json_that_is_no_object_is_a_422(client: TestClient, content: bytes) -> None:
+    response = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
+    assert "JSON object" in error_of(response, 422)["message"]
+
+
+def test_of_a_field_given_twice_the_last_counts(client: TestClient, engine: EmbedEngine) -> None:
+    response = client.post(
+        "/v1/embeddings",
+        content=b'{"input": "first", "input": "second"}',
+        headers={"content-type": "application/json"},
+    )
+    assert_same(rows_of(response), of_texts(engine, ["second"]))
+
+
+def multipart(content: bytes, boundary: str = "b") -> dict[str, Any]:
+    return {"content": content, "headers": {"content-type": f"multipart/form-data; boundary={boundary}"}}
+
+
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + PHOTO
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        PART,
+        PART + b"\r\n" + PART,
+        PART + b"\r\n--b\r\n" + PART,
+        b"--c\r\n\r\n--c--",
+        b"--b\r\nno colon\r\n\r\n--b--",
+        b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--",
+    ],
+    ids=["empty", "one open part", "second part open", "nested", "other boundary", "bad header", "no name"],
+)
+def test_a_truncated_or_malformed_form_is_a_400(client: TestClient, content: bytes) -> None:
+    error_of(client.post("/embed", **multipart(content)), 400)
+
+
+def test_a_form_without_a_boundary_is_a_400(client: TestClient) -> None:
+    response = client.post("/embed", content=PART, headers={"content-type": "multipart/form-data"})
+    error_of(response, 400)
+
+
+def test_a_form_of_another_charset_still_yields_its_file(client: TestClient) -> None:
+    header = {"content-type": "multipart/form-data; boundary=b; charset=klingon"}
+    assert client.post("/embed", content=PART + b"\r\n--b--\r\n", headers=header).status_code == 200
+
+
+def test_a_form_with_too_many_fields_is_a_400(client: TestClient) -> None:
+    field = b'--b\r\nContent-Disposition: form-data; name="condition"\r\n\r\nx\r\n'
+    error_of(client.post("/embed", **multipart(field * 1000 + PART + b"\r\n--b--\r\n")), 400)
+
+
+def test_a_body_over_the_limit_is_refused_by_its_announced_length(client: TestClient) -> None:
+    response = client.post("/embed", content=b"", headers={"content-type": "image/png", "content-length": str(10**18)})
+    assert error_of(response, 413)["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", PHOTO[:40], b"\x89PNG\r\n\x1a\n" + b"\0" * 100])
+def test_a_body_that_is_no_image_is_a_400(client: TestClient, content: bytes) -> None:
+    error_of(client.post("/embed", content=content, headers={"content-type": "image/png"}), 400)
+
+
+# --- what is served ---
+
+
+def test_models_lists_the_served_checkpoint_with_its_limits(client: TestClient) -> None:
+    listing = client.get("/v1/models").json()
+    (model,) = listing["data"]
+    assert listing["object"] == "list"
+    assert model["id"] == MODEL
+    assert model["kind"] == "focallens-clip"
+    assert model["max_model_len"] == CONTEXT_LENGTH
+    assert model["dimensions"] == EMBEDDING_WIDTH
+    assert model["revision"].startswith(model["version"])
+    assert model["limits"]["max_inputs"] >= 2048
+    for name in (MODEL, f"{MODEL}@{model['version']}", f"{MODEL}@latest"):
+        assert client.get(f"/v1/models/{name}").json() == model
+    assert client.get("/models").json() == listing
+    error_of(client.get("/v1/models/another"), 404)
+
+
+def test_info_is_teis(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert info["model_id"] == MODEL
+    assert info["max_input_length"] == CONTEXT_LENGTH
+    assert info["max_client_batch_size"] >= 2048
+    assert info["model_dtype"] == "float32"
+
+
+def test_the_openapi_document_describes_every_form_of_a_body(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    content = paths["/embed"]["post"]["requestBody"]["content"]
+    assert set(content) == {"image/*", "multipart/form-data", "application/json"}
+    assert "application/json" in paths["/v1/embeddings"]["post"]["requestBody"]["content"]
