@@ -1,0 +1,206 @@
+"""The embed service's contract, spoken by the clients that people really use."""
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.contract.conftest import MODEL, Server
+from tests.core.image_files import encode, scene
+from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH
+
+TEXTS = ["a red square", "a blue circle"]
+COLOR = "What is the color of the object?"
+TOO_LONG = "red " * CONTEXT_LENGTH
+PHOTO = encode(scene(), "JPEG")
+PHOTO_URI = f"data:image/jpeg;base64,{base64.b64encode(PHOTO).decode()}"
+
+
+@pytest.fixture(scope="module")
+def client(embed_server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{embed_server.url}/v1", api_key="none", max_retries=0)
+
+
+def norm(embedding: Any) -> float:
+    return float(np.linalg.norm(np.array(embedding, dtype=np.float64)))
+
+
+# --- openai ---
+
+
+def test_openai_gets_the_same_numbers_by_base64_its_default_and_by_float(client: openai.OpenAI) -> None:
+    by_default = client.embeddings.create(model=MODEL, input=TEXTS)
+    as_floats = client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float")
+    assert [entry.index for entry in by_default.data] == [0, 1]
+    for one, other in zip(by_default.data, as_floats.data, strict=True):
+        assert len(one.embedding) == EMBEDDING_WIDTH
+        assert norm(one.embedding) == pytest.approx(1, abs=1e-5)
+        assert np.array_equal(np.array(one.embedding, np.float32), np.array(other.embedding, np.float32))
+    assert by_default.usage.prompt_tokens == by_default.usage.total_tokens > 0
+
+
+def test_openai_embeds_an_image_under_a_condition_by_extra_fields(client: openai.OpenAI) -> None:
+    item: Any = {"image": PHOTO_URI}
+    plain = client.embeddings.create(model=MODEL, input=[item])
+    conditioned = client.embeddings.create(model=MODEL, input=[item], extra_body={"condition": COLOR})
+    assert norm(conditioned.data[0].embedding) == pytest.approx(1, abs=1e-5)
+    assert plain.data[0].embedding != conditioned.data[0].embedding
+
+
+def test_openai_sends_two_thousand_and_forty_eight_inputs_at_once(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model=MODEL, input=[f"object {number}" for number in range(2048)])
+    assert [entry.index for entry in answer.data] == list(range(2048))
+
+
+def test_openai_maps_errors_to_its_own_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(model="text-embedding-3-small", input="ok")
+    assert unknown.value.param == "model"
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.UnprocessableEntityError) as width:
+        client.embeddings.create(model=MODEL, input="ok", dimensions=8)
+    assert width.value.param == "dimensions"
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model=MODEL, input="")
+    with pytest.raises(openai.APIStatusError) as too_long:
+        client.embeddings.create(model=MODEL, input=TOO_LONG)
+    assert too_long.value.status_code == 413
+    assert too_long.value.request_id
+
+
+def test_openai_is_told_not_to_retry_what_a_retry_cannot_mend(embed_server: Server) -> None:
+    eager = openai.OpenAI(base_url=f"{embed_server.url}/v1", api_key="none", max_retries=5)
+    with pytest.raises(openai.BadRequestError) as error:
+        eager.embeddings.create(model=MODEL, input=[[1, 2, 3]])
+    assert error.value.response.headers["x-should-retry"] == "false"
+    assert error.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
+def test_openai_lists_and_retrieves_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).created == model.created
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_openai_reads_which_checkpoint_answered(client: openai.OpenAI) -> None:
+    raw = client.embeddings.with_raw_response.create(model=MODEL, input="ok")
+    assert raw.headers["x-fovea-model"].startswith(f"{MODEL}@")
+    assert raw.parse().model == raw.headers["x-fovea-model"]
+
+
+# --- LangChain ---
+
+
+@pytest.fixture(scope="module")
+def byte_tokens() -> str:
+    """LangChain asks tiktoken for the tokens of a model by name; the real ones would have to be downloaded."""
+    import tiktoken
+    import tiktoken.model
+    import tiktoken.registry
+
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens={})
+    tiktoken.registry.ENCODINGS["bytes"] = encoding
+    tiktoken.model.MODEL_TO_ENCODING["bytes"] = "bytes"
+    return "bytes"
+
+
+def test_langchain_embeds_with_its_length_check_off(embed_server: Server) -> None:
+    from langchain_openai import OpenAIEmbeddings
+    from pydantic import SecretStr
+
+    embeddings = OpenAIEmbeddings(
+        model=MODEL,
+        openai_api_base=f"{embed_server.url}/v1",
+        openai_api_key=SecretStr("none"),
+        check_embedding_ctx_length=False,
+    )
+    vectors = embeddings.embed_documents(TEXTS)
+    assert [len(vector) for vector in vectors] == [EMBEDDING_WIDTH] * 2
+    assert np.allclose(embeddings.embed_query(TEXTS[0]), vectors[0], atol=1e-6)
+
+
+def test_langchain_with_its_length_check_on_is_told_which_option_to_set(embed_server: Server, byte_tokens: str) -> None:
+    from langchain_openai import OpenAIEmbeddings
+    from pydantic import SecretStr
+
+    embeddings = OpenAIEmbeddings(
+        model=MODEL,
+        openai_api_base=f"{embed_server.url}/v1",
+        openai_api_key=SecretStr("none"),
+        tiktoken_model_name=byte_tokens,
+    )
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        embeddings.embed_documents(TEXTS)
+
+
+# --- LlamaIndex ---
+
+
+def test_llama_index_speaks_to_the_tei_routes(embed_server: Server) -> None:
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    embeddings = TextEmbeddingsInference(
+        model_name=MODEL, base_url=embed_server.url, text_instruction=" ", query_instruction=" ", timeout=30
+    )
+    vectors = embeddings.get_text_embedding_batch(TEXTS)
+    assert [norm(vector) for vector in vectors] == pytest.approx([1, 1], abs=1e-5)
+    assert np.allclose(embeddings.get_query_embedding(TEXTS[1]), vectors[1], atol=1e-6)
+
+
+# --- curl ---
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("photo") / "photo.jpg"
+    path.write_bytes(PHOTO)
+    return path
+
+
+def curl(*arguments: str) -> tuple[int, Any]:
+    """Status and parsed body of what the command line client gets."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", "--max-time", "30", "--write-out", "\n%{http_code}", *arguments],
+        capture_output=True,
+        check=True,
+    )
+    body, _, status = done.stdout.rpartition(b"\n")
+    return int(status), json.loads(body)
+
+
+def test_curl_embeds_a_photo_in_every_form(embed_server: Server, photo: Path) -> None:
+    url = f"{embed_server.url}/embed?condition=What+is+the+color+of+the+object%3F"
+    answers = [
+        curl(url, "-H", "Content-Type: image/jpeg", "--data-binary", f"@{photo}"),
+        curl(url, "-F", f"file=@{photo}"),
+        curl(url, "--json", json.dumps({"images": [PHOTO_URI]})),
+    ]
+    assert [status for status, _ in answers] == [200, 200, 200]
+    data = [body["data"] for _, body in answers]
+    assert data[0] == data[1] == data[2]
+    assert data[0][0]["condition"] == COLOR
+    assert norm(data[0][0]["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_curl_embeds_several_files_under_several_conditions(embed_server: Server, photo: Path) -> None:
+    url = f"{embed_server.url}/embed?condition=color&condition=shape"
+    status, body = curl(url, "-F", f"file=@{photo}", "-F", f"file=@{photo}")
+    assert status == 200
+    assert [entry["condition"] for entry in body["data"]] == ["color", "shape"] * 2
+
+
+def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Server, photo: Path) -> None:
+    status, body = curl(f"{embed_server.url}/embed", "--data-binary", f"@{photo}")
+    assert status == 415
+    assert "Content-Type: image/jpeg" in body["error"]["message"]
