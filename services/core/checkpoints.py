@@ -1,0 +1,270 @@
+"""The checkpoint that a service answers with: follows one alias of the model store, swaps while requests come in.
+
+A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one answers
+what it was asked and is let go. A version that can't do so is refused, and the old one serves on.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from services.core.batching import Batcher
+from services.core.compute import ComputeThread
+from services.core.errors import Overloaded
+from services.core.health import CheckResult
+from services.core.manifest import Manifest
+from services.core.metrics import Metrics
+from services.core.store import Store
+from services.core.store_errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
+
+LOADING_RETRY_AFTER_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+class CheckpointEngine(Protocol):
+    """What a checkpoint is loaded into. Both calls run on the compute thread and tell what is wrong by raising."""
+
+    def warm_up(self) -> None:
+        """Do once what only first calls do, so that no request has to wait for it."""
+
+    def self_check(self) -> None:
+        """Compute something whose answer is known."""
+
+
+EngineT = TypeVar("EngineT", bound=CheckpointEngine)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Which alias to follow (a version id is followed too, and never moves), and how; `poll_s` in seconds."""
+
+    name: str
+    alias: str
+    cache_dir: Path
+    poll_s: float
+
+
+@dataclass(frozen=True)
+class Served(Generic[EngineT]):
+    """A version that answers; `digest` tells its results from those of every other version."""
+
+    engine: EngineT
+    batcher: Batcher[Any, Any]
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+
+class _Refused(Exception):
+    """A version that must not serve; the message is fit to be shown."""
+
+
+class _Generation(Generic[EngineT]):
+    """A served version and the requests that hold it."""
+
+    def __init__(self, served: Served[EngineT]) -> None:
+        self.served = served
+        self._num_leases = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+
+    @contextmanager
+    def lease(self) -> Iterator[Served[EngineT]]:
+        self._num_leases += 1
+        self._is_unused.clear()
+        try:
+            yield self.served
+        finally:
+            self._num_leases -= 1
+            if not self._num_leases:
+                self._is_unused.set()
+
+    async def retire(self) -> None:
+        """Return when nobody holds it any more and all that it was asked is answered."""
+        await self._is_unused.wait()
+        await self.served.batcher.drain()
+        await self.served.batcher.close()
+
+
+class ServedCheckpoint(Generic[EngineT]):
+    """`load` reads a verified folder on a thread of its own; `make_batcher` is called for each version that serves.
+
+    At most two versions are in memory: a third is loaded when the first has gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        followed: Followed,
+        *,
+        load: Callable[[Path, Manifest], EngineT],
+        make_batcher: Callable[[EngineT], Batcher[Any, Any]],
+        thread: ComputeThread,
+        metrics: Metrics,
+    ) -> None:
+        self.name = followed.name
+        self.alias = followed.alias
+        self._store = store
+        self._followed = followed
+        self._load = load
+        self._make_batcher = make_batcher
+        self._thread = thread
+        self._metrics = metrics
+        self._current: _Generation[EngineT] | None = None
+        self._retiring: _Generation[EngineT] | None = None
+        self._refusal: tuple[str, str] | None = None  # the version, and why
+        self._trouble: str | None = None  # why the store could not be asked
+        self._one_look_at_a_time = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        metrics.model_ready.labels(self.name).set(0)
+        metrics.checkpoint_refusals.labels(self.name)  # shown as 0, so that the first one is seen as a rise
+
+    async def start(self) -> None:
+        """Load the version that the alias names, then follow the alias.
+
+        Returns also where that version is refused or the store can't be reached: `check` says so, and the next
+        good version is served.
+        """
+        await self.look()
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following; fail what waits for a batch, return when the running one has ended."""
+        if self._following is not None:
+            self._following.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._following
+        generations = [self._retiring, self._current]
+        self._retiring = self._current = None
+        self._metrics.model_ready.labels(self.name).set(0)
+        for generation in generations:
+            if generation is not None:
+                await generation.served.batcher.close()
+
+    @contextmanager
+    def lease(self) -> Iterator[Served[EngineT]]:
+        """The version that serves now, kept until the block ends even if another one takes its place meanwhile.
+
+        Raises Overloaded while there is none.
+        """
+        if self._current is None:
+            self._metrics.rejected.labels("loading").inc()
+            raise Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+        with self._current.lease() as served:
+            yield served
+
+    def check(self) -> CheckResult:
+        """For `/readyz`: whether a version serves, which, and what is wrong with the one that was to replace it."""
+        details = [self._trouble] if self._trouble else []
+        if self._refusal is not None:
+            details.insert(0, f"refused {self._refusal[1]}")
+        if self._current is None:
+            return False, "; ".join(details) or f"loading {self.name}@{self.alias}"
+        served = self._current.served
+        is_alive = served.batcher.is_alive
+        details.insert(0, f"{served.name}@{served.version}" + ("" if is_alive else " can compute nothing any more"))
+        return is_alive, "; ".join(details)
+
+    async def look(self) -> None:
+        """Ask the store once where the alias points, and serve that version if it is another one.
+
+        Never raises for what is wrong with the store or the version. Returns when the version before, if there
+        was one, has answered all that it was asked.
+        """
+        async with self._one_look_at_a_time:
+            try:
+                version = await asyncio.to_thread(self._store.resolve, self.name, self.alias)
+                if self._refusal is not None and self._refusal[0] != version:
+                    self._refusal = None
+                if self._is_known(version):
+                    self._note_trouble(None)
+                    return
+                generation = await self._load_generation(version)
+            except _Refused as refused:
+                self._refuse(version, refused)
+            except Exception as error:  # noqa: BLE001 - whatever ails the store, what is loaded serves on
+                self._note_trouble(error)
+            else:
+                await self._swap(generation)
+
+    def _is_known(self, version: str) -> bool:
+        """Whether it serves already, or was refused and would be again."""
+        is_served = self._current is not None and self._current.served.version == version
+        return is_served or (self._refusal is not None and self._refusal[0] == version)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._followed.poll_s)
+            await self.look()
+
+    async def _load_generation(self, version: str) -> _Generation[EngineT]:
+        """Raises _Refused, and StoreError where the version can't be had at the moment."""
+        began = time.monotonic()
+        try:
+            manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
+            folder = await asyncio.to_thread(self._store.fetch, self.name, version, self._followed.cache_dir)
+        except (CorruptCheckpoint, InvalidCheckpoint) as error:
+            raise _Refused(str(error)) from error
+        engine = await self._load_engine(folder, manifest)
+        self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)
+        return _Generation(Served(engine, self._make_batcher(engine), manifest))
+
+    async def _load_engine(self, folder: Path, manifest: Manifest) -> EngineT:
+        step = "load"
+        try:
+            engine = await asyncio.to_thread(self._load, folder, manifest)
+            step = "warm up"
+            await self._thread.run(engine.warm_up)
+            step = "pass its self-check"
+            await self._thread.run(engine.self_check)
+        except Exception as error:
+            # The cause is for the log: a loader's message may hold paths and values.
+            reason = f"{manifest.name}@{manifest.version}: it did not {step} ({type(error).__name__})"
+            raise _Refused(reason) from error
+        return engine
+
+    async def _swap(self, generation: _Generation[EngineT]) -> None:
+        self._retiring, self._current = self._current, generation
+        served = generation.served
+        self._note_trouble(None)
+        self._metrics.model_info.clear()
+        self._metrics.model_info.labels(served.name, served.version, served.digest).set(1)
+        self._metrics.model_ready.labels(self.name).set(1)
+        log.info("checkpoint serves", model=self.name, alias=self.alias, version=served.version)
+        if self._retiring is not None:
+            await self._retiring.retire()
+            log.info("checkpoint retired", model=self.name, version=self._retiring.served.version)
+            self._retiring = None
+
+    def _refuse(self, version: str, refused: _Refused) -> None:
+        self._note_trouble(None)
+        self._refusal = (version, str(refused))
+        self._metrics.checkpoint_refusals.labels(self.name).inc()
+        log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
+
+    def _note_trouble(self, error: Exception | None) -> None:
+        if error is None:
+            self._trouble = None
+            return
+        shown = str(error) if isinstance(error, StoreError) else type(error).__name__
+        trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
+        if trouble != self._trouble:  # once, not at each look
+            log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
+        self._trouble = trouble

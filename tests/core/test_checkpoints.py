@@ -1,0 +1,380 @@
+import asyncio
+import gc
+import shutil
+import struct
+import threading
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.core.batching import Batcher, BatchLimits
+from services.core.checkpoints import Followed, Served, ServedCheckpoint
+from services.core.compute import ComputeThread
+from services.core.errors import Overloaded
+from services.core.manifest import Manifest
+from services.core.metrics import Metrics
+from services.core.store import Store
+from tests.core.engines import submission
+from tests.core.tiny_checkpoints import INFO, write_checkpoint
+
+SECRET = "password of the loader"
+
+
+class TinyEngine:
+    """Answers `item` with `weights:item`; weights named after a step make that step fail."""
+
+    def __init__(self, weights: str, events: list[tuple[str, str]]) -> None:
+        self.weights = weights
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._events = events
+        self._note("load")
+
+    def warm_up(self) -> None:
+        self._note("warm up")
+
+    def self_check(self) -> None:
+        self._note("self-check")
+
+    def run_batch(self, items: Sequence[str]) -> list[str]:
+        self.entered.set()
+        assert self.gate.wait(60), "the test left the gate closed"
+        return [f"{self.weights}:{item}" for item in items]
+
+    def _note(self, step: str) -> None:
+        self._events.append((step, threading.current_thread().name))
+        if self.weights == f"fails to {step}":
+            raise RuntimeError(SECRET)
+
+
+class Place:
+    """A store in a folder, and a served checkpoint that follows its alias `latest`."""
+
+    def __init__(self, folder: Path, *, poll_s: float = 3600) -> None:
+        self.folder = folder
+        self.store = Store.open((folder / "store").as_uri())
+        self.thread = ComputeThread("compute-test")
+        self.thread.start()
+        self.metrics = Metrics("test")
+        self.events: list[tuple[str, str]] = []
+        self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
+            self.store,
+            Followed("toy", "latest", folder / "cache", poll_s),
+            load=self._load,
+            make_batcher=self._make_batcher,
+            thread=self.thread,
+            metrics=self.metrics,
+        )
+
+    def publish(self, weights: str) -> str:
+        """Publish a version with these weights as `latest`; returns its id."""
+        directory = write_checkpoint(self.folder / "new" / weights, weights.encode())
+        return self.store.publish("toy", directory, INFO).id
+
+    def weights_file(self, version: str) -> Path:
+        return self.folder / "store" / "models" / "toy" / "versions" / version / "model.safetensors"
+
+    def sample(self, metric: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"fovea_{metric}", labels)
+
+    def serving(self) -> str:
+        with self.checkpoint.lease() as served:
+            return served.engine.weights
+
+    async def until_serving(self, weights: str) -> None:
+        while self.serving() != weights:  # noqa: ASYNC110 - it loads on threads and polls by its own clock
+            await asyncio.sleep(0.005)
+
+    async def ask(self, item: str) -> str:
+        with self.checkpoint.lease() as served:
+            return await answer_of(served, item)
+
+    async def close(self) -> None:
+        await self.checkpoint.close()
+        await self.thread.close()
+
+    def _load(self, folder: Path, manifest: Manifest) -> TinyEngine:
+        body = (folder / "model.safetensors").read_bytes()
+        (header_bytes,) = struct.unpack("<Q", body[:8])
+        return TinyEngine(body[8 + header_bytes :].decode(), self.events)
+
+    def _make_batcher(self, engine: TinyEngine) -> Batcher[str, str]:
+        limits = BatchLimits(max_batch_cost=100, max_batch_size=4, max_queue_cost=10_000)
+        return Batcher(engine, thread=self.thread, limits=limits, metrics=self.metrics)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    await place.close()
+
+
+async def answer_of(served: Served[TinyEngine], item: str) -> str:
+    [answer] = await served.batcher.submit([submission(item)])
+    result: str = answer.result
+    return result
+
+
+def flip_a_byte(file: Path) -> None:
+    body = bytearray(file.read_bytes())
+    body[-1] ^= 1
+    file.write_bytes(body)
+
+
+async def test_the_version_that_the_alias_names_is_served_and_told_apart(place: Place) -> None:
+    version = place.publish("v1")
+    await place.checkpoint.start()
+
+    assert await place.ask("a") == "v1:a"
+    with place.checkpoint.lease() as served:
+        assert (served.name, served.version) == ("toy", version)
+        assert served.manifest == place.store.manifest("toy", version)
+        assert served.digest == served.manifest.digest
+    assert place.checkpoint.check() == (True, f"toy@{version}")
+    assert place.sample("model_info", name="toy", version=version, digest=served.digest) == 1
+    assert place.sample("model_ready", name="toy") == 1
+    assert (place.sample("model_load_seconds", name="toy") or 0) > 0
+    assert place.sample("checkpoint_refusals_total", name="toy") == 0
+
+
+async def test_until_a_version_is_loaded_requests_are_refused_and_the_check_is_red(place: Place) -> None:
+    with pytest.raises(Overloaded) as refused, place.checkpoint.lease():
+        pass
+
+    assert refused.value.code == "loading"
+    assert place.checkpoint.check() == (False, "loading toy@latest")
+    assert place.sample("rejected_total", reason="loading") == 1
+    assert place.sample("model_ready", name="toy") == 0
+
+
+async def test_loading_runs_beside_the_event_loop_and_all_else_on_the_compute_thread(place: Place) -> None:
+    place.publish("v1")
+    await place.checkpoint.start()
+
+    [(load, loader), *others] = place.events
+    assert load == "load"
+    assert loader not in {"compute-test", threading.current_thread().name}
+    assert others == [("warm up", "compute-test"), ("self-check", "compute-test")]
+
+
+async def test_moving_the_alias_swaps_without_a_failed_request(place: Place) -> None:
+    place.publish("v0")
+    await place.checkpoint.start()
+    has_moved = asyncio.Event()
+    seen: set[str] = set()
+
+    async def client(name: str) -> None:
+        while not has_moved.is_set():
+            with place.checkpoint.lease() as served:
+                await asyncio.sleep(0)  # as if the request were decoded
+                assert await answer_of(served, name) == f"{served.engine.weights}:{name}"
+                seen.add(served.engine.weights)
+
+    clients = [asyncio.create_task(client(f"client-{number}")) for number in range(16)]
+    for number in range(1, 6):
+        await asyncio.to_thread(place.publish, f"v{number}")
+        await place.checkpoint.look()
+        assert await place.ask("x") == f"v{number}:x"
+    has_moved.set()
+    await asyncio.gather(*clients)
+
+    assert seen >= {"v0", "v1", "v2", "v3", "v4"}
+    assert place.checkpoint.check() == (True, f"toy@{place.store.resolve('toy')}")
+
+
+async def test_what_waits_for_the_old_version_is_answered_by_it(place: Place) -> None:
+    place.publish("old")
+    await place.checkpoint.start()
+    with place.checkpoint.lease() as served:
+        old = served.engine
+    old.gate.clear()
+    waiting = [asyncio.create_task(place.ask(f"{number}")) for number in range(20)]
+    assert await asyncio.to_thread(old.entered.wait, 60)
+    place.publish("new")
+    looking = asyncio.create_task(place.checkpoint.look())
+    old.gate.set()
+
+    assert await asyncio.gather(*waiting) == [f"old:{number}" for number in range(20)]
+    await looking
+    assert await place.ask("x") == "new:x"
+
+
+async def test_a_request_that_began_on_the_old_version_ends_on_it_however_late_it_submits(place: Place) -> None:
+    place.publish("old")
+    await place.checkpoint.start()
+    place.publish("new")
+    with place.checkpoint.lease() as served:
+        looking = asyncio.create_task(place.checkpoint.look())
+        await place.until_serving("new")
+        assert not looking.done()
+        assert await answer_of(served, "late") == "old:late"
+    await looking
+
+    with pytest.raises(Overloaded):
+        await served.batcher.submit([submission("too late")])
+
+
+async def test_the_old_version_leaves_memory_after_the_swap(place: Place) -> None:
+    place.publish("old")
+    await place.checkpoint.start()
+    await place.ask("a")
+    with place.checkpoint.lease() as served:
+        engine = weakref.ref(served.engine)
+    del served
+    place.publish("new")
+    await place.checkpoint.look()
+
+    await asyncio.sleep(0)
+    gc.collect()
+    assert engine() is None
+    assert len(place.thread.waiting) == 1
+
+
+async def test_a_version_with_one_flipped_byte_is_refused_and_the_old_one_serves_on(place: Place) -> None:
+    good = place.publish("good")
+    await place.checkpoint.start()
+    bad = place.publish("bad")
+    flip_a_byte(place.weights_file(bad))
+    with structlog.testing.capture_logs() as logs:
+        await place.checkpoint.look()
+
+    assert await place.ask("a") == "good:a"
+    is_ready, detail = place.checkpoint.check()
+    assert is_ready
+    assert detail.startswith(f"toy@{good}; refused toy@{bad} is damaged: model.safetensors: ")
+    assert place.sample("checkpoint_refusals_total", name="toy") == 1
+    [refusal] = [log for log in logs if log["event"] == "checkpoint refused"]
+    assert (refusal["model"], refusal["version"]) == ("toy", bad)
+
+
+@pytest.mark.parametrize(
+    ("weights", "step"),
+    [
+        ("fails to load", "load"),
+        ("fails to warm up", "warm up"),
+        ("fails to self-check", "pass its self-check"),
+    ],
+)
+async def test_a_version_that_fails_on_its_way_is_refused_and_named_but_its_error_only_logged(
+    place: Place, weights: str, step: str
+) -> None:
+    good = place.publish("good")
+    await place.checkpoint.start()
+    bad = place.publish(weights)
+    with structlog.testing.capture_logs() as logs:
+        await place.checkpoint.look()
+
+    assert await place.ask("a") == "good:a"
+    assert place.checkpoint.check() == (True, f"toy@{good}; refused toy@{bad}: it did not {step} (RuntimeError)")
+    [refusal] = [log for log in logs if log["event"] == "checkpoint refused"]
+    assert SECRET in str(refusal["exc_info"].__cause__)
+
+
+async def test_a_refused_version_is_tried_again_only_after_the_alias_has_moved(place: Place) -> None:
+    good = place.publish("good")
+    await place.checkpoint.start()
+    bad = place.publish("fails to load")
+    for _ in range(3):
+        await place.checkpoint.look()
+    assert place.sample("checkpoint_refusals_total", name="toy") == 1
+
+    place.store.promote("toy", good, "latest")
+    await place.checkpoint.look()
+    assert place.checkpoint.check() == (True, f"toy@{good}")
+    assert place.sample("model_info", name="toy", version=good, digest=place.store.manifest("toy", good).digest) == 1
+    loads = [event for event in place.events if event[0] == "load"]
+    assert len(loads) == 2, "the version that serves is not loaded again"
+
+    place.store.promote("toy", bad, "latest")
+    await place.checkpoint.look()
+    assert place.sample("checkpoint_refusals_total", name="toy") == 2
+
+
+async def test_a_store_that_can_not_be_read_is_reported_and_the_loaded_version_serves_on(place: Place) -> None:
+    version = place.publish("v1")
+    await place.checkpoint.start()
+    models = place.folder / "store" / "models"
+    models.rename(place.folder / "away")
+    models.write_text("not a folder")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            await place.checkpoint.look()
+
+    assert await place.ask("a") == "v1:a"
+    is_ready, detail = place.checkpoint.check()
+    assert is_ready
+    assert detail.startswith(f"toy@{version}; toy@latest can't be looked up: ")
+    assert [log["event"] for log in logs] == ["model store not readable"]
+
+    models.unlink()
+    (place.folder / "away").rename(models)
+    await place.checkpoint.look()
+    assert place.checkpoint.check() == (True, f"toy@{version}")
+
+
+async def test_starting_on_a_refused_version_waits_for_a_good_one(place: Place) -> None:
+    bad = place.publish("fails to self-check")
+    await place.checkpoint.start()
+
+    is_ready, detail = place.checkpoint.check()
+    assert not is_ready
+    assert detail.startswith(f"refused toy@{bad}")
+    place.publish("good")
+    await place.checkpoint.look()
+    assert await place.ask("a") == "good:a"
+
+
+async def test_starting_on_an_empty_store_waits_for_the_first_version(place: Place) -> None:
+    await place.checkpoint.start()
+
+    is_ready, detail = place.checkpoint.check()
+    assert not is_ready
+    assert "no alias 'latest'" in detail
+    place.publish("first")
+    await place.checkpoint.look()
+    assert await place.ask("a") == "first:a"
+
+
+async def test_the_alias_is_followed_without_being_asked(tmp_path: Path) -> None:
+    place = Place(tmp_path, poll_s=0.01)
+    place.publish("v1")
+    await place.checkpoint.start()
+    shutil.rmtree(tmp_path / "store")  # a look that fails does not end the following
+    await asyncio.sleep(0.03)
+    place.publish("v2")
+    await place.until_serving("v2")
+
+    await place.close()
+
+
+async def test_a_broken_batcher_turns_the_check_red(place: Place) -> None:
+    version = place.publish("v1")
+    await place.checkpoint.start()
+    await place.thread.close()
+
+    assert place.checkpoint.check() == (False, f"toy@{version} can compute nothing any more")
+
+
+async def test_closing_fails_what_waits_also_on_a_version_that_is_being_retired(tmp_path: Path) -> None:
+    place = Place(tmp_path, poll_s=0.01)
+    place.publish("old")
+    await place.checkpoint.start()
+    with place.checkpoint.lease() as old:
+        place.publish("new")
+        await place.until_serving("new")
+        with place.checkpoint.lease() as new:
+            await place.checkpoint.close()
+    for served in (old, new):
+        with pytest.raises(Overloaded):
+            await served.batcher.submit([submission("late")])
+    with pytest.raises(Overloaded), place.checkpoint.lease():
+        pass
+    assert place.sample("model_ready", name="toy") == 0
+    assert place.thread.waiting == ()
+
+    await place.thread.close()
