@@ -132,12 +132,10 @@ class ColorShapeResult:
 class ColorShapeProtocol:
     """Renderings to retrieve: 4 colours × 4 shapes, the combinations held out of training, and nameless colours.
 
-    `num_per_class` images a class; `is_plain` puts all objects on plain white. Training draws from other seeds.
+    `num_per_class` images a class, and in proportion for the other two; `is_plain` puts all objects on plain white. Training draws from other seeds.
     """
 
     num_per_class: int = 125
-    num_held_out_per_class: int = 40
-    num_continuous: int = 700
     is_plain: bool = False
     seed: int = 1_000_003
     side: int = 64
@@ -149,10 +147,10 @@ class ColorShapeProtocol:
     def held_out_scenes(self) -> Scenes:
         grid = [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
         pairs = [pair for pair in grid if bool(is_held_out(torch.tensor(pair[0]), torch.tensor(pair[1])))]
-        return sample_classes(pairs, self.num_held_out_per_class, self._generator(1), is_plain=self.is_plain)
+        return sample_classes(pairs, max(2, self.num_per_class // 3), self._generator(1), is_plain=self.is_plain)
 
     def continuous_scenes(self) -> Scenes:
-        return sample_continuous(self.num_continuous, self._generator(2))
+        return sample_continuous(6 * self.num_per_class, self._generator(2))
 
     def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed + stream)

@@ -81,7 +81,7 @@ def test_ties_never_help() -> None:
 
 
 def test_held_out_combinations_are_never_among_the_sixteen_classes() -> None:
-    protocol = ColorShapeProtocol(num_per_class=1, num_held_out_per_class=1)
+    protocol = ColorShapeProtocol(num_per_class=1)
     scenes, held_out = protocol.scenes(), protocol.held_out_scenes()
     assert not is_held_out(scenes.color[:, 0], scenes.shape[:, 0]).any()
     assert is_held_out(held_out.color[:, 0], held_out.shape[:, 0]).all()
