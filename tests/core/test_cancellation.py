@@ -80,11 +80,12 @@ async def test_a_client_that_goes_away_ends_its_stream(served: ServedProcess, se
     assert await cancelled_total(served, session, "disconnect") == before + 1
 
 
-async def test_a_body_that_breaks_off_is_no_error_of_ours(served: ServedProcess) -> None:
-    _, writer = await send(served, b"POST /bytes HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+@pytest.mark.parametrize("path", ["/bytes", "/v1/rerank"])  # read by the handler, read by the framework
+async def test_a_body_that_breaks_off_is_no_error_of_ours(served: ServedProcess, path: str) -> None:
+    _, writer = await send(served, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc".encode())
     writer.close()
-    await until(lambda: bool(lines_of(served, "/bytes")))
-    assert [line["status"] for line in lines_of(served, "/bytes")] == [499]
+    await until(lambda: bool(lines_of(served, path)))
+    assert [(line["status"], line.get("error")) for line in lines_of(served, path)] == [(499, None)]
     assert not [line for line in served.log() if line["level"] == "error"]
 
 

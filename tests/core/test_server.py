@@ -3,12 +3,12 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
 
-from tests.core.served_process import POLL_S, ServedProcess
+from tests.core.served_process import POLL_S, ServedProcess, until
 
 Serve = Callable[..., ServedProcess]
 
@@ -60,15 +60,15 @@ async def test_a_termination_under_load_loses_no_request(serve: Serve) -> None:
     assert len(logged) == sum(answered for answered, _ in outcomes)
 
 
-async def test_a_connection_opened_before_the_drain_is_answered_in_it(serve: Serve) -> None:
+async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_has_begun(serve: Serve) -> None:
     served = serve()
     await served.started()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET /slow?seconds=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"true}")
     served.terminate()
-    await until_unready(served)
-    writer.write(b"GET /slow?seconds=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    await until(lambda: '"draining"' in served.text())
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     response = await reader.read()
     assert response.startswith(b"HTTP/1.1 200 OK")
     assert b"connection: close" in response.lower()
@@ -83,7 +83,7 @@ async def test_while_it_waits_to_be_taken_out_of_rotation_it_is_unready_but_serv
     await served.started()
     assert await status_of(f"{served.url}/readyz") == 200
     served.terminate()
-    await until_unready(served)
+    await until(lambda: '"draining"' in served.text())
     assert await status_of(f"{served.url}/readyz") == 503
     assert await status_of(f"{served.url}/ping") == 200
     assert await served.exit_status() == 0
@@ -138,3 +138,26 @@ async def test_a_taken_port_is_told_with_the_setting_that_chooses_another(serve:
     assert f"127.0.0.1:{port}" in served.text()
     assert "FOVEA_PORT" in served.text()
     assert "Traceback" not in served.text()
+
+
+async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_arrives(serve: Serve) -> None:
+    served = serve(max_body_bytes=2000)
+    await served.started()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"POST /bytes HTTP/1.1\r\nHost: x\r\nContent-Length: 2001\r\n\r\n")
+    assert b" 413 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_body_of_unknown_length_is_refused_once_it_is_too_large(serve: Serve) -> None:
+    served = serve(max_body_bytes=2000)
+    await served.started()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * 500
+            await asyncio.sleep(0.02)  # so that they arrive apart
+
+    async with aiohttp.ClientSession() as session, session.post(f"{served.url}/bytes", data=pieces()) as response:
+        assert response.status == 413
+        assert "2000" in (await response.json())["error"]["message"]
