@@ -1,0 +1,70 @@
+"""Whatever the served OpenAPI document allows, and much that it does not, is answered as the document says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.contract.conftest import Server
+from tests.core.image_files import every_kind
+
+CHECKS: Any = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+
+# Files that decode, files cut short, and anything.
+IMAGES = st.sampled_from(sorted(every_kind().values()))
+schemathesis.openapi.media_type(
+    "image/*", st.one_of(IMAGES, st.builds(lambda image, end: image[:end], IMAGES, st.integers(0, 100)), st.binary())
+)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_server_error_and_nothing_that_the_document_does_not_say(embed_server: Server, mode: GenerationMode) -> None:
+    statuses = {
+        operation.label: statuses_of(operation.as_strategy(generation_mode=mode))
+        for operation in operations(embed_server)
+        if mode == GenerationMode.POSITIVE or operation.body or operation.query
+    }
+    # what was sent reached the model, and what does not fit was refused
+    assert 200 in statuses["POST /embed"]
+    assert statuses["POST /embed"] & {400, 415, 422}
+    assert statuses["POST /v1/embeddings"] & {400, 413, 422}
+
+
+def operations(server: Server) -> Iterator[Any]:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        yield result.ok()
+
+
+def statuses_of(cases: st.SearchStrategy[Any]) -> set[int]:
+    """Send what is generated, hold every answer against the document, and return the statuses seen."""
+    seen: set[int] = set()
+
+    @given(case=cases)
+    @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    def answered_as_documented(case: Any) -> None:
+        response = case.call()
+        seen.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    answered_as_documented()
+    return seen
