@@ -65,6 +65,9 @@ ROOMS = (
     Room(
         "services/*/evaluate.py",
         (
+            "services.core.settings",
+            "services.core.starters",
+            "services.core.store",
             "services.{service}.checkpoint",
             "services.{service}.colorshape",
             "services.{service}.data",

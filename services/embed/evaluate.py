@@ -16,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
 
+from services.core.settings import ServiceSettings
+from services.core.starters import packaged_starters
+from services.core.store import Store
 from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_clip, load_focallens
 from services.embed.colorshape import (
     BACKGROUNDS,
@@ -35,7 +38,7 @@ Array = NDArray[np.float64]
 
 TABLE_CONDITIONS = ("color", "shape", "both")
 
-app = typer.Typer(help="Evaluate a FocalLens checkpoint by the dissertation's protocols.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 def average_precisions(similarity: Array, labels: NDArray[np.int64]) -> Array:
@@ -132,7 +135,8 @@ class ColorShapeResult:
 class ColorShapeProtocol:
     """Renderings to retrieve: 4 colours × 4 shapes, the combinations held out of training, and nameless colours.
 
-    `num_per_class` images a class, and in proportion for the other two; `is_plain` puts all objects on plain white. Training draws from other seeds.
+    `num_per_class` images a class, and in proportion for the other two; `is_plain` puts all objects on plain white.
+    Training draws from other seeds.
     """
 
     num_per_class: int = 125
@@ -154,6 +158,20 @@ class ColorShapeProtocol:
 
     def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed + stream)
+
+
+def checkpoint_directory(reference: str, store_url: str | None) -> Path:
+    """A folder as it is; else the verified local copy of `name` or `name@alias` in the store.
+
+    The packaged starters are published first where the store is empty. Raises StoreError where there is no such one.
+    """
+    if Path(reference).is_dir():
+        return Path(reference)
+    settings = ServiceSettings(port=0)
+    store = Store.open(store_url or settings.store_url)
+    store.publish_starters(packaged_starters(Path(__file__).parents[1]))
+    name, _, version = reference.partition("@")
+    return store.fetch(name, store.resolve(name, version or "latest"), settings.checkpoint_cache_dir)
 
 
 def load_embedder(directory: Path, device: str) -> FocalLensCheckpoint:
@@ -257,20 +275,29 @@ def print_table(results: list[ColorShapeResult], console: Console) -> None:
     console.print(table)
 
 
+@app.callback()
+def choose_protocol() -> None:
+    """Evaluate a FocalLens checkpoint by the dissertation's protocols."""
+
+
 @app.command()
 def colorshape(
-    checkpoint: Annotated[Path, typer.Argument(help="A FocalLens checkpoint directory.")],
-    baseline: Annotated[Path | None, typer.Option(help="Another one, whose plain embedding is the baseline.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="A FocalLens checkpoint: its name in the store, or a folder.")
+    ] = "focallens-shapes",
+    baseline: Annotated[
+        str, typer.Option(help="The CLIP to compare with, likewise; its plain embedding answers every condition.")
+    ] = "clip-shapes",
     images_per_class: Annotated[int, typer.Option(help="The dissertation renders 500.")] = 125,
     plain: Annotated[bool, typer.Option(help="Objects on plain white instead of all backgrounds.")] = False,
     device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")] = "cpu",
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Retrieve rendered shapes under each condition: mAP against the unconditional CLIP (Table 5.1)."""
-    tuned = load_embedder(checkpoint, device)
+    clip = load_embedder(checkpoint_directory(baseline, store_url), device)
+    tuned = load_embedder(checkpoint_directory(checkpoint, store_url), device)
     protocol = ColorShapeProtocol(num_per_class=images_per_class, is_plain=plain, side=tuned.transform.size[0])
-    results = []
-    if baseline is not None:
-        results.append(evaluate_colorshape(load_embedder(baseline, device), "CLIP", protocol, is_conditional=False))
+    results = [evaluate_colorshape(clip, "CLIP", protocol, is_conditional=False)]
     results.append(evaluate_colorshape(tuned, "FocalLens, no condition", protocol, is_conditional=False))
     results.append(evaluate_colorshape(tuned, "FocalLens", protocol, is_conditional=True))
     print_table(results, Console(width=200))

@@ -29,7 +29,13 @@ from services.embed.checkpoint import (
     write_merges,
 )
 from services.embed.data import LlavaData, all_answers, learn_merges
-from services.embed.evaluate import ColorShapeProtocol, evaluate_colorshape, load_embedder, summary
+from services.embed.evaluate import (
+    ColorShapeProtocol,
+    checkpoint_directory,
+    evaluate_colorshape,
+    load_embedder,
+    summary,
+)
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
 from services.embed.training import Run, rank, train
@@ -126,7 +132,7 @@ def focallens(
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
-    start, base_reference = _base(base, pretrained, store_url, output)
+    start, base_reference = _base(base, pretrained, store_url)
     model = FocalLens(start.model, condition_layer=condition_layer, visibility=_visibility(visibility))
     records = None if llava is None else LlavaData(llava, image_folder)
     answers = None
@@ -160,14 +166,13 @@ def _visibility(value: str) -> Visibility:
     return "full" if value == "full" else "readout"
 
 
-def _base(name: str, pretrained: str | None, store_url: str | None, output: Path) -> tuple[ClipModel, str]:
-    """The model to tune and how to name it: a directory, a name in the store, or an open_clip name."""
-    if pretrained is None and not Path(name).is_dir():
-        store = _store(store_url)
-        if name in store.names():
-            version = store.resolve(name)
-            return load_clip(str(store.fetch(name, version, output / "base"))), f"{name}@{version}"
-    return load_clip(name, pretrained), name if pretrained is None else f"{name}:{pretrained}"
+def _base(name: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
+    """The model to tune and how to name it: an open_clip name with weights, a folder, or a name in the store."""
+    if pretrained is not None:
+        return load_clip(name, pretrained), f"{name}:{pretrained}"
+    directory = checkpoint_directory(name, store_url)
+    # a verified copy lies in a folder named by its version
+    return load_clip(str(directory)), name if Path(name).is_dir() else f"{name.partition('@')[0]}@{directory.name}"
 
 
 def _store(url: str | None) -> Store:
