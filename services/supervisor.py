@@ -54,10 +54,12 @@ class Supervisor:
         output: TextIO,
         drain_timeout_s: float = 30.0,
         policy: RestartPolicy | None = None,
+        remind_s: float = 15.0,
     ) -> None:
         self._children = [_Child(program, output, colour) for program, colour in _coloured(programs, output)]
         self._drain_timeout_s = drain_timeout_s
         self._policy = policy or RestartPolicy()
+        self._remind_s = remind_s
         self._output = output
         self._stopping = asyncio.Event()
         self._has_failed = False
@@ -110,7 +112,13 @@ class Supervisor:
 
     async def _announce(self, farewell: str) -> None:
         began_s = time.monotonic()
-        await asyncio.gather(*(child.ready.wait() for child in self._children))
+        while late := [child for child in self._children if not child.ready.is_set()]:
+            try:
+                await asyncio.wait_for(late[0].ready.wait(), self._remind_s)
+            except TimeoutError:
+                names = ", ".join(child.program.name for child in late)
+                self._output.write(f"Not ready after {time.monotonic() - began_s:.0f} s: {names}\n")
+                self._output.flush()
         self._output.write(f"\nReady in {time.monotonic() - began_s:.1f} s:\n")
         for child in self._children:
             self._output.write(f"  {child.program.name:<9}{child.program.url}\n")

@@ -14,6 +14,7 @@ async def supervise(arguments: dict[str, object]) -> int:
         output=sys.stdout,
         drain_timeout_s=float(str(arguments["drain_timeout_s"])),
         policy=RestartPolicy(first_delay_s=0.05),
+        remind_s=0.2,
     )
     return await supervisor.run("all set")
 

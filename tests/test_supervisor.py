@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.supervisor import READY_POLL_S, STOP_MARGIN_S, RestartPolicy
+from services.supervisor import STOP_MARGIN_S, RestartPolicy
 
 POLL_S = 0.02
 
@@ -140,10 +140,12 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert announcement.count("http://127.0.0.1:") == 2
 
 
-def test_what_a_program_needs_must_be_well_before_it_is_announced(supervise: Supervise) -> None:
+def test_a_program_is_announced_once_what_it_needs_is_well_and_until_then_is_told_to_be_late(
+    supervise: Supervise,
+) -> None:
     supervised = supervise(a="serve", needs={"a": ["b"]})
     until(lambda: "hello from a" in supervised.output())
-    time.sleep(5 * READY_POLL_S)  # long enough to be announced, were the check not looked at
+    until(lambda: supervised.output().count("s: a\n") == 3)  # reminders, each longer than a look at the check
     assert "all set" not in supervised.output()
     (supervised.folder / "b-is-known").touch()
     supervised.until_ready()

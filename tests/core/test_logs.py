@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,56 +12,66 @@ from tests.core.served_app import SECRET
 from tests.core.served_process import ServedProcess
 
 Serve = Callable[..., ServedProcess]
+Log = list[dict[str, Any]]
 
 
-async def log_after(served: ServedProcess, path: str, **headers: str) -> list[dict[str, object]]:
-    await served.started()
-    async with aiohttp.ClientSession() as session, session.get(f"{served.url}{path}", headers=headers) as response:
-        await response.read()
-    served.terminate()
-    assert await served.exit_status() == 0
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """All that one process said, from its start to its end, of a few requests of each kind."""
+    served = ServedProcess(tmp_path_factory.mktemp("logs") / "log")
+    try:
+        assert asyncio.run(lifetime(served)) == 0
+    finally:
+        served.kill()
     return served.log()
 
 
-async def test_a_request_is_one_line_with_its_id_and_no_query(serve: Serve) -> None:
-    log = await log_after(serve(), "/slow?seconds=0.001&private=1", **{"x-request-id": "mine"})
-    (line,) = [line for line in log if line["message"] == "request"]
-    assert line["request_id"] == "mine"
-    assert (line["method"], line["path"], line["status"], line["level"]) == ("GET", "/slow", 200, "info")
-    assert isinstance(line["duration_ms"], float)
-    assert "private" not in str(log)
-
-
-async def test_probes_and_scrapes_are_not_logged(serve: Serve) -> None:
-    log = await log_after(serve(), "/metrics")
-    assert not [line for line in log if line["message"] == "request"]
-
-
-async def test_what_a_library_logs_is_of_the_same_kind(serve: Serve) -> None:
-    served = serve()
+async def lifetime(served: ServedProcess) -> int:
     await served.started()
+    async with aiohttp.ClientSession() as session:
+        for path, request_id in (
+            ("/slow?seconds=0.001&private=1", "well"),
+            ("/metrics", "scrape"),
+            ("/readyz", "probe"),
+            ("/fail/defect", "defect"),
+        ):
+            async with session.get(f"{served.url}{path}", headers={"x-request-id": request_id}) as response:
+                await response.read()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"this is no HTTP\r\n\r\n")
     await reader.read()
     writer.close()
     served.terminate()
-    assert await served.exit_status() == 0
-    (warning,) = [line for line in served.log() if line.get("logger") == "uvicorn.error"]
+    return await served.exit_status()
+
+
+def test_a_request_is_one_line_with_its_id_and_no_query(log: Log) -> None:
+    (line,) = [line for line in log if line["message"] == "request" and line["request_id"] == "well"]
+    assert (line["method"], line["path"], line["status"], line["level"]) == ("GET", "/slow", 200, "info")
+    assert isinstance(line["duration_ms"], float)
+    assert "private" not in str(log)
+
+
+def test_probes_and_scrapes_are_not_logged(log: Log) -> None:
+    assert not [line for line in log if line.get("request_id") in ("scrape", "probe")]
+
+
+def test_what_a_library_logs_is_of_the_same_kind(log: Log) -> None:
+    (warning,) = [line for line in log if line.get("logger") == "uvicorn.error"]
     assert (warning["level"], warning["message"]) == ("warning", "Invalid HTTP request received.")
-    assert all({"level", "timestamp", "message"} <= set(line) for line in served.log())
+    assert all({"level", "timestamp", "message"} <= set(line) for line in log)
 
 
-async def test_a_process_says_when_it_listens_drains_and_has_stopped(serve: Serve) -> None:
-    log = await log_after(serve(), "/livez")
-    assert [line["message"] for line in log] == ["listening", "draining", "stopped"]
+def test_a_process_says_when_it_listens_drains_and_has_stopped(log: Log) -> None:
+    own = [line["message"] for line in log if "request_id" not in line and "logger" not in line]
+    assert own == ["listening", "draining", "stopped"]
 
 
-async def test_a_defect_is_logged_once_with_its_traceback_and_request(serve: Serve) -> None:
-    log = await log_after(serve(), "/fail/defect", **{"x-request-id": "mine"})
+def test_a_defect_is_logged_once_with_its_traceback_and_request(log: Log) -> None:
     (error,) = [line for line in log if line["level"] == "error"]
-    assert error["request_id"] == "mine"
-    assert f"RuntimeError: {SECRET}" in str(error["exception"])
-    assert "served_app.py" in str(error["exception"])
+    assert error["request_id"] == "defect"
+    assert f"RuntimeError: {SECRET}" in error["exception"]
+    assert "served_app.py" in error["exception"]
 
 
 async def test_lines_below_the_level_are_left_out(serve: Serve) -> None:
