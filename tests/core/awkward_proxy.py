@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tests.core.s3_servers import S3Server
 
-Treatment = Literal["forward", "not implemented", "lose the answer", "break off"]
+Treatment = Literal["forward", "not implemented", "ignore if-match", "lose the answer", "break off"]
 
 
 @dataclass
@@ -57,7 +57,8 @@ def forward(request: BaseHTTPRequestHandler, proxy: AwkwardProxy, upstream: S3Se
         return
     connection = http.client.HTTPConnection(urlsplit(upstream.endpoint).netloc)
     # As they came, the host included: the signature covers them.
-    connection.request(request.command, request.path, body, dict(request.headers))
+    headers = {name: value for name, value in request.headers.items() if treatment != f"ignore {name.lower()}"}
+    connection.request(request.command, request.path, body, headers)
     answer = connection.getresponse()
     content = answer.read()
     connection.close()

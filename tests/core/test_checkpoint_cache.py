@@ -88,10 +88,12 @@ def test_only_the_copies_used_last_are_kept(store: Store, tmp_path: Path) -> Non
         store.publish("toy", write_checkpoint(tmp_path / "a", b"%d" % number), INFO) for number in range(MAX_COPIES + 2)
     ]
     cache = tmp_path / "cache"
-    for version in versions:
+    downloaded = (store.fetch("toy", versions[0].id, cache) / "config.json").stat().st_mtime_ns
+    for version in versions[1:]:
         store.fetch("toy", version.id, cache)
         # Used again after each of the others, so never the one that was not used for longest.
-        store.fetch("toy", versions[0].id, cache)
+        copy = store.fetch("toy", versions[0].id, cache)
+        assert (copy / "config.json").stat().st_mtime_ns == downloaded
 
     kept = {path.name for path in (cache / "toy").iterdir() if path.is_dir()}
     assert kept == {versions[0].id, *(version.id for version in versions[-MAX_COPIES + 1 :])}

@@ -32,6 +32,8 @@ def kill_a_writer(place: StorePlace, folder: Path, seed: int, longest_life_s: fl
 
 
 def check_every_alias(store: Store, cache_dir: Path) -> None:
+    for listed in store.versions("toy"):
+        store.verify("toy", listed.id)
     for alias in store.aliases("toy"):
         version = store.resolve("toy", alias)
         store.verify("toy", version)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from services.core.aliases import Aliases
+from services.core.aliases import Alias, Aliases
 from services.core.objects import Objects
 from services.core.store import Store
-from services.core.store_errors import StoreUnavailable
+from services.core.store_errors import NotFoundInStore, StoreUnavailable
 from services.core.store_writers import Writers
 from tests.core.awkward_proxy import AwkwardProxy, Treatment, awkward_proxy
 from tests.core.child_processes import forked_processes
 from tests.core.restless_writer import AcceptedMove, move_alias, move_alias_and_report
 from tests.core.s3_servers import S3Server
 from tests.core.store_places import StorePlace
-from tests.core.tiny_checkpoints import INFO, write_checkpoint
+from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 
 NUM_WRITERS = 3
 NUM_MOVES = 5
@@ -102,6 +102,48 @@ def test_a_server_that_refuses_conditional_puts_is_written_to_without(proxy: Awk
 
     assert store.resolve("toy") == versions[1].id
     assert store.rollback("toy", "latest") == versions[0].id
+
+
+def test_a_server_that_honours_only_half_of_the_conditions_is_not_believed(moto: S3Server, tmp_path: Path) -> None:
+    with awkward_proxy(moto) as proxy:
+        objects = Objects(proxy.server.url(tmp_path.name), proxy.server.options)
+        assert Aliases(objects).has_conditional_puts()
+        proxy.treat = lambda *_: "ignore if-match"
+        assert not Aliases(objects).has_conditional_puts()
+
+
+def test_a_version_that_is_removed_while_a_promoter_waits_is_not_promoted(proxy: AwkwardProxy, tmp_path: Path) -> None:
+    store = Store.open(proxy.server.url(tmp_path.name), options=proxy.server.options)
+    version = store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
+
+    def remove_before_the_claim(method: str, path: str, _headers: set[str]) -> Treatment:
+        if method == "PUT" and "/claims/" in path:
+            objects = Objects(proxy.server.url(tmp_path.name), proxy.server.options)
+            objects.delete([f"models/toy/versions/{version.id}/manifest.json"])
+        return "forward"
+
+    proxy.treat = remove_before_the_claim
+    with pytest.raises(NotFoundInStore):
+        store.promote("toy", version.id, "stable")
+    assert list(store.aliases("toy")) == ["latest"]
+
+
+def test_a_starter_does_not_move_an_alias_that_appears_while_it_is_uploaded(
+    proxy: AwkwardProxy, tmp_path: Path
+) -> None:
+    place = StorePlace(proxy.server.url(tmp_path.name), proxy.server.options)
+    other = Alias(version="0123456789ab").model_dump_json().encode()
+
+    def set_the_alias_meanwhile(method: str, path: str, _headers: set[str]) -> Treatment:
+        if method == "PUT" and path.endswith("manifest.json"):
+            place.objects.write("models/one/aliases/latest", [other], len(other))
+        return "forward"
+
+    proxy.treat = set_the_alias_meanwhile
+    store = place.open()
+    store.publish_starters([write_starter(tmp_path / "starter", "one")])
+
+    assert store.resolve("one") == "0123456789ab"
 
 
 def test_a_move_whose_answer_was_lost_is_known_to_have_happened(proxy: AwkwardProxy, tmp_path: Path) -> None:
