@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The first and at most two more.
 MAX_ATTEMPTS = 3
+# An idle connection that was being closed fails at once; one that fails later failed over the request itself.
+IDLE_CLOSE_S = 1.0
 # How soon a request that waits for a service to come up tries it again.
 WAIT_POLL_S = 0.1
 # For the gateway's own questions: readiness, models, documentation.
@@ -50,6 +52,7 @@ class UpstreamRequest:
 class Attempt:
     """Told by the client session whether it took an idle connection instead of opening one."""
 
+    started_s: float = field(default_factory=time.monotonic)
     is_on_reused_connection: bool = False
 
 
@@ -148,6 +151,7 @@ class Upstream:
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Raises _Unsent where every address that was tried refused the connection."""
         failed: Address | None = None
+        was_closed = False
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
             lease = self.addresses.choose(avoid=failed)
             if lease is None:
@@ -162,8 +166,10 @@ class Upstream:
                     raise
             except _ClosedWhileIdle:
                 self.addresses.release(lease)
-                if not (attempts_left and request.is_replayable and self._may_retry()):
+                # Once only: a request that kills whoever reads it must not go through all of them.
+                if was_closed or not (attempts_left and request.is_replayable and self._may_retry()):
                     raise self._broke_off() from None
+                was_closed = True
             except BaseException:
                 self.addresses.release(lease)
                 raise
@@ -199,7 +205,7 @@ class Upstream:
                 # It was the client's side that ended the upload.
                 raise request.body.failure from None
             self._count("broken")
-            if attempt.is_on_reused_connection and not isinstance(broken, aiohttp.ClientResponseError):
+            if attempt.is_on_reused_connection and time.monotonic() - attempt.started_s < IDLE_CLOSE_S:
                 raise _ClosedWhileIdle from None
             self.addresses.failed(address)
             raise self._broke_off() from broken

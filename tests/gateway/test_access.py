@@ -1,0 +1,189 @@
+"""Who gets in: keys, scopes and public paths, at a real gateway."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fastapi.routing import APIRoute
+
+from gateway.access import digest, new_key
+from gateway.app import create_gateway
+from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, ROUTES
+from gateway.settings import GatewaySettings, KeyRecord
+from services.core.settings import SettingsError
+from tests.gateway.servers import Service, gateway, metric, serving, until
+
+KEY = "fovea-a-key-for-tests"
+
+
+def record(key: str, *scopes: str, **fields: Any) -> dict[str, Any]:
+    return {"name": key, "sha256": digest(key), "scopes": list(scopes), **fields}
+
+
+def write_keys(path: Path, *records: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"keys": records}))
+
+
+def bearer(key: str = KEY) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def status(client: aiohttp.ClientSession, path: str, headers: dict[str, str] | None = None) -> int:
+    async with client.post(path, headers=headers) as response:
+        return response.status
+
+
+def keys(*scopes: str) -> tuple[KeyRecord, ...]:
+    return (KeyRecord.model_validate(record(KEY, *scopes)),)
+
+
+def every_path() -> list[str]:
+    """All that the gateway's own routes and the route table know, with and without `/v1`."""
+    app = create_gateway(GatewaySettings())
+    own = list(app.openapi()["paths"]) + [route.path for route in app.router.routes if isinstance(route, APIRoute)]
+    table = [route.path.replace("**", "x/images/y") for route in ROUTES]
+    spellings = {f"/v1{path}" for path in [*own, *table]} | {path.removeprefix("/v1") for path in own} | {*own, *table}
+    return sorted(path.replace("{model_id}", "x") for path in spellings)
+
+
+async def test_every_path_but_the_public_ones_needs_a_key() -> None:
+    paths = every_path()
+    assert len(paths) > 2 * len(ROUTES)
+    async with gateway(keys=keys("admin")) as client:
+        for path in [*paths, "/nothing", "/docs/x", "/metrics/", "//embed", "/v1/v1/embed"]:
+            for method in ("GET", "POST", "HEAD"):
+                async with client.request(method, path) as response:
+                    is_public = path in {*PUBLIC_PATHS, "/v1/openapi.json"}
+                    assert (response.status == 401) != is_public, f"{method} {path} is {response.status}"
+
+
+async def test_without_keys_nothing_needs_one() -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url) as client:
+        assert await status(client, "/embed") == 200
+        async with client.get("/metrics") as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": f"Bearer {KEY}"},
+        {"Authorization": f"bearer  {KEY}"},
+        {"Authorization": KEY},
+        {"X-API-Key": KEY},
+        {"Authorization": "Basic dXNlcjpwYXNz", "X-API-Key": KEY},
+    ],
+)
+async def test_a_key_is_taken_in_each_of_its_spellings(headers: dict[str, str]) -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url, keys=keys("embed")) as client:
+        assert await status(client, "/embed", headers) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {KEY}x"},
+        {"Authorization": f"Bearer {digest(KEY)}"},
+        {"Authorization": "Bearer ÿ"},
+        {"X-API-Key": "no"},
+    ],
+)
+async def test_no_key_or_an_unknown_one_is_401(headers: dict[str, str]) -> None:
+    service = Service()
+    async with serving(service) as url, gateway(embed_urls=url, keys=keys("embed", "metrics")) as client:
+        async with client.post("/embed", headers=headers) as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+            assert response.headers["x-should-retry"] == "false"
+            assert (await response.json())["error"]["type"] == "authentication_error"
+        client.headers.update(bearer())
+        assert await metric(client, "fovea_rejected_total", reason="unauthenticated") == 1
+    assert not service.requests
+
+
+async def test_a_key_opens_its_scopes_and_no_others() -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url, score_urls=url, keys=keys("embed")) as client:
+        assert await status(client, "/v1/embeddings", bearer()) == 200
+        async with client.post("/score", headers=bearer()) as response:
+            assert response.status == 403
+            error = (await response.json())["error"]
+        async with client.get("/metrics", headers=bearer()) as response:
+            assert response.status == 403
+        async with client.get("/v1/models", headers=bearer()) as response:
+            assert response.status == 200
+    assert error["type"] == "permission_error"
+    assert "'score'" in error["message"]
+
+
+async def test_an_admin_key_opens_everything() -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url, score_urls=url, keys=keys("admin")) as client:
+        assert await status(client, "/embed", bearer()) == 200
+        assert await status(client, "/score", bearer()) == 200
+        for path in OWN_SCOPES:
+            async with client.get(path, headers=bearer()) as response:
+                assert response.status == 200
+
+
+async def test_a_changed_keys_file_is_followed_and_a_broken_one_leaves_the_keys_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    write_keys(path, record("first", "embed"))
+    async with (
+        serving(Service()) as url,
+        gateway(embed_urls=url, keys_file=path, keys_poll_s=0.01, keys=keys("metrics")) as client,
+    ):
+
+        def is_let_in(key: str) -> Any:
+            async def asked() -> bool:
+                return await status(client, "/embed", bearer(key)) == 200
+
+            return asked
+
+        assert await is_let_in("first")()
+        assert not await is_let_in("second")()
+        write_keys(path, record("first", "embed"), record("second", "embed"))
+        await until(is_let_in("second"))
+        path.write_text("{")
+        other = tmp_path / "other.json"
+        write_keys(other, record("third", "embed"))
+        assert await is_let_in("first")()
+        other.replace(path)
+        await until(is_let_in("third"))
+        assert not await is_let_in("first")()
+        write_keys(path)
+
+        async def is_shut() -> bool:
+            return not await is_let_in("third")()
+
+        await until(is_shut)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "No such file"),
+        ("{", "is not a keys file"),
+        ('{"key": []}', "key: Extra inputs"),
+        ('{"keys": [{"name": "a", "sha256": "fovea-plain", "scopes": []}]}', r"keys\.0\.sha256"),
+        (json.dumps({"keys": [record("a", "embed", rate_limit="often")]}), r"keys\.0\.rate_limit"),
+        (json.dumps({"keys": [record("a", "paint")]}), r"keys\.0\.scopes"),
+    ],
+)
+def test_a_gateway_does_not_start_open_because_its_keys_file_is_wrong(
+    tmp_path: Path, content: str | None, complaint: str
+) -> None:
+    path = tmp_path / "keys.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SettingsError, match=complaint):
+        create_gateway(GatewaySettings(keys_file=path))
+
+
+def test_keys_are_long_random_and_different() -> None:
+    made = {new_key() for _ in range(100)}
+    assert len(made) == 100
+    assert min(len(key) for key in made) >= len("fovea-") + 43

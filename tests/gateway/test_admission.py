@@ -1,0 +1,86 @@
+"""Places in flight and the budget of retries, without a network."""
+
+import asyncio
+
+import pytest
+
+from gateway.admission import Gate, RetryBudget
+from services.core.errors import Overloaded
+from services.core.metrics import Metrics
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gate(max_inflight: int, max_queued: int) -> tuple[Gate, Metrics]:
+    metrics = Metrics("gateway")
+    return Gate("embed", max_inflight=max_inflight, max_queued=max_queued, metrics=metrics), metrics
+
+
+def gauges(metrics: Metrics) -> tuple[float | None, float | None]:
+    """In flight, queued."""
+    read = metrics.registry.get_sample_value
+    labels = {"service": "embed"}
+    return read("fovea_gateway_inflight_requests", labels), read("fovea_gateway_queued_requests", labels)
+
+
+async def test_a_request_that_gives_up_waiting_frees_its_place_in_the_line() -> None:
+    entrance, metrics = gate(1, 1)
+    await entrance.enter()
+    waiting = asyncio.create_task(entrance.enter())
+    await asyncio.sleep(0)
+    assert gauges(metrics) == (1, 1)
+    with pytest.raises(Overloaded):
+        await entrance.enter()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert gauges(metrics) == (1, 0)
+    following = asyncio.create_task(entrance.enter())
+    await asyncio.sleep(0)
+    entrance.leave()
+    await following
+    assert gauges(metrics) == (1, 0)
+
+
+async def test_a_place_given_to_a_request_that_is_just_being_cancelled_goes_to_the_next() -> None:
+    entrance, metrics = gate(1, 2)
+    await entrance.enter()
+    first, second = asyncio.create_task(entrance.enter()), asyncio.create_task(entrance.enter())
+    await asyncio.sleep(0)
+    entrance.leave()
+    first.cancel()
+    await asyncio.wait([first, second])
+    assert first.cancelled()
+    assert gauges(metrics) == (1, 0)
+    entrance.leave()
+    await entrance.enter()
+    assert gauges(metrics) == (1, 0)
+
+
+async def test_a_gate_without_a_line_refuses_at_once() -> None:
+    entrance, metrics = gate(1, 0)
+    await entrance.enter()
+    with pytest.raises(Overloaded, match="1 requests in flight"):
+        await entrance.enter()
+    entrance.leave()
+    assert gauges(metrics) == (0, 0)
+
+
+def test_retries_are_a_share_of_the_requests_after_what_was_saved_is_spent() -> None:
+    budget = RetryBudget(ratio=0.25, floor_per_s=0.0, most_saved=3.0, clock=Clock())
+    assert [budget.withdraw() for _ in range(4)] == [True, True, True, False]
+    for _ in range(8):
+        budget.deposit()
+    assert [budget.withdraw() for _ in range(3)] == [True, True, False]
+
+
+def test_a_few_retries_a_second_are_always_allowed() -> None:
+    clock = Clock()
+    budget = RetryBudget(ratio=0.0, floor_per_s=2.0, most_saved=1.0, clock=clock)
+    assert [budget.withdraw() for _ in range(2)] == [True, False]
+    clock.now += 0.5
+    assert [budget.withdraw() for _ in range(2)] == [True, False]

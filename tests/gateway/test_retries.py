@@ -1,0 +1,255 @@
+"""Which requests are sent again, to whom, and which are not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gateway.client_body import REPLAYABLE_BYTES
+from tests.gateway.servers import (
+    NOWHERE,
+    Service,
+    echo,
+    gateway,
+    listening,
+    metric,
+    read_request,
+    respond,
+    serving,
+    until,
+)
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+DRAINING = respond(b"draining", status=503, headers=((b"retry-after", b"1"),))
+
+
+class FickleService:
+    """Answers the first request of each connection and closes the connection when the second arrives."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_connections = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        if request.startswith(b"POST"):
+            self.num_connections += 1
+            self.num_requests += 1
+            writer.write(ANSWER)
+            if await read_request(reader):
+                self.num_requests += 1
+        writer.close()
+
+
+async def retries(client: aiohttp.ClientSession) -> float:
+    return await metric(client, "fovea_retries_total", service="embed")
+
+
+async def until_queued(client: aiohttp.ClientSession, num_requests: int) -> None:
+    async def are_queued() -> bool:
+        return await metric(client, "fovea_gateway_queued_requests", service="embed") >= num_requests
+
+    await until(are_queued)
+
+
+async def test_a_refused_connection_is_tried_at_another_address_with_any_body() -> None:
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"streamed"
+
+    async with serving(Service(echo)) as url, gateway(embed_urls=f"{NOWHERE},{url}") as client:
+        for _ in range(10):
+            async with client.post("/embed", data=upload()) as response:
+                assert await response.read() == b"streamed"
+
+
+async def test_a_refused_connection_with_no_other_address_is_503_at_once() -> None:
+    async with gateway() as client:
+        async with client.post("/embed", data=b"{}") as response:
+            assert response.status == 503
+        assert await retries(client) == 0
+        assert await metric(client, "fovea_upstream_requests_total", service="embed", code="unreachable") == 1
+
+
+async def test_an_idle_connection_that_closes_as_it_is_used_again_costs_no_request() -> None:
+    fickle = FickleService()
+    async with listening(fickle) as url, gateway(embed_urls=url) as client:
+        for _ in range(4):
+            async with client.post("/embed", data=b"{}") as response:
+                assert await response.read() == b"ok"
+        assert await retries(client) == 3
+    assert fickle.num_connections == 4
+
+
+async def test_a_streamed_body_is_not_sent_twice() -> None:
+    fickle = FickleService()
+
+    async with listening(fickle) as url, gateway(embed_urls=url) as client:
+        async with client.post("/embed", data=b"{}") as response:
+            assert response.status == 200
+        async with client.post("/embed", data=bytes(REPLAYABLE_BYTES + 1)) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "upstream_failed"
+        assert await retries(client) == 0
+
+
+async def test_a_service_that_dies_over_a_request_is_not_given_it_again() -> None:
+    num_requests = 0
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_requests
+        if (await read_request(reader)).startswith(b"POST"):
+            num_requests += 1
+        writer.close()
+
+    async with listening(die) as url, gateway(embed_urls=url) as client, client.post("/embed", data=b"{}") as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "upstream_failed"
+    assert num_requests == 1
+
+
+async def test_what_a_draining_instance_refuses_another_answers() -> None:
+    draining = Service(DRAINING)
+    async with (
+        serving(draining) as first,
+        serving(Service(echo)) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+    ):
+        for _ in range(10):
+            async with client.post("/embed", data=b"hello") as response:
+                assert await response.read() == b"hello"
+        assert await retries(client) == len(draining.requests) > 0
+
+
+async def test_an_instance_that_says_it_is_not_ready_is_passed_over() -> None:
+    draining = Service(DRAINING)
+    draining.is_ready = False
+    async with (
+        serving(draining) as first,
+        serving(Service(echo)) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+    ):
+        for _ in range(10):
+            async with client.post("/embed", data=b"hello") as response:
+                assert await response.read() == b"hello"
+    assert not draining.requests
+
+
+async def test_an_overloaded_service_with_one_address_answers_for_itself() -> None:
+    async with serving(Service(DRAINING)) as url, gateway(embed_urls=url) as client:
+        async with client.post("/embed", data=b"{}") as response:
+            assert (response.status, await response.read()) == (503, b"draining")
+            assert response.headers["Retry-After"] == "1"
+        assert await retries(client) == 0
+
+
+async def test_an_error_of_the_service_is_the_answer() -> None:
+    broken = Service(respond(b"defect", status=500))
+    async with (
+        serving(broken) as first,
+        serving(broken) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+        client.post("/embed", data=b"{}") as response,
+    ):
+        assert (response.status, await response.read()) == (500, b"defect")
+    assert len(broken.requests) == 1
+
+
+async def test_retries_end_with_their_budget() -> None:
+    draining = Service(DRAINING)
+    async with (
+        serving(draining) as first,
+        serving(draining) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+    ):
+        for _ in range(60):
+            async with client.post("/embed", data=b"{}") as response:
+                assert response.status == 503
+    num_retries = len(draining.requests) - 60
+    # 20 saved, one for every fifth request, and two a second.
+    assert 20 <= num_retries < 60
+
+
+async def test_a_request_waits_for_a_service_that_is_coming_up_and_is_counted_meanwhile() -> None:
+    service = Service(echo)
+    async with serving(service) as url:
+        pass
+    port = int(url.rpartition(":")[2])
+    async with gateway(embed_urls=url, wait_for_service_s=30) as client:
+
+        async def ask() -> bytes:
+            async with client.post("/embed", data=b"hello") as response:
+                return await response.read()
+
+        asking = asyncio.create_task(ask())
+        await until_queued(client, 1)
+        assert await metric(client, "fovea_gateway_inflight_requests", service="embed") == 0
+        async with serving(service, port=port):
+            assert await asking == b"hello"
+        assert await metric(client, "fovea_gateway_queued_requests", service="embed") == 0
+
+
+@pytest.mark.parametrize("is_killed_before_head", [True, False])
+async def test_other_requests_go_on_when_an_instance_dies(is_killed_before_head: bool) -> None:
+    """One of two instances resets every connection; clients see that of the requests it had, and no others."""
+    held: list[asyncio.StreamWriter] = []
+    holding = asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while request := await read_request(reader):
+            if request.startswith(b"GET"):
+                writer.write(ANSWER)
+                continue
+            if not is_killed_before_head:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+            held.append(writer)
+            holding.set()
+
+    async with (
+        listening(hold) as doomed,
+        serving(Service(echo)) as healthy,
+        gateway(embed_urls=f"{doomed},{healthy}") as client,
+    ):
+
+        async def ask() -> bool:
+            async with client.post("/embed", data=b"hello") as response:
+                return response.status == 200 and await response.read() == b"hello"
+
+        asked = [asyncio.create_task(ask()) for _ in range(8)]
+        await holding.wait()
+        await until(lambda: sum(task.done() for task in asked) + len(held) >= len(asked))
+        for writer in held:
+            writer.transport.abort()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(answer is True for answer in answers) >= len(asked) - len(held) > 0
+
+
+async def test_as_many_requests_as_allowed_are_in_flight_and_the_rest_wait_in_line_or_are_refused() -> None:
+    release = asyncio.Event()
+    order: list[bytes] = []
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        order.append(scope["query_string"])
+        await release.wait()
+        await echo(scope, receive, send)
+
+    async with (
+        serving(Service(wait)) as url,
+        gateway(embed_urls=url, max_inflight_requests=1, max_queued_requests=2) as client,
+    ):
+
+        async def ask(name: str) -> int:
+            async with client.post(f"/embed?{name}", data=b"{}") as response:
+                return response.status
+
+        asked = []
+        for num_asked, name in enumerate("abc"):
+            asked.append(asyncio.create_task(ask(name)))
+            await until_queued(client, num_asked)
+        assert await metric(client, "fovea_gateway_inflight_requests", service="embed") == 1
+        assert await ask("d") == 503
+        assert await metric(client, "fovea_rejected_total", reason="queue_full") == 1
+        release.set()
+        assert await asyncio.gather(*asked) == [200, 200, 200]
+    assert order == [b"a", b"b", b"c"]

@@ -1,0 +1,285 @@
+"""Bodies pass piece by piece, at the pace of the slower side, and end for both sides when they end for one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gateway.client_body import REPLAYABLE_BYTES
+from tests.gateway.servers import (
+    Service,
+    echo,
+    gateway,
+    gone,
+    listening,
+    metric,
+    read_body,
+    read_request,
+    serving,
+)
+
+EVENTS = [(b"content-type", b"text/event-stream")]
+CHUNK = bytes(64 * 1024)
+# Far more than sockets, client and gateway together may hold.
+NUM_CHUNKS = 1024
+MOST_CHUNKS_ON_THE_WAY = NUM_CHUNKS // 2
+# Long enough for whatever is not held back to arrive.
+SETTLING_S = 0.3
+
+
+async def test_the_first_event_arrives_before_the_last_is_made() -> None:
+    first_arrived = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await first_arrived.wait()
+        await send({"type": "http.response.body", "body": b"data: 2\n\n"})
+
+    async with (
+        serving(Service(stream)) as url,
+        gateway(generate_urls=url) as client,
+        client.post("/generate") as response,
+    ):
+        assert await response.content.readany() == b"data: 1\n\n"
+        first_arrived.set()
+        assert await response.content.read() == b"data: 2\n\n"
+
+
+async def test_the_head_arrives_before_the_first_byte_of_the_body_is_made() -> None:
+    head_arrived = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        await head_arrived.wait()
+        await send({"type": "http.response.body", "body": b"data: 1\n\n"})
+
+    async with (
+        serving(Service(stream)) as url,
+        gateway(generate_urls=url) as client,
+        client.post("/generate") as response,
+    ):
+        head_arrived.set()
+        assert await response.read() == b"data: 1\n\n"
+
+
+async def test_the_first_piece_of_an_upload_arrives_before_the_last_is_sent() -> None:
+    first_arrived = asyncio.Event()
+
+    async def read_both(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == b"first"
+        first_arrived.set()
+        await echo(scope, receive, send)
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"first"
+        await first_arrived.wait()
+        yield b"last"
+
+    async with (
+        serving(Service(read_both)) as url,
+        gateway(embed_urls=url) as client,
+        client.post("/embed", data=upload()) as response,
+    ):
+        assert await response.read() == b"last"
+
+
+@pytest.mark.parametrize("num_bytes", [REPLAYABLE_BYTES - 1, REPLAYABLE_BYTES, REPLAYABLE_BYTES + 1])
+async def test_a_body_of_known_length_arrives_whole_held_or_streamed(num_bytes: int) -> None:
+    service = Service(echo)
+    body = bytes(i % 251 for i in range(num_bytes))
+    async with serving(service) as url, gateway(embed_urls=url) as client, client.post("/embed", data=body) as response:
+        assert await response.read() == body
+    assert service.header("content-length") == str(num_bytes)
+
+
+async def test_a_client_that_reads_slowly_slows_the_service_down() -> None:
+    num_sent = 0
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(NUM_CHUNKS):
+            await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+            num_sent += 1
+        await send({"type": "http.response.body", "body": b""})
+
+    async with (
+        serving(Service(stream)) as url,
+        gateway(generate_urls=url) as client,
+        client.post("/generate") as response,
+    ):
+        await asyncio.sleep(SETTLING_S)
+        assert num_sent < MOST_CHUNKS_ON_THE_WAY
+        assert len(await response.read()) == NUM_CHUNKS * len(CHUNK)
+
+
+async def test_a_service_that_reads_slowly_slows_the_client_down() -> None:
+    may_read = asyncio.Event()
+    num_sent = 0
+
+    async def read_late(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_read.wait()
+        num_bytes = str(len(await read_body(receive))).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": num_bytes})
+
+    async def upload() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        for _ in range(NUM_CHUNKS):
+            yield CHUNK
+            num_sent += 1
+
+    async with serving(Service(read_late)) as url, gateway(embed_urls=url, max_body_bytes=2**30) as client:
+
+        async def ask() -> bytes:
+            async with client.post("/embed", data=upload()) as response:
+                return await response.read()
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(SETTLING_S)
+        assert 0 < num_sent < MOST_CHUNKS_ON_THE_WAY
+        may_read.set()
+        assert int(await asking) == NUM_CHUNKS * len(CHUNK)
+
+
+async def test_a_client_that_leaves_before_the_answer_cancels_the_request_at_the_service() -> None:
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def think(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        asked.set()
+        await gone(receive)
+        cancelled.set()
+
+    async with serving(Service(think)) as url, gateway(embed_urls=url) as client:
+        asking = asyncio.create_task(client.post("/embed", data=b"{}").__aenter__())
+        await asked.wait()
+        asking.cancel()
+        await cancelled.wait()
+        assert await metric(client, "fovea_cancelled_total", reason="disconnect") == 1
+        assert await metric(client, "fovea_gateway_inflight_requests", service="embed") == 0
+
+
+async def test_a_client_that_leaves_a_stream_ends_it_at_the_service() -> None:
+    cancelled = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await gone(receive)
+        cancelled.set()
+
+    async with serving(Service(stream)) as url, gateway(generate_urls=url) as client:
+        response = await client.post("/generate")
+        await response.content.readany()
+        response.close()
+        await cancelled.wait()
+
+
+async def test_a_client_that_leaves_amid_its_upload_ends_it_at_the_service() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        started.set()
+        await gone(receive)
+        cancelled.set()
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    async with serving(Service(read_all)) as url, gateway(embed_urls=url) as client:
+        asking = asyncio.create_task(client.post("/embed", data=upload()).__aenter__())
+        await started.wait()
+        asking.cancel()
+        await cancelled.wait()
+
+
+async def test_a_stream_that_the_service_breaks_off_ends_with_an_error_event() -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await read_request(reader):
+            event = b'data: {"delta": "a"}\n\n'
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head + b"%x\r\n%s\r\n" % (len(event), event))
+        writer.close()
+
+    async with listening(break_off) as url, gateway(generate_urls=url) as client, client.post("/generate") as response:
+        first, last, rest = (await response.read()).split(b"\n\n")
+    assert first == b'data: {"delta": "a"}'
+    assert rest == b""
+    assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "overloaded_error"
+
+
+async def test_an_error_event_is_not_read_as_the_rest_of_an_event_that_was_cut() -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await read_request(reader):
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head + b'b\r\ndata: {"del\r\n')
+        writer.close()
+
+    async with listening(break_off) as url, gateway(generate_urls=url) as client, client.post("/generate") as response:
+        assert (await response.read()).startswith(b'data: {"del\n\ndata: {"error"')
+
+
+async def test_any_other_answer_that_the_service_breaks_off_is_visibly_incomplete() -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await read_request(reader):
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head + b"4\r\n[1, \r\n")
+        writer.close()
+
+    async with listening(break_off) as url, gateway(embed_urls=url) as client, client.post("/embed") as response:
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def test_the_time_that_is_left_is_passed_on() -> None:
+    service = Service(echo)
+    async with serving(service) as url, gateway(embed_urls=url) as client:
+        for headers, given_s in (
+            ({"X-Request-Timeout": "7"}, 7.0),
+            ({"x-stainless-read-timeout": "9"}, 9.0),
+            ({}, 60.0),
+        ):
+            async with client.post("/embed", data=b"{}", headers=headers) as response:
+                assert response.status == 200
+            assert given_s - 5 < float(service.header("x-request-timeout") or "") <= given_s
+
+
+async def test_a_deadline_that_passes_is_504_and_cancels_the_request_at_the_service() -> None:
+    cancelled = asyncio.Event()
+
+    async def think(scope: Scope, receive: Receive, send: Send) -> None:
+        await gone(receive)
+        cancelled.set()
+
+    async with serving(Service(think)) as url, gateway(embed_urls=url) as client:
+        async with client.post("/embed", data=b"{}", headers={"X-Request-Timeout": "0.05"}) as response:
+            assert response.status == 504
+            assert (await response.json())["error"]["type"] == "timeout_error"
+        await cancelled.wait()
+
+
+async def test_a_deadline_that_passes_amid_a_stream_ends_it_with_an_error_event() -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await gone(receive)
+
+    async with (
+        serving(Service(stream)) as url,
+        gateway(generate_urls=url) as client,
+        client.post("/generate", headers={"X-Request-Timeout": "0.1"}) as response,
+    ):
+        body = await response.read()
+    assert body.startswith(b"data: 1\n\n")
+    assert b'"timeout_error"' in body
