@@ -52,9 +52,7 @@ class FoveaError(Exception):
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error envelope."""
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """`Retry-After` (whole seconds) and `retry-after-ms` where a retry may help, else `x-should-retry: false`."""
