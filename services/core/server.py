@@ -20,6 +20,7 @@ from services.core.settings import ProcessSettings
 KEEP_ALIVE_S = 75
 # While draining, an idle connection stays this long, so that a request already on its way is answered.
 IDLE_GRACE_S = 1.0
+ACCEPT_GRACE_S = 0.1
 BACKLOG = 2048
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
@@ -97,6 +98,11 @@ class DrainingServer(uvicorn.Server):
         structlog.get_logger("fovea.server").info("draining", connections=len(self.server_state.connections))
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
+        # Closing a listener resets the connections that wait to be accepted, and a reset, unlike a refusal, leaves
+        # the client in doubt. Without a queue the system takes no more; those it has taken are accepted meanwhile.
+        for listener in sockets or []:
+            listener.listen(0)
+        await asyncio.sleep(ACCEPT_GRACE_S)
         for server in self.servers:
             server.close()
         # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -58,6 +59,33 @@ async def test_a_termination_under_load_loses_no_request(serve: Serve) -> None:
     assert await served.exit_status() == 0
     logged = [line for line in served.log() if line.get("path") == "/slow"]
     assert len(logged) == sum(answered for answered, _ in outcomes)
+
+
+async def test_clients_that_connect_anew_are_answered_or_refused_but_hardly_ever_cut_off(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    ends = Counter[str]()
+
+    async def connect_again_and_again() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            while True:
+                try:
+                    async with session.post(f"{served.url}/bytes", data=b"body") as response:
+                        await response.read()
+                except aiohttp.ClientConnectorError:
+                    ends["refused"] += 1
+                    return
+                except aiohttp.ClientError:
+                    ends["cut off"] += 1
+                    return
+
+    clients = [asyncio.create_task(connect_again_and_again()) for _ in range(50)]
+    await asyncio.sleep(1)  # well into their stride
+    served.terminate()
+    await asyncio.gather(*clients)
+    assert await served.exit_status() == 0
+    # A listening socket without a queue still keeps one connection waiting.
+    assert ends["cut off"] <= 2
 
 
 async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_has_begun(serve: Serve) -> None:
