@@ -1,0 +1,166 @@
+"""What the gateway tells of all services together: models, documentation, readiness."""
+
+import json
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access import digest
+from gateway.openapi import merge_documents
+from gateway.settings import KeyRecord
+from tests.gateway.servers import Service, echo, gateway, respond, serving, until
+
+
+def service_with(**documents: Any) -> Service:
+    """A service with these JSON documents at `/v1/models` and `/openapi.json`; 404 for those not given."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        document = documents.get({"/v1/models": "models", "/openapi.json": "openapi"}.get(scope["path"], ""))
+        status = 200 if document is not None else 404
+        headers = ((b"content-type", b"application/json"),)
+        await respond(json.dumps(document).encode(), status=status, headers=headers)(scope, receive, send)
+
+    return Service(answer)
+
+
+def models(*ids: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": id_, "object": "model", "created": 1, "owned_by": "x"} for id_ in ids]}
+
+
+def document(path: str, operation_id: str, **schemas: Any) -> dict[str, Any]:
+    name = next(iter(schemas), "None")
+    response = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "x", "version": "1"},
+        "paths": {path: {"post": {"operationId": operation_id, "responses": {"200": response}}}},
+        "components": {"schemas": schemas},
+    }
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+async def test_models_are_those_of_all_services_that_answer() -> None:
+    embed, score = service_with(models=models("shapes@3")), service_with(models=models("fsc@1"))
+    score.answer = service_with(models={**models("fsc@1", "org/fsc")}).answer
+    async with (
+        serving(embed) as first,
+        serving(score) as second,
+        serving(service_with()) as third,
+        gateway(embed_urls=first, score_urls=second, predict_urls=third) as client,
+    ):
+        for path in ("/v1/models", "/models"):
+            async with client.get(path) as response:
+                listed = await response.json()
+            assert listed["object"] == "list"
+            assert [model["id"] for model in listed["data"]] == ["shapes@3", "fsc@1", "org/fsc"]
+        for path in ("/v1/models/org/fsc", "/models/org%2Ffsc"):
+            async with client.get(path) as response:
+                assert (await response.json())["owned_by"] == "x"
+        async with client.get("/v1/models/none") as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["type"] == "not_found_error"
+
+
+async def test_what_a_service_says_of_a_model_beyond_openais_fields_is_kept() -> None:
+    listed = models("llm")
+    listed["data"][0]["max_model_len"] = 4096
+    async with (
+        serving(service_with(models=listed)) as url,
+        gateway(generate_urls=url) as client,
+        client.get("/v1/models/llm") as response,
+    ):
+        assert (await response.json())["max_model_len"] == 4096
+
+
+async def test_one_document_describes_the_routes_of_all_services_that_run() -> None:
+    embed = service_with(openapi=document("/embed", "run", Answer={"type": "object", "title": "Embed"}))
+    score = service_with(openapi=document("/score", "run", Answer={"type": "object", "title": "Score"}))
+    async with (
+        serving(embed) as first,
+        serving(score) as second,
+        gateway(embed_urls=first, score_urls=second) as client,
+    ):
+        async with client.get("/openapi.json") as response:
+            merged = await response.json()
+        async with client.get("/docs") as response:
+            assert response.status == 200
+            assert "/openapi.json" in await response.text()
+    assert {"/embed", "/score", "/v1/models", "/readyz", "/metrics"} <= merged["paths"].keys()
+    assert "/predict" not in merged["paths"]
+    assert "security" not in merged
+    operations = [operation for methods in merged["paths"].values() for operation in methods.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_the_document_asks_for_a_key_where_one_is_needed() -> None:
+    keys = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"embed"})),)
+    async with gateway(keys=keys) as client, client.get("/openapi.json") as response:
+        merged = await response.json()
+    assert merged["security"] == [{"key": []}]
+    assert merged["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert merged["paths"]["/readyz"]["get"]["security"] == []
+    assert "security" not in merged["paths"]["/v1/models"]["get"]
+
+
+def test_schemas_that_differ_get_two_names_and_equal_ones_share_theirs() -> None:
+    error = {"type": "object", "title": "Error"}
+    own = document("/own", "own", Error=error)
+    embed = document("/embed", "embed", Answer={"type": "object"}, Error=error)
+    score = document("/score", "score", Answer={"type": "array"}, Error=error)
+    merged = merge_documents(own, {"embed": embed, "score": score}, lambda service, path: True)
+    assert merged["components"]["schemas"] == {
+        "Answer": {"type": "object"},
+        "Error": error,
+        "ScoreAnswer": {"type": "array"},
+    }
+    response = merged["paths"]["/score"]["post"]["responses"]["200"]
+    assert response["content"]["application/json"]["schema"] == ref("ScoreAnswer")
+
+
+def test_a_schema_that_refers_to_one_that_differs_differs_too() -> None:
+    embed = document("/embed", "embed", List={"items": ref("Item")}, Item={"type": "string"})
+    score = document("/score", "score", List={"items": ref("Item")}, Item={"type": "number"})
+    schemas = merge_documents({}, {"embed": embed, "score": score}, lambda service, path: True)["components"]["schemas"]
+    assert schemas["List"] == {"items": ref("Item")}
+    assert schemas["ScoreList"] == {"items": ref("ScoreItem")}
+    assert schemas["ScoreItem"] == {"type": "number"}
+
+
+def test_paths_that_the_gateway_does_not_route_to_a_service_are_left_out() -> None:
+    embed = document("/embed", "embed") | {"paths": {"/embed": {}, "/livez": {}, "/score": {}}}
+    merged = merge_documents({"paths": {}}, {"embed": embed}, lambda service, path: path == f"/{service}")
+    assert list(merged["paths"]) == ["/embed"]
+
+
+async def test_readiness_names_each_service_and_does_not_depend_on_them() -> None:
+    embed = Service(echo)
+    async with serving(embed) as url, gateway(embed_urls=url) as client:
+
+        async def checks() -> dict[str, Any]:
+            async with client.get("/readyz") as response:
+                assert response.status == 200
+                report: dict[str, Any] = await response.json()
+            assert report["status"] == "ok"
+            found: dict[str, Any] = report["checks"]
+            return found
+
+        found = await checks()
+        assert found["embed"] == {"ok": True, "detail": "1 of 1 addresses ready"}
+        assert found["score"] == {"ok": False, "detail": "0 of 1 addresses ready"}
+        embed.is_ready = False
+
+        async def is_told() -> bool:
+            return not (await checks())["embed"]["ok"]
+
+        await until(is_told)
+
+
+async def test_probes_answer_at_the_gateway() -> None:
+    async with gateway() as client:
+        for path in ("/livez", "/readyz", "/startupz", "/health"):
+            async with client.get(path) as response:
+                assert response.status == 200

@@ -1,0 +1,75 @@
+"""`fovea keys`, as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.access import KeyRing, read_key_file
+from gateway.keys_cli import app
+from gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "keys.json"
+
+
+def keys(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--file", str(file)])
+
+
+def make(file: Path, name: str, *options: str) -> str:
+    result = keys(file, "create", "--name", name, *options)
+    assert result.exit_code == 0, result.output
+    return result.output.strip()
+
+
+def test_a_key_is_shown_once_and_the_file_keeps_its_digest(file: Path) -> None:
+    key = make(file, "ci", "--scope", "embed", "--scope", "score", "--rate-limit", "600/minute")
+    assert key not in file.read_text()
+    (record,) = read_key_file(file).keys
+    assert record.name == "ci"
+    assert record.scopes == {"embed", "score"}
+    assert record.rate_limit == "600/minute"
+    visitor = KeyRing(GatewaySettings(keys_file=file)).find(key)
+    assert visitor is not None
+    assert visitor.name == "ci"
+
+
+def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
+    first = make(file, "first", "--scope", "embed")
+    second = make(file, "second", "--scope", "admin")
+    listed = keys(file, "list").output
+    assert "first\tembed" in listed
+    assert "second\tadmin" in listed
+    assert keys(file, "revoke", "first").exit_code == 0
+    ring = KeyRing(GatewaySettings(keys_file=file))
+    assert ring.find(first) is None
+    assert ring.find(second) is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["create", "--name", "x", "--scope", "paint"], "scopes"),
+        (["create", "--name", "x", "--scope", "embed", "--rate-limit", "often"], "rate_limit"),
+        (["create", "--name", "taken", "--scope", "embed"], "already"),
+        (["revoke", "nobody"], "no key named 'nobody'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(file: Path, arguments: list[str], complaint: str) -> None:
+    make(file, "taken", "--scope", "embed")
+    before = file.read_bytes()
+    result = keys(file, *arguments)
+    assert result.exit_code == 1
+    assert complaint in result.output
+    assert file.read_bytes() == before
+
+
+def test_a_file_that_is_no_keys_file_is_left_alone(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(json.dumps({"other": 1}))
+    assert keys(file, "create", "--name", "x", "--scope", "embed").exit_code == 1
+    assert json.loads(file.read_text()) == {"other": 1}

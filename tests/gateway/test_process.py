@@ -1,0 +1,108 @@
+"""The gateway as a process of its own: settings from the environment, SIGTERM, what it imports."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests.gateway.servers import Service, read_body, serving, until
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Whatever a test starts ends with it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start(log: Path, **environment: str) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "FOVEA_GATEWAY_PORT": "0", **environment},
+        )
+
+
+async def started(log: Path) -> str:
+    """The address of a gateway that has looked its services up."""
+
+    def text() -> str:
+        return log.read_text()
+
+    await until(lambda: "\n" in text())
+    url = f"http://127.0.0.1:{json.loads(text().splitlines()[0])['port']}"
+
+    async def is_up() -> bool:
+        async with aiohttp.ClientSession() as client, client.get(f"{url}/startupz") as response:
+            return response.status == 200
+
+    await until(is_up)
+    return url
+
+
+async def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+        asked.set()
+        await finish.wait()
+        await send({"type": "http.response.body", "body": b"last"})
+
+    log = tmp_path / "log"
+    async with serving(Service(stream)) as upstream, aiohttp.ClientSession() as client:
+        process = start(log, FOVEA_GATEWAY_EMBED_URLS=upstream)
+        processes.append(process)
+        url = await started(log)
+        async with client.post(f"{url}/embed", data=b"{}") as response:
+            await asked.wait()
+            process.send_signal(signal.SIGTERM)
+
+            async def is_closed() -> bool:
+                connector = aiohttp.TCPConnector(force_close=True)
+                try:
+                    async with aiohttp.ClientSession(connector=connector) as other, other.get(f"{url}/livez"):
+                        return False
+                except aiohttp.ClientConnectionError:
+                    return True
+
+            await until(is_closed)
+            finish.set()
+            assert await response.read() == b"first last"
+        await until(lambda: process.poll() is not None)
+    assert process.returncode == 0
+
+
+async def test_a_wrong_setting_ends_the_process_with_one_sentence(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    log = tmp_path / "log"
+    process = start(log, FOVEA_GATEWAY_EMBED_URLS="embed:8103")
+    processes.append(process)
+    await until(lambda: process.poll() is not None)
+    assert process.returncode == 1
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("FOVEA_GATEWAY_EMBED_URLS: ")
+    assert "'embed:8103' is not a base URL" in line
+
+
+def test_the_gateway_imports_no_torch() -> None:
+    code = "import gateway.app, gateway.keys_cli, sys; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,117 @@
+"""How often a key may ask, counted in the process and in a real Redis."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.access import digest
+from gateway.settings import KeyRecord
+from tests.core.redis_server import RedisServer, redis_executables
+from tests.gateway.servers import Service, gateway, metric, serving, until
+
+# Long enough for no window to end while a test runs.
+RATE = "3/hour"
+
+
+@pytest.fixture(params=sorted(redis_executables()))
+def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(redis_executables()[request.param], tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def key(name: str, rate_limit: str | None = None) -> KeyRecord:
+    return KeyRecord(name=name, sha256=digest(name), scopes=frozenset({"embed"}), rate_limit=rate_limit)
+
+
+async def ask(client: aiohttp.ClientSession, name: str = "") -> int:
+    async with client.post("/embed", headers={"X-API-Key": name}) as response:
+        return response.status
+
+
+async def test_what_a_key_has_left_is_told_and_one_request_too_many_is_429() -> None:
+    service = Service()
+    async with serving(service) as url, gateway(embed_urls=url, rate_limit=RATE) as client:
+        for remaining in ("2", "1", "0"):
+            async with client.post("/embed") as response:
+                assert response.status == 200
+                assert response.headers["RateLimit-Limit"] == "3"
+                assert response.headers["RateLimit-Remaining"] == remaining
+                assert 0 < int(response.headers["RateLimit-Reset"]) <= 3600
+        async with client.post("/embed") as response:
+            assert response.status == 429
+            assert (await response.json())["error"]["type"] == "rate_limit_error"
+            assert response.headers["RateLimit-Remaining"] == "0"
+            # OpenAI's client gives up on more.
+            assert 0 < int(response.headers["Retry-After"]) <= 120
+            assert 0 < int(response.headers["retry-after-ms"]) <= 120_000
+        assert await metric(client, "fovea_rejected_total", reason="rate_limit") == 1
+    assert len(service.requests) == 3
+
+
+async def test_without_a_limit_no_headers_speak_of_one() -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url) as client, client.post("/embed") as response:
+        assert "RateLimit-Limit" not in response.headers
+
+
+async def test_each_key_has_a_window_of_its_own_and_may_have_a_limit_of_its_own() -> None:
+    keys = (key("a"), key("b"), key("c", "1/hour"))
+    async with serving(Service()) as url, gateway(embed_urls=url, keys=keys, rate_limit=RATE) as client:
+        assert [await ask(client, "a") for _ in range(4)] == [200, 200, 200, 429]
+        assert [await ask(client, "b") for _ in range(4)] == [200, 200, 200, 429]
+        assert [await ask(client, "c") for _ in range(2)] == [200, 429]
+
+
+async def test_a_refused_key_uses_up_no_ones_limit() -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url, keys=(key("a"),), rate_limit="1/hour") as client:
+        assert await ask(client, "unknown") == 401
+        assert await ask(client, "a") == 200
+
+
+async def test_gateways_that_share_a_redis_share_the_limit(redis: RedisServer) -> None:
+    settings: dict[str, Any] = {"rate_limit": RATE, "redis_url": redis.url, "rate_limit_timeout_s": 10}
+    async with (
+        serving(Service()) as url,
+        gateway(embed_urls=url, **settings) as first,
+        gateway(embed_urls=url, **settings) as second,
+    ):
+        assert [await ask(client) for client in (first, second, first, second)] == [200, 200, 200, 429]
+
+
+async def test_a_redis_that_was_never_there_costs_no_request() -> None:
+    settings: dict[str, Any] = {"rate_limit": RATE, "redis_url": "redis://127.0.0.1:1"}
+    async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
+        assert [await ask(client) for _ in range(4)] == [200, 200, 200, 429]
+
+
+async def test_redis_stopped_hung_and_started_under_load_costs_no_request(redis: RedisServer) -> None:
+    settings: dict[str, Any] = {"rate_limit": "1000000/hour", "redis_url": redis.url, "rate_limit_timeout_s": 0.05}
+    seen: set[int] = set()
+    num_answered = 0
+    is_over = False
+
+    async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
+
+        async def keep_asking() -> None:
+            nonlocal num_answered
+            while not is_over:
+                seen.add(await ask(client))
+                num_answered += 1
+
+        async def answered(num_more: int) -> None:
+            end = num_answered + num_more
+            await until(lambda: num_answered >= end)
+
+        load = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        for disturb in (redis.stop, redis.start, redis.hang, redis.go_on, redis.stop, redis.start):
+            await answered(100)
+            await asyncio.to_thread(disturb)
+        await answered(100)
+        is_over = True
+        await asyncio.gather(*load)
+    assert seen == {200}
