@@ -1,0 +1,506 @@
+import asyncio
+import gzip
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.fetch import USER_AGENT, FetchLimits, ImageFetcher
+from services.core.public_addresses import Address
+from tests.core.hostile_server import Answer, HostileServer, NameServer, hostile_server, redirect, response
+
+# Both are this machine; the guard is told that the first belongs to the internet.
+PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"
+IMAGE = b"\xff\xd8\xff image"
+
+
+def is_allowed(address: Address) -> bool:
+    return str(address) == PUBLIC
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HostileServer]:
+    async with hostile_server(PUBLIC) as server:
+        server.answers["/image"] = response(IMAGE)
+        yield server
+
+
+@pytest.fixture
+async def secret(server: HostileServer) -> AsyncIterator[HostileServer]:
+    """What must never be reached: the same port of the private address."""
+    async with hostile_server(PRIVATE, server.port) as secret:
+        secret.answers["/image"] = response(b"secret")
+        yield secret
+        assert secret.num_connections == 0
+
+
+def names() -> NameServer:
+    return NameServer(images_example=[[PUBLIC]], private_example=[[PRIVATE]])
+
+
+@asynccontextmanager
+async def fetching(
+    server: HostileServer,
+    resolve: NameServer | None = None,
+    *,
+    max_image_bytes: int = 10_000,
+    timeout_s: float = 30,
+    allowed_hosts: frozenset[str] = frozenset(),
+    ssl_context: ssl.SSLContext | None = None,
+) -> AsyncIterator[ImageFetcher]:
+    limits = FetchLimits(
+        max_image_bytes=max_image_bytes,
+        timeout_s=timeout_s,
+        allowed_ports=frozenset({server.port}),
+        allowed_hosts=allowed_hosts,
+    )
+    fetcher = ImageFetcher(limits, resolve=resolve or names(), is_allowed=is_allowed, ssl_context=ssl_context)
+    yield fetcher
+    await fetcher.close()
+
+
+async def failure(fetcher: ImageFetcher, url: str) -> FoveaError:
+    """The refusal of a URL, which tells nothing about the inside."""
+    with pytest.raises(FoveaError) as refusal:
+        await fetcher.fetch(url, param="images.0")
+    error = refusal.value
+    assert error.param == "images.0"
+    for word in (PUBLIC, PRIVATE, "10.0.0.53", "secret", "Errno"):
+        assert word not in error.message
+    return error
+
+
+def address_of(server: HostileServer, path: str = "/image") -> str:
+    return f"http://images.example:{server.port}{path}"
+
+
+async def test_an_image_is_fetched_by_name_and_by_address(server: HostileServer) -> None:
+    async with fetching(server) as fetcher:
+        assert await fetcher.fetch(address_of(server)) == IMAGE
+        assert await fetcher.fetch(f"http://{PUBLIC}:{server.port}/image") == IMAGE
+
+
+async def test_the_request_tells_nothing_but_what_is_asked(server: HostileServer) -> None:
+    server.answers["/cookie"] = response(status="302 Found", headers=("Location: /image", "Set-Cookie: a=b"))
+    async with fetching(server) as fetcher:
+        await fetcher.fetch(address_of(server, "/cookie"))
+        await fetcher.fetch(address_of(server))
+    for head in server.requests:
+        headers = dict(line.split(": ", 1) for line in head.decode().splitlines()[1:] if line)
+        assert headers.pop("User-Agent") == USER_AGENT
+        assert headers == {
+            "Host": f"images.example:{server.port}",
+            "Accept": "image/*",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+        }
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+async def test_redirects_are_followed(server: HostileServer, status: str) -> None:
+    server.answers["/relative"] = redirect("/absolute", status)
+    server.answers["/absolute"] = redirect(address_of(server), status)
+    async with fetching(server) as fetcher:
+        assert await fetcher.fetch(address_of(server, "/relative")) == IMAGE
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://private.example:{port}/image",
+        "http://127.0.0.1:{port}/image",
+        "//127.0.0.1:{port}/image",
+        "http://[::ffff:127.0.0.1]:{port}/image",
+        "http://2130706433:{port}/image",
+        "http://images.example@127.0.0.1:{port}/image",
+        "http://images.example:22/",
+        "file:///etc/passwd",
+        "gopher://images.example:{port}/",
+        "http://images.example:{port}\\@127.0.0.1:{port}/image",
+        "http://[::1",
+    ],
+)
+async def test_a_redirect_is_judged_like_the_url_itself(
+    server: HostileServer, secret: HostileServer, location: str
+) -> None:
+    server.answers["/redirect"] = redirect(location.format(port=server.port))
+    async with fetching(server) as fetcher:
+        assert isinstance(await failure(fetcher, address_of(server, "/redirect")), InvalidRequest)
+
+
+async def test_a_redirect_to_another_port_is_not_dialled(server: HostileServer) -> None:
+    async with hostile_server(PUBLIC) as other, fetching(server) as fetcher:
+        other.answers["/image"] = response(IMAGE)
+        server.answers["/redirect"] = redirect(f"http://images.example:{other.port}/image")
+        error = await failure(fetcher, address_of(server, "/redirect"))
+        assert error.code == "image_url_not_allowed"
+        assert other.num_connections == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user@images.example:{port}/image",
+        "http://user:password@images.example:{port}/image",
+        "http://images.example:{port}\\@images.example:{port}/image",
+        "http://images.example:{port}/image file",
+        "http://images.example:{port}/image\r\nHost: private.example",
+        "http://2130706434:{port}/image",
+        "http://0x7f.0.0.2:{port}/image",
+        "http://0177.0.0.2:{port}/image",
+        "http://127.2:{port}/image",
+        "http://localhost:{port}/image",
+        "http://images.localhost:{port}/image",
+        "http://[::1%25lo]:{port}/image",
+        "http://images.example:1/image",
+        "http://images.example:{port}0000/image",
+        "ftp://images.example:{port}/image",
+        "file:///etc/passwd",
+        "http://",
+        "images.example",
+        "",
+    ],
+)
+async def test_some_urls_are_refused_wherever_they_lead(server: HostileServer, url: str) -> None:
+    """Here every name leads to the public server, and every address would be allowed."""
+
+    async def resolve(host: str) -> list[str]:
+        return [PUBLIC]
+
+    limits = FetchLimits(allowed_ports=frozenset({server.port}))
+    fetcher = ImageFetcher(limits, resolve=resolve, is_allowed=lambda _: True)
+    assert (await failure(fetcher, url.format(port=server.port))).code == "image_url_not_allowed"
+    assert server.num_connections == 0
+    await fetcher.close()
+
+
+async def test_redirects_are_counted(server: HostileServer) -> None:
+    server.answers["/loop"] = redirect("/loop")
+    for step in range(3):
+        server.answers[f"/{step}"] = redirect(f"/{step + 1}")
+    server.answers["/3"] = response(IMAGE)
+    async with fetching(server) as fetcher:
+        assert await fetcher.fetch(address_of(server, "/0")) == IMAGE
+        server.requests.clear()
+        assert "redirects more than 3 times" in (await failure(fetcher, address_of(server, "/loop"))).message
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/image",
+        "http://127.0.0.1.:{port}/image",
+        "http://127.1:{port}/image",
+        "http://127.0.1:{port}/image",
+        "http://0177.0.0.1:{port}/image",
+        "http://0x7f.0.0.1:{port}/image",
+        "http://0x7f.1:{port}/image",
+        "http://0x7f000001:{port}/image",
+        "http://017700000001:{port}/image",
+        "http://2130706433:{port}/image",
+        "http://00000127.0.0.1:{port}/image",
+        "http://0:{port}/image",
+        "http://0.0.0.0:{port}/image",
+        "http://[::1]:{port}/image",
+        "http://[::]:{port}/image",
+        "http://[0:0:0:0:0:0:0:1]:{port}/image",
+        "http://[::ffff:127.0.0.1]:{port}/image",
+        "http://[::ffff:7f00:1]:{port}/image",
+        "http://[::127.0.0.1]:{port}/image",
+        "http://[::1%25lo]:{port}/image",
+        "http://[fe80::1%25eth0]:{port}/image",
+        "http://[64:ff9b::7f00:1]:{port}/image",
+        "http://[2002:7f00:1::]:{port}/image",
+        "http://[fd00:ec2::254]:{port}/image",
+        "http://①②⑦.⓪.⓪.①:{port}/image",
+        "http://127。0。0。1:{port}/image",
+        "http://１２７.0.0.1:{port}/image",
+        "http://%31%32%37.0.0.1:{port}/image",
+        "http://localhost:{port}/image",
+        "http://LOCALHOST.:{port}/image",
+        "http://ｌｏｃａｌｈｏｓｔ:{port}/image",
+        "http://any.localhost:{port}/image",
+        "http://private.example:{port}/image",
+        "http://unknown.example:{port}/image",
+        "http://169.254.169.254:{port}/latest/meta-data/",
+        "http://100.100.100.200:{port}/",
+        "http://images.example@127.0.0.1:{port}/image",
+        "http://images.example:{port}@127.0.0.1:{port}/image",
+        "http://images.example%40127.0.0.1:{port}/image",
+        "http://images.example\\@127.0.0.1:{port}/image",
+        "http:\\\\127.0.0.1:{port}/image",
+        "http://127.0.0.1:{port}#@images.example:{port}/image",
+        "http://127.0.0.1:{port}?@images.example:{port}/image",
+        "http:///127.0.0.1:{port}/image",
+        "http:127.0.0.1:{port}/image",
+        "http://127.0.0.1\t:{port}/image",
+        "http://images.example\n.private.example:{port}/image",
+        "https://127.0.0.1:{port}/image",
+    ],
+)
+async def test_no_spelling_of_a_private_address_is_dialled(
+    server: HostileServer, secret: HostileServer, url: str
+) -> None:
+    async with fetching(server) as fetcher:
+        assert isinstance(await failure(fetcher, url.format(port=server.port)), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:{port}/image",
+        "http://2130706433:{port}/image",
+        "http://0x7f.1:{port}/image",
+        "http://127.1:{port}/image",
+        "http://①②⑦.⓪.⓪.①:{port}/image",
+        "http://[::1]:{port}/image",
+    ],
+)
+async def test_the_systems_own_resolver_is_judged_too(server: HostileServer, secret: HostileServer, url: str) -> None:
+    fetcher = ImageFetcher(FetchLimits(allowed_ports=frozenset({server.port})), is_allowed=is_allowed)
+    await failure(fetcher, url.format(port=server.port))
+    await fetcher.close()
+
+
+async def test_by_default_no_address_of_this_machine_is_public(server: HostileServer) -> None:
+    fetcher = ImageFetcher(FetchLimits(allowed_ports=frozenset({server.port})), resolve=names())
+    for host in (PUBLIC, "images.example"):
+        await failure(fetcher, f"http://{host}:{server.port}/image")
+    assert server.requests == []
+    await fetcher.close()
+
+
+async def test_only_web_ports_are_dialled_by_default() -> None:
+    assert FetchLimits().allowed_ports == {80, 443}
+    fetcher = ImageFetcher(FetchLimits(), resolve=names(), is_allowed=is_allowed)
+    assert "port 6379 is not allowed" in (await failure(fetcher, "http://images.example:6379/")).message
+    await fetcher.close()
+
+
+@pytest.mark.parametrize("addresses", [[PUBLIC, PRIVATE], [PRIVATE, PUBLIC], [PUBLIC, "::1"], []])
+async def test_one_private_address_among_the_answers_spoils_them_all(
+    server: HostileServer, secret: HostileServer, addresses: list[str]
+) -> None:
+    async with fetching(server, NameServer(images_example=[addresses])) as fetcher:
+        await failure(fetcher, address_of(server))
+    assert server.requests == []
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_dialled(
+    server: HostileServer, secret: HostileServer
+) -> None:
+    resolve = NameServer(images_example=[[PUBLIC], [PRIVATE]])
+    async with fetching(server, resolve) as fetcher:
+        assert await fetcher.fetch(address_of(server)) == IMAGE
+        assert resolve.asked == ["images.example"]
+        await failure(fetcher, address_of(server))
+
+
+async def test_a_name_is_judged_anew_after_a_redirect_to_itself(server: HostileServer, secret: HostileServer) -> None:
+    server.answers["/redirect"] = redirect("/image")
+    async with fetching(server, NameServer(images_example=[[PUBLIC], [PRIVATE]])) as fetcher:
+        await failure(fetcher, address_of(server, "/redirect"))
+    assert len(server.requests) == 1
+
+
+async def test_a_dead_and_an_unknown_and_a_private_host_are_answered_alike(server: HostileServer) -> None:
+    async with fetching(server) as fetcher, hostile_server(PUBLIC) as gone:
+        messages = {
+            (await failure(fetcher, f"http://{host}:{server.port}/image")).message
+            for host in ("unknown.example", "private.example")
+        }
+    gone_fetcher = ImageFetcher(
+        FetchLimits(allowed_ports=frozenset({gone.port})), resolve=names(), is_allowed=is_allowed
+    )
+    messages.add((await failure(gone_fetcher, address_of(gone))).message)
+    await gone_fetcher.close()
+    assert len(messages) == 1
+
+
+async def test_hosts_can_be_limited_to_a_list(server: HostileServer) -> None:
+    resolve = NameServer(images_example=[[PUBLIC]], cdn_images_example=[[PUBLIC]], badimages_example=[[PUBLIC]])
+    for allowed, hosts in (
+        (frozenset({"images.example"}), {"images.example"}),
+        (frozenset({".images.example"}), {"cdn.images.example"}),
+        (frozenset({"images.example", ".images.example"}), {"images.example", "cdn.images.example"}),
+    ):
+        async with fetching(server, resolve, allowed_hosts=allowed) as fetcher:
+            for host in ("images.example", "cdn.images.example", "badimages.example", PUBLIC):
+                url = f"http://{host}:{server.port}/image"
+                if host in hosts:
+                    assert await fetcher.fetch(url) == IMAGE
+                else:
+                    assert (await failure(fetcher, url)).code == "image_url_not_allowed"
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    writer.write(response(length=1_000))
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)  # slower than any single read would time out
+
+
+async def hang(writer: asyncio.StreamWriter) -> None:
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def hang_in_headers(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: ima")
+    await hang(writer)
+
+
+async def continue_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)  # not to starve the client
+
+
+@pytest.mark.parametrize("answer", [drip, hang, hang_in_headers, continue_for_ever])
+async def test_a_server_that_takes_its_time_is_left_after_the_time_cap(server: HostileServer, answer: Answer) -> None:
+    server.answers["/slow"] = answer
+    async with fetching(server, timeout_s=0.3) as fetcher:
+        error = await failure(fetcher, address_of(server, "/slow"))
+    assert (error.code, error.status) == ("image_fetch_failed", 400)
+
+
+async def endless(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(bytes(1_000))
+        await writer.drain()
+
+
+async def endless_chunks(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"3e8\r\n" + bytes(1_000) + b"\r\n")
+        await writer.drain()
+
+
+async def endless_headers(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X-Filler: " + b"x" * 100 + b"\r\n")
+        await writer.drain()
+
+
+async def test_size_is_capped_while_it_streams(server: HostileServer) -> None:
+    server.answers["/endless"] = endless
+    server.answers["/chunks"] = endless_chunks
+    server.answers["/exact"] = response(bytes(10_000))
+    server.answers["/over"] = response(bytes(10_001))
+    server.answers["/announced"] = response(length=10**15)
+    async with fetching(server) as fetcher:
+        assert len(await fetcher.fetch(address_of(server, "/exact"))) == 10_000
+        for path, message in (
+            ("/endless", "more than 10000 bytes"),
+            ("/chunks", "more than 10000 bytes"),
+            ("/over", "10001 bytes; the limit is 10000 bytes"),
+            ("/announced", "1000000000000000 bytes; the limit is 10000 bytes"),
+        ):
+            error = await failure(fetcher, address_of(server, path))
+            assert isinstance(error, TooLarge)
+            assert message in error.message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\0" * 1_000,
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nsec",
+        b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: \xff\xfe\r\nContent-Length: 0\r\n\r\n",
+        response(b"secret", length=100),
+        response(b"secret", headers=("X: " + "x" * 100_000,)),
+        response(status="204 No Content"),
+        response(IMAGE, status="206 Partial Content"),
+        response(b"secret", status="404 Not Found"),
+        response(b"secret", status="500 Internal Server Error"),
+        response(gzip.compress(bytes(5_000_000)), headers=("Content-Encoding: gzip",)),
+        response(IMAGE, headers=("Content-Encoding: br",)),
+        endless_headers,
+    ],
+)
+async def test_an_answer_that_is_no_image_body_is_a_bad_request(server: HostileServer, answer: bytes | Answer) -> None:
+    server.answers["/bad"] = answer
+    async with fetching(server) as fetcher:
+        error = await failure(fetcher, address_of(server, "/bad"))
+    assert (error.code, error.status) == ("image_fetch_failed", 400)
+
+
+async def test_the_status_of_the_answer_is_named(server: HostileServer) -> None:
+    server.answers["/gone"] = response(b"secret", status="410 Gone secret")
+    async with fetching(server) as fetcher:
+        assert "status 410." in (await failure(fetcher, address_of(server, "/gone"))).message
+
+
+async def test_a_claimed_type_is_ignored_for_the_decoder_knows_better(server: HostileServer) -> None:
+    server.answers["/text"] = response(IMAGE, headers=("Content-Type: text/html; charset=klingon",))
+    async with fetching(server) as fetcher:
+        assert await fetcher.fetch(address_of(server, "/text")) == IMAGE
+
+
+async def test_a_proxy_in_the_environment_is_not_used(
+    server: HostileServer, secret: HostileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://{PRIVATE}:{server.port}")
+    async with fetching(server) as fetcher:
+        assert await fetcher.fetch(address_of(server)) == IMAGE
+
+
+async def test_a_cancelled_fetch_frees_its_place(server: HostileServer) -> None:
+    arrived = asyncio.Event()
+
+    async def arrive_and_hang(writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await hang(writer)
+
+    server.answers["/hang"] = arrive_and_hang
+    limits = FetchLimits(allowed_ports=frozenset({server.port}), max_concurrent_fetches=1)
+    fetcher = ImageFetcher(limits, resolve=names(), is_allowed=is_allowed)
+    hanging = asyncio.create_task(fetcher.fetch(address_of(server, "/hang")))
+    await arrived.wait()
+    waiting = asyncio.create_task(fetcher.fetch(address_of(server)))
+    hanging.cancel()
+    assert await waiting == IMAGE
+    await fetcher.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_tls_verifies_the_name_in_the_url_although_an_address_is_dialled(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    process = await asyncio.create_subprocess_exec(
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-subj", "/CN=images.example", "-addext", "subjectAltName=DNS:images.example"),
+        *("-keyout", str(key), "-out", str(certificate)),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert await process.wait() == 0
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    resolve = NameServer(images_example=[[PUBLIC]], other_example=[[PUBLIC]])
+    async with hostile_server(PUBLIC, tls=serving) as server:
+        server.answers["/image"] = response(IMAGE)
+        async with fetching(server, resolve, ssl_context=trusting) as fetcher:
+            assert await fetcher.fetch(f"https://images.example:{server.port}/image") == IMAGE
+            for host in ("other.example", PUBLIC):
+                await failure(fetcher, f"https://{host}:{server.port}/image")
+        async with fetching(server, resolve) as distrusting:
+            await failure(distrusting, f"https://images.example:{server.port}/image")
+    assert len(server.requests) == 1
