@@ -132,6 +132,15 @@ async def test_requests_that_overlap_compute_what_the_other_does_not(cache: Resu
     assert second.asked == [["c"]]
 
 
+async def test_what_was_found_is_not_held_back_by_what_is_computed_beside_it(cache: ResultCache) -> None:
+    await cache.resolve(["a"], released(["a"]))
+    computation = Computation(["a", "b"])
+    request = await begin(cache, computation)
+    assert await cache.resolve(["a"], Computation(["a"])) == results("a")
+    computation.released.set()
+    assert await request == results("ab")
+
+
 async def test_requests_that_wait_for_each_other_both_end(cache: ResultCache) -> None:
     await cache.resolve([], Computation([]))
     first, second, third = Computation(["a"]), Computation(["b", "a"]), Computation(["a", "b"])
@@ -305,6 +314,8 @@ def test_a_key_differs_with_everything_that_a_result_depends_on() -> None:
         result_key("c1", 'i1","what colour?', None, options),
         result_key("c1", "i1", "\ud83d\ude00", options),
         result_key("c1", "i1", "\U0001f600", options),
+        result_key("c1", "i1", "\ud800", options),
+        result_key("c1", "i1", "\ud801", options),
     ]
     assert len(set(keys)) == len(keys)
 

@@ -1,7 +1,7 @@
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -68,6 +68,11 @@ async def compute(indices: list[int]) -> list[bytes]:
 
 async def never(indices: list[int]) -> list[bytes]:
     raise AssertionError(f"{indices} should have been found")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.002)  # noqa: ASYNC110  # nothing tells when a metric has grown
 
 
 async def fill(server: RedisServer, keys: list[str]) -> None:
@@ -139,9 +144,13 @@ async def test_redis_stopped_and_started_under_load_fails_no_request_and_serves_
         async def more(result: str) -> None:
             """Until both that many requests and such look-ups have happened."""
             requests, lookups = num_answered + 100, looked_up(metrics, result) + 100
-            while num_answered < requests or looked_up(metrics, result) < lookups:
-                assert not any(task.done() for task in tasks)
-                await asyncio.sleep(0.005)  # nothing tells when a metric has grown
+            await until(
+                lambda: (
+                    any(task.done() for task in tasks)
+                    or (num_answered >= requests and looked_up(metrics, result) >= lookups)
+                )
+            )
+            assert not any(task.done() for task in tasks)
 
         tasks = [asyncio.create_task(load(seed)) for seed in range(8)]
         for _ in range(2):
@@ -266,11 +275,14 @@ async def test_a_server_that_answers_rubbish_costs_misses_only(answer: bytes) ->
     assert looked_up(metrics, "hit") == 0
 
 
-async def test_after_repeated_failures_redis_is_left_alone_for_a_moment() -> None:
-    async with listening(None) as (url, received), opened(url, Metrics("test"), timeout_s=0.05) as cache:
-        for index in range(200):
+@pytest.mark.parametrize("answer", [None, b""])
+async def test_after_repeated_failures_redis_is_left_alone_for_a_moment(answer: bytes | None) -> None:
+    metrics = Metrics("test")
+    async with listening(answer) as (url, received), opened(url, metrics, timeout_s=0.05) as cache:
+        for index in range(50):
             await cache.resolve([str(index)], compute)
-        # All but the first few were answered without a word to Redis.
+            await until(lambda: dropped_writes(metrics) == looked_up(metrics, "error"))
+        # All but the first few were looked up, and dropped, without a word to Redis.
         assert FAILURES_BEFORE_PAUSE <= len(received) < 20
 
 
