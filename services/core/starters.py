@@ -33,5 +33,5 @@ def read_description(directory: Path) -> CheckpointDescription:
 
 
 def packaged_starters(package: Path) -> list[Path]:
-    """The `<service>/starter` folders beside `core` in an installed package."""
-    return sorted(path.parent for path in package.glob(f"*/starter/{DESCRIPTION_FILE}"))
+    """The `<service>/starter/<name>` folders beside `core` in an installed package."""
+    return sorted(path.parent for path in package.glob(f"*/starter/*/{DESCRIPTION_FILE}"))

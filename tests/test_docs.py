@@ -1,0 +1,171 @@
+"""What the documentation says is true: commands exist, settings tables match, the first example answers."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from services.core.settings import SettingRow, describe_settings
+from services.embed.app import EmbedSettings
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def settings() -> dict[str, SettingRow]:
+    rows = [*describe_settings(EmbedSettings), *describe_settings(GatewaySettings)]
+    return {row.variable: row for row in rows}
+
+
+def settings_page() -> str:
+    """docs/reference/settings.md as it must read."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting is an environment variable. A shared one can be set for one process alone by its own prefix:",
+        "`FOVEA_EMBED_LOG_LEVEL` wins over `FOVEA_LOG_LEVEL` in the embed service. A variable that no process knows",
+        "is refused at start, with the nearest name that exists.",
+        "",
+        "| variable | type | default | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in settings().values():
+        default = f"`{row.default}`" if row.default not in (None, "None", "") else ""
+        lines.append(f"| `{row.variable}` | {row.type.replace('|', 'or')} | {default} | {row.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_settings_page_lists_every_setting_as_the_code_has_it() -> None:
+    page = ROOT / "docs" / "reference" / "settings.md"
+    assert page.read_text() == settings_page(), "write it anew: python -m tests.test_docs"
+
+
+def test_the_readmes_settings_exist_with_the_defaults_it_states() -> None:
+    rows = re.findall(r"^\| `(FOVEA_\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
+    assert len(rows) >= 5
+    known = settings()
+    for variable, default, meaning in rows:
+        assert meaning == known[variable].description
+        assert default.strip("`") == (known[variable].default if known[variable].default != "None" else "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\bmake ([a-z]+)\b(?=[`\n ])", text):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (page.parent / link).exists(), link
+    commands = {m.strip() for m in re.findall(r"(?:`|^ {4})fovea ((?:[a-z]+ ?)+)", text, re.MULTILINE)}
+    for command in sorted(commands):
+        words = command.split()
+        known = subcommands(())
+        for i, word in enumerate(words):
+            if known and word not in known:
+                raise AssertionError(f"fovea {command}: no {word!r} after fovea {' '.join(words[:i])}")
+            known = subcommands(tuple(words[: i + 1])) if known else set()
+
+
+def subcommands(words: tuple[str, ...]) -> set[str]:
+    """What `fovea WORDS --help` lists as commands."""
+    command = [sys.executable, "-m", "services.cli", *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    box = done.stdout.partition("─ Commands ─")[2]
+    return set(re.findall(r"^│ ([a-z][a-z-]*)", box, re.MULTILINE))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`fovea up` as a user starts it, but for its ports and its folders."""
+    home = tmp_path_factory.mktemp("home")
+    port = free_port()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")},
+        "HOME": str(home),
+        "FOVEA_GATEWAY_PORT": str(port),
+        "FOVEA_EMBED_PORT": str(free_port()),
+    }
+    command = [sys.executable, "-m", "services.cli", "up"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if "Ctrl-C" in line:
+                break
+        else:
+            pytest.fail("".join(output))
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_the_readmes_first_curl_answers_as_the_readme_says(gateway: str) -> None:
+    shell, answer = re.findall(r"```sh\n(curl .*?)```\n\n```json\n(.*?)```", README, re.DOTALL)[0]
+    command = shell.replace("http://127.0.0.1:8080", gateway)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=ROOT)
+    body = json.loads(done.stdout)
+    promised = json.loads(answer.replace(", …]", "]"))
+    assert body.keys() == promised.keys()
+    assert body["data"][0].keys() == promised["data"][0].keys()
+    assert body["usage"] == promised["usage"]
+    assert body["model"].split("@")[0] == promised["model"].split("@")[0]
+    assert sum(x * x for x in body["data"][0]["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_readmes_similarities_are_what_the_starter_answers(gateway: str) -> None:
+    rows = re.findall(r"^\| (?:`condition=(.*?)`|no condition) \| ([\d.−-]+) \| ([\d.−-]+) \|$", README, re.MULTILINE)
+    assert len(rows) == 3
+
+    def embed(image: str, condition: str) -> list[float]:
+        query = ["-G", "--data-urlencode", f"condition={condition}"] if condition else []
+        url = subprocess.run(
+            ["curl", "-s", "-o", os.devnull, "-w", "%{url_effective}", *query, f"{gateway}/embed"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        post = ["curl", "-s", url, "-H", "Content-Type: image/jpeg", "--data-binary", f"@docs/images/{image}.jpg"]
+        done = subprocess.run(post, capture_output=True, text=True, check=True, cwd=ROOT)
+        embedding: list[float] = json.loads(done.stdout)["data"][0]["embedding"]
+        return embedding
+
+    for condition, circle, star in rows:
+        query = embed("red-star", condition)
+        for image, stated in (("red-circle", circle), ("blue-star", star)):
+            cosine = sum(a * b for a, b in zip(query, embed(image, condition), strict=True))
+            assert cosine == pytest.approx(float(stated.replace("−", "-")), abs=0.011), (condition, image)
+
+
+def test_the_readmes_openai_example_runs(gateway: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = code.replace("http://127.0.0.1:8080", gateway)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_a_photograph_embeds_under_a_condition(gateway: str) -> None:
+    from sklearn.datasets import load_sample_images
+
+    photograph = Path(load_sample_images().filenames[0])
+    post = ["curl", "-s", f"{gateway}/embed?condition=Focus+on+the+color.", "-H", "Content-Type: image/jpeg"]
+    done = subprocess.run([*post, "--data-binary", f"@{photograph}"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["usage"]["images"] == 1
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "reference" / "settings.md").write_text(settings_page())
