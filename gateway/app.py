@@ -13,11 +13,12 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.access import Access, KeyRing
 from gateway.addresses import Addresses, Resolve, resolve_host
+from gateway.client_session import open_session
 from gateway.directory import Directory, directory_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
 from gateway.settings import GatewaySettings, Service
-from gateway.upstream import Upstream, open_session
+from gateway.upstream import Upstream
 from services.core.app import AppParts, create_app
 from services.core.health import CheckReport, Health, HealthReport
 from services.core.metrics import Metrics
@@ -60,7 +61,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
-        async with open_session(settings) as session:
+        async with open_session(connect_timeout_s=settings.connect_timeout_s) as session:
             for service, base_urls in settings.urls().items():
                 addresses = Addresses(base_urls, resolve=resolve)
                 upstreams[service] = Upstream(service, addresses, session, settings, metrics)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,6 +14,7 @@ from yarl import URL
 from gateway.addresses import Address, Addresses, Lease
 from gateway.admission import Gate, RetryBudget
 from gateway.client_body import ClientBody
+from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
@@ -27,10 +28,9 @@ MAX_ATTEMPTS = 3
 IDLE_CLOSE_S = 1.0
 # How soon a request that waits for a service to come up tries it again.
 WAIT_POLL_S = 0.1
+NOT_RUNNING_RETRY_S = 5.0
 # For the gateway's own questions: readiness, models, documentation.
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
-# Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
-KEEP_ALIVE_S = 30.0
 
 
 @dataclass(eq=False)
@@ -48,41 +48,12 @@ class UpstreamRequest:
         return not isinstance(self.body, ClientBody) or not self.body.is_started
 
 
-@dataclass(eq=False)
-class Attempt:
-    """Told by the client session whether it took an idle connection instead of opening one."""
-
-    started_s: float = field(default_factory=time.monotonic)
-    is_on_reused_connection: bool = False
-
-
 class _Unsent(Exception):
     """Nobody took the connection, so nothing was sent."""
 
 
 class _ClosedWhileIdle(Exception):
     """An idle connection was closed as it was used again: the request was not read."""
-
-
-def open_session(settings: GatewaySettings) -> aiohttp.ClientSession:
-    """The one client session of a gateway. Bodies pass as they are, and nothing is taken from the environment."""
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(_note_reuse)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-        auto_decompress=False,
-        trust_env=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
-        trace_configs=[tracing],
-    )
-
-
-async def _note_reuse(session: aiohttp.ClientSession, context: object, params: object) -> None:
-    attempt = getattr(context, "trace_request_ctx", None)
-    if isinstance(attempt, Attempt):
-        attempt.is_on_reused_connection = True
 
 
 class Upstream:
@@ -230,13 +201,13 @@ class Upstream:
         counter.inc()
 
     def _not_running(self) -> Overloaded:
-        where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
+        where = ", ".join(sorted({address.authority for address in self.addresses})) or "any address known"
         return Overloaded(
             f"The {self.service} service is not running: nothing answers at {where}. `fovea up` or "
-            f"`python -m services.{self.service}` starts it; FOVEA_GATEWAY_{self.service.upper()}_URLS says "
+            f"`python -m services.{self.service}` starts it, and FOVEA_GATEWAY_{self.service.upper()}_URLS says "
             "where it is.",
             code="service_unavailable",
-            retry_after_s=5,
+            retry_after_s=NOT_RUNNING_RETRY_S,
         )
 
     def _broke_off(self) -> Overloaded:

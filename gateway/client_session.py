@@ -1,0 +1,38 @@
+"""The one client session through which the gateway talks to its services."""
+
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+# Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
+KEEP_ALIVE_S = 30.0
+
+
+@dataclass(eq=False)
+class Attempt:
+    """Told by the session whether it took an idle connection instead of opening one."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    is_on_reused_connection: bool = False
+
+
+def open_session(*, connect_timeout_s: float) -> aiohttp.ClientSession:
+    """A session that passes bodies as they are and takes nothing from the environment."""
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        auto_decompress=False,
+        trust_env=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+        trace_configs=[tracing],
+    )
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: object, params: object) -> None:
+    attempt = getattr(context, "trace_request_ctx", None)
+    if isinstance(attempt, Attempt):
+        attempt.is_on_reused_connection = True
