@@ -1,7 +1,7 @@
 """Objects under keys: a thin layer over obstore that speaks the store's errors and writes local files durably."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import obstore
+import stamina
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import LocalStore, from_url
 
@@ -37,6 +38,10 @@ class ConditionFailed(Exception):
 
 class ConditionUnsupported(Exception):
     """The store answered that it has no conditional puts."""
+
+
+class _BrokenOff(StoreUnavailable):
+    """An answer ended before its body did."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,19 @@ class Objects:
         else:
             self._remote = _open_remote(self.label, {**_options_in_url(parts.query), **options})
 
+    @stamina.retry(on=_BrokenOff, attempts=4, wait_initial=0.02, wait_max=0.5, wait_jitter=0.05)
     def read(self, key: str) -> StoredObject:
-        """Raises NotFoundInStore."""
+        """A whole object. Raises NotFoundInStore.
+
+        Read anew when its body breaks off, as some servers let it when the object is replaced meanwhile.
+        """
         with self._translated(key):
             result = obstore.get(self._store(key), key)
-            return StoredObject(bytes(result.bytes()), result.meta["e_tag"])
+            try:
+                body = bytes(result.bytes())
+            except BaseError as error:
+                raise _BrokenOff(f"{self.label}: {_first_line(error)}") from error
+            return StoredObject(body, result.meta["e_tag"])
 
     def size_bytes(self, key: str) -> int:
         """Raises NotFoundInStore."""
@@ -143,7 +156,8 @@ class Objects:
         """Remove what killed writers left unfinished in a local store; a remote one never shows such things."""
         if self.root is None:
             return
-        with self._translated("*"):
+        # Files come and go meanwhile; the next sweep finds what this one then misses.
+        with self._translated("*"), suppress(FileNotFoundError):
             for staged in half_written_files(self.root):
                 if staged.stat().st_mtime < before.timestamp():
                     staged.unlink(missing_ok=True)
@@ -179,9 +193,12 @@ class Objects:
         except FileNotFoundError as error:
             raise NotFoundInStore(f"{key} is not in {self.label}") from error
         except (BaseError, OSError, ValueError) as error:
-            # obstore appends a long description of the request for debugging.
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StoreUnavailable(f"{self.label}: {reason}") from error
+            raise StoreUnavailable(f"{self.label}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """obstore appends a long description of the request for debugging."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _local_root(host: str, path: str, url: str) -> Path:
@@ -211,11 +228,13 @@ def _open_remote(label: str, options: dict[str, str]) -> Any:
     if options.get("endpoint", "").startswith("http://"):
         client_options["allow_http"] = True
     try:
-        return from_url(
+        # The overloads want the options of one sort of store; which sort it is, the URL says.
+        open_url: Any = from_url
+        return open_url(
             label,
-            config=options,  # type: ignore[call-overload]
+            config=options,
             client_options=client_options,
             retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
         )
     except (BaseError, ValueError) as error:
-        raise StoreUnavailable(f"{label}: {str(error).splitlines()[0]}") from error
+        raise StoreUnavailable(f"{label}: {_first_line(error)}") from error

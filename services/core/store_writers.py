@@ -77,14 +77,21 @@ def _file_lock(path: Path, name: str, patience_s: float) -> Iterator[Turn]:
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from error
     try:
+        _lock(descriptor, path, name, patience_s)
+        yield Turn(name, deadline=float("inf"))
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, name: str, patience_s: float) -> None:
+    try:
         for attempt in _attempts(patience_s, on=BlockingIOError):
             with attempt:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Turn(name, deadline=float("inf"))
     except BlockingIOError as error:
         raise StoreUnavailable(f"another writer has held {name} for {patience_s:g} s ({path})") from error
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise StoreUnavailable(f"{path} can't be locked: {error.strerror}") from error
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from tests.core.s3_servers import S3Server
 
-Treatment = Literal["forward", "not implemented", "ignore if-match", "lose the answer", "break off"]
+Treatment = Literal[
+    "forward", "not implemented", "ignore if-match", "ignore if-none-match", "lose the answer", "break off"
+]
 
 
 @dataclass

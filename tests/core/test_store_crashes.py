@@ -40,6 +40,7 @@ def check_every_alias(store: Store, cache_dir: Path) -> None:
         assert (store.fetch("toy", version, cache_dir) / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_after_a_hundred_kills_every_alias_of_a_folder_still_loads(tmp_path: Path) -> None:
     place = StorePlace((tmp_path / "store").as_uri())
     store = place.open()
@@ -58,6 +59,7 @@ def test_after_a_hundred_kills_every_alias_of_a_folder_still_loads(tmp_path: Pat
     assert list((tmp_path / "store").rglob("*#*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["rclone", "moto"])
 def test_after_kills_every_alias_on_s3_still_loads(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     s3: S3Server = request.getfixturevalue(server)

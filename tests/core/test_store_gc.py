@@ -3,7 +3,10 @@ from pathlib import Path
 import pytest
 
 from services.core.store import Store
+from services.core.store_errors import CorruptCheckpoint, StoreUnavailable
 from services.core.versions import Version
+from tests.core.awkward_proxy import Treatment, awkward_proxy
+from tests.core.s3_servers import S3Server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
@@ -94,6 +97,27 @@ def test_a_half_written_local_file_is_swept_away_and_never_listed(tmp_path: Path
     assert store.resolve("toy") == version.id
 
 
+def test_a_removal_that_stops_half_way_leaves_no_damaged_version(rclone: S3Server, tmp_path: Path) -> None:
+    deletions: list[str] = []
+
+    def fail_from_the_second_deletion(method: str, path: str, _headers: set[str]) -> Treatment:
+        if method != "DELETE" and "?delete" not in path:
+            return "forward"
+        deletions.append(path)
+        return "forward" if len(deletions) == 1 else "not implemented"
+
+    with awkward_proxy(rclone) as proxy:
+        store = Store.open(proxy.server.url(tmp_path.name), options=proxy.server.options)
+        versions = publish_many(store, tmp_path, 3)
+        proxy.treat = fail_from_the_second_deletion
+        with pytest.raises(StoreUnavailable):
+            store.gc(keep=1, grace_s=0, dry_run=False)
+
+    assert len(deletions) > 1
+    [incomplete] = Store.open(rclone.url(tmp_path.name), options=rclone.options).gc(grace_s=0)
+    assert (incomplete.version, incomplete.reason) == (versions[0].id, "incomplete")
+
+
 def test_an_empty_folder_is_left_of_no_removed_version(tmp_path: Path) -> None:
     store = Store.open((tmp_path / "store").as_uri())
     versions = publish_many(store, tmp_path, 3)
@@ -109,6 +133,6 @@ def test_an_alias_that_cannot_be_read_stops_the_collection(place: StorePlace, tm
     versions = publish_many(store, tmp_path, 3)
     place.objects.write("models/toy/aliases/stable", [b"damaged"], 7)
 
-    with pytest.raises(Exception, match="toy@stable is damaged"):
+    with pytest.raises(CorruptCheckpoint, match="toy@stable is damaged"):
         store.gc(keep=1, grace_s=0, dry_run=False)
     assert remaining(store) == {version.id for version in versions}

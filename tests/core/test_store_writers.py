@@ -104,11 +104,14 @@ def test_a_server_that_refuses_conditional_puts_is_written_to_without(proxy: Awk
     assert store.rollback("toy", "latest") == versions[0].id
 
 
-def test_a_server_that_honours_only_half_of_the_conditions_is_not_believed(moto: S3Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignored", ["ignore if-match", "ignore if-none-match"])
+def test_a_server_that_honours_only_half_of_the_conditions_is_not_believed(
+    moto: S3Server, tmp_path: Path, ignored: Treatment
+) -> None:
     with awkward_proxy(moto) as proxy:
         objects = Objects(proxy.server.url(tmp_path.name), proxy.server.options)
         assert Aliases(objects).has_conditional_puts()
-        proxy.treat = lambda *_: "ignore if-match"
+        proxy.treat = lambda *_: ignored
         assert not Aliases(objects).has_conditional_puts()
 
 
