@@ -71,8 +71,8 @@ async def never(indices: list[int]) -> list[bytes]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.002)  # noqa: ASYNC110  # nothing tells when a metric has grown
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)  # nothing tells when a metric has grown
 
 
 async def fill(server: RedisServer, keys: list[str]) -> None:
