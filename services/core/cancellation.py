@@ -4,17 +4,16 @@ import asyncio
 import math
 import time
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest
-from services.core.exchange import exchange_of
+from services.core.exchange import exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
 # The second is sent by OpenAI's clients on their own.
-TIMEOUT_HEADERS = ("x-request-timeout", "x-stainless-read-timeout")
+TIMEOUT_HEADERS = (b"x-request-timeout", b"x-stainless-read-timeout")
 # A request answered sooner is not worth the task that watches its connection.
 WATCH_AFTER_S = 0.01
 
@@ -36,7 +35,7 @@ class Deadline:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        timeout_s = self._timeout_s(Headers(scope=scope))
+        timeout_s = self._timeout_s(scope)
         scope["state"]["deadline"] = time.monotonic() + timeout_s
         timer = asyncio.timeout(timeout_s)
         try:
@@ -48,10 +47,10 @@ class Deadline:
             self.metrics.cancelled.labels("deadline").inc()
             raise DeadlineExceeded(f"The request took longer than its {timeout_s:g} s.") from None
 
-    def _timeout_s(self, headers: Headers) -> float:
+    def _timeout_s(self, scope: Scope) -> float:
         for name in TIMEOUT_HEADERS:
-            if (value := headers.get(name)) is not None:
-                return min(_positive_seconds(name, value), self.maximum_s)
+            if (value := header_of(scope, name)) is not None:
+                return min(_positive_seconds(name.decode(), value), self.maximum_s)
         return min(self.default_s, self.maximum_s)
 
 

@@ -47,6 +47,14 @@ class Exchange:
         return self.status if self.status is not None else 500
 
 
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of this lower-case name; a mapping of all headers would cost more than the look-up."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
+
+
 def exchange_of(scope: Scope) -> Exchange:
     exchange: Exchange = scope[SCOPE_KEY]
     return exchange

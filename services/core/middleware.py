@@ -10,20 +10,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
 from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge
-from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of
+from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
+    from prometheus_client import Counter, Histogram
 
 QUIET_PATHS = PROBE_PATHS | {"/metrics"}
 MAX_REQUEST_ID_LENGTH = 128
@@ -137,6 +136,7 @@ class RequestMetrics:
         self.metrics = metrics
         # Looking a label set up costs more than counting; routes, methods and codes are few.
         self._counters: dict[tuple[str, str, int], Counter] = {}
+        self._seconds: dict[str, Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or exchange_of(scope).is_probe:
@@ -150,7 +150,7 @@ class RequestMetrics:
             self.metrics.inflight_requests.dec()
             route = getattr(scope.get("route"), "path", "unmatched")
             self._counter(route, scope["method"], exchange.code()).inc()
-            self.metrics.request_seconds.labels(route).observe(exchange.seconds())
+            self._histogram(route).observe(exchange.seconds())
 
     def _counter(self, route: str, method: str, code: int) -> "Counter":
         key = (route, method if method in KNOWN_METHODS else "OTHER", code)
@@ -158,6 +158,12 @@ class RequestMetrics:
         if counter is None:
             counter = self._counters[key] = self.metrics.requests.labels(*key)
         return counter
+
+    def _histogram(self, route: str) -> "Histogram":
+        histogram = self._seconds.get(route)
+        if histogram is None:
+            histogram = self._seconds[route] = self.metrics.request_seconds.labels(route)
+        return histogram
 
 
 class ErrorResponses:
@@ -222,7 +228,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
+        announced = header_of(scope, b"content-length") or ""
         if announced.isdecimal() and int(announced) > self.max_body_bytes:
             raise self._refusal(f"has {announced} bytes")
         received = 0
