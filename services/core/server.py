@@ -1,6 +1,7 @@
 """Serve an application until a signal, and leave without losing a request."""
 
 import asyncio
+import gc
 import math
 import os
 import socket
@@ -87,6 +88,12 @@ class DrainingServer(uvicorn.Server):
         # uvicorn's own handler would raise the signal again at the end, and the exit status would not be 0.
         self._health.begin_drain()
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # What is imported by now stays; walking it in every full collection would stop all requests for as long.
+        gc.collect()
+        gc.freeze()
 
     async def on_tick(self, counter: int) -> bool:
         if self._health.has_failed:
