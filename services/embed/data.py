@@ -8,7 +8,7 @@ the dissertation's (Table D.3) and stand in no list of training wordings.
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +19,36 @@ from services.embed.colorshape import (
     BACKGROUNDS,
     COLORS,
     COLUMNS,
-    NUM_SHAPES_KEPT_WHOLE,
     RELATIONS,
     ROWS,
     SHAPES,
     SIZES,
     TEXTURES,
     Scenes,
+    is_held_out,
     sample_scenes,
 )
 
-# What an image can be asked; each has one canonical answer for a scene with one object.
-CONDITIONS = ("color", "shape", "both", "size", "background", "position", "texture")
-# Never asked in tuning: a whole attribute, and a combination of two that are each asked alone.
+# What an image can be asked: the attributes that the answer must name.
+CONDITIONS: dict[str, tuple[str, ...]] = {
+    "color": ("color",),
+    "shape": ("shape",),
+    "both": ("color", "shape"),
+    "size": ("size",),
+    "background": ("background",),
+    "position": ("position",),
+    "size and shape": ("size", "shape"),
+    "color and background": ("color", "background"),
+    "shape and background": ("shape", "background"),
+    "color and position": ("color", "position"),
+    "shape and position": ("shape", "position"),
+    "texture": ("texture",),
+    "size and color": ("size", "color"),
+}
+# Never asked in tuning: a whole attribute, and a combination of two that are asked alone and with others.
 UNSEEN_CONDITIONS = ("texture", "size and color")
 
+# Asked in evaluation, by Table D.3's pattern; no training wording begins with "What is the" or ends in "the image".
 TEST_INSTRUCTIONS = {
     "color": "What is the color of the object in the image?",
     "shape": "What is the shape of the object in the image?",
@@ -44,59 +59,52 @@ TEST_INSTRUCTIONS = {
     "texture": "What is the texture of the background in the image?",
     "size and color": "What is the size and color of the object in the image?",
 }
-TRAINING_INSTRUCTIONS = {
+# How an instruction names an attribute of an object, or of what lies behind it.
+OBJECT_NAMES = ("object", "shape", "thing")
+ATTRIBUTE_NAMES = {
+    "color": ("color",),
+    "shape": ("shape", "geometric shape"),
+    "size": ("size",),
+    "position": ("position", "place"),
+    "background": ("background", "background color", "color of the background", "color behind the object"),
+}
+PATTERNS = (
+    "Name the {0}.",
+    "Name the {0} in this picture.",
+    "Focus on the {0}.",
+    "Focus on the {0} in the picture.",
+    "Tell me the {0}.",
+    "Tell me the {0} in the picture.",
+    "Which {0}?",
+    "Which {0} is it?",
+    "the {0}",
+    "{0}",
+)
+QUESTIONS = {
     "color": (
         "Which color does the object have?",
-        "Name the color of the shape.",
-        "Focus on the color.",
         "Is the object red, green, blue or another color?",
-        "color",
-        "Tell me the color of this thing.",
         "What color is it?",
     ),
     "shape": (
         "Which shape does the object have?",
-        "Name the geometric shape.",
-        "Focus on the shape.",
         "Is the object a circle, a square, a star or something else?",
-        "shape",
-        "Tell me the shape of this thing.",
         "What shape is it?",
     ),
     "both": (
         "Which color and shape does the object have?",
-        "Name the color and the shape.",
-        "Focus on the color and the shape.",
         "Is the object a red circle, a blue square or something else?",
-        "color and shape",
-        "Tell me the shape of this thing and its color.",
         "What color and what shape is it?",
     ),
-    "size": (
-        "How big is the object?",
-        "Name the size of the shape.",
-        "Focus on the size.",
-        "Is the object small or large?",
-        "size",
-        "Tell me how large this thing is.",
-        "What size is it?",
-    ),
+    "size": ("How big is the object?", "Is the object small or large?", "Tell me how large this thing is."),
     "background": (
         "Which color does the background have?",
-        "Name the background color.",
-        "Focus on the background.",
         "Is the background white, gray or another color?",
-        "background",
-        "Tell me the color behind the object.",
         "What color is the background?",
     ),
     "position": (
         "Where is the object?",
-        "Name the place of the shape.",
-        "Focus on the position.",
         "Is the object at the top left, at the bottom right or somewhere else?",
-        "position",
-        "Tell me where this thing is.",
         "In which part of the picture is it?",
     ),
 }
@@ -127,33 +135,47 @@ class TripletBatch:
 
 def answer(scenes: Scenes, index: int, condition: str) -> str:
     """The canonical answer of a scene with one object, for example "red" or "small object"."""
-    color = _word(COLORS, scenes.color[index, 0])
-    shape = SHAPES[int(scenes.shape[index, 0])]
-    size = SIZES[int(scenes.size[index, 0])]
-    return {
-        "color": color,
-        "shape": shape,
-        "both": f"{color} {shape}",
-        "size": f"{size} object",
-        "background": f"{_word(BACKGROUNDS, scenes.background[index])} background",
+    words = {
+        "color": _word(COLORS, scenes.color[index, 0]),
+        "shape": SHAPES[int(scenes.shape[index, 0])],
+        "size": SIZES[int(scenes.size[index, 0])],
+        "background": _word(BACKGROUNDS, scenes.background[index]),
         "position": _place(int(scenes.cell[index])),
-        "texture": f"{TEXTURES[int(scenes.texture[index])]} background",
-        "size and color": f"{size} {color} object",
-    }[condition]
+        "texture": TEXTURES[int(scenes.texture[index])],
+    }
+    return _phrase({attribute: words[attribute] for attribute in CONDITIONS[condition]})
 
 
 def all_answers() -> list[str]:
     """Every answer that the conditions asked in tuning can have, held-out combinations left out."""
-    kept = NUM_SHAPES_KEPT_WHOLE
-    both = [
-        f"{color} {shape}"
-        for i, color in enumerate(COLORS)
-        for j, shape in enumerate(SHAPES)
-        if j != kept + i % (len(SHAPES) - kept)
-    ]
-    sizes = [f"{size} object" for size in SIZES]
-    backgrounds = [f"{background} background" for background in BACKGROUNDS]
-    return [*COLORS, *SHAPES, *both, *sizes, *backgrounds, *(_place(cell) for cell in range(9))]
+    words: dict[str, Sequence[str]] = {
+        "color": list(COLORS),
+        "shape": SHAPES,
+        "size": SIZES,
+        "background": list(BACKGROUNDS),
+        "position": [_place(cell) for cell in range(9)],
+    }
+    answers: list[str] = []
+    for condition, attributes in CONDITIONS.items():
+        if condition in UNSEEN_CONDITIONS:
+            continue
+        for combination in itertools.product(*(words[attribute] for attribute in attributes)):
+            said = dict(zip(attributes, combination, strict=True))
+            if condition == "both" and _is_held_out(said["color"], said["shape"]):
+                continue
+            answers.append(_phrase(said))
+    return answers
+
+
+def wordings(condition: str) -> list[str]:
+    """Every way in which tuning asks for a condition."""
+    *attributes, last = CONDITIONS[condition]
+    asked = list(QUESTIONS.get(condition, ()))
+    for names in itertools.product(*(ATTRIBUTE_NAMES[attribute] for attribute in (*attributes, last))):
+        joined = " and ".join(names)
+        owners = [""] if last == "background" else ["", *(f" of the {owner}" for owner in OBJECT_NAMES)]
+        asked += [pattern.format(joined + owner) for owner in owners for pattern in PATTERNS]
+    return asked
 
 
 def caption_batch(seed: int, step: int, num_scenes: int) -> CaptionBatch:
@@ -175,6 +197,7 @@ def triplet_batch(
     generator = _generator(seed, step)
     scenes = sample_scenes(num_scenes, generator)
     asked = [condition for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS]
+    asked_as = {condition: wordings(condition) for condition in asked}
     order = torch.rand(num_scenes, len(asked), generator=generator).argsort(dim=1)[:, :num_questions].tolist()
     wording = torch.randint(1 << 30, (num_scenes, num_questions), generator=generator).tolist()
     dice = torch.rand(num_scenes, 12, generator=generator).tolist()
@@ -182,8 +205,8 @@ def triplet_batch(
     for i in range(num_scenes):
         for question, draw in zip(order[i], wording[i], strict=True):
             condition = asked[question]
-            wordings = TRAINING_INSTRUCTIONS[condition]
-            rows.append((i, wordings[draw % len(wordings)], answer(scenes, i, condition)))
+            ways = asked_as[condition]
+            rows.append((i, ways[draw % len(ways)], answer(scenes, i, condition)))
         if has_unconditional:
             rows.append((i, None, describe(scenes, i, dice[i])))
     return scenes, _triplets(rows)
@@ -197,7 +220,7 @@ def describe(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
     if int(scenes.num_objects[index]) == 2:
         return _describe_pair(scenes, index, dice)
     if dice[0] < ANSWER_CAPTION_FRACTION:
-        choices = [*CONDITIONS, "size and color"]
+        choices = list(CONDITIONS)
         return answer(scenes, index, choices[int(dice[1] * len(choices))])
     said = {name: dice[2 + i] < p for i, (name, p) in enumerate(MENTION_PROBABILITY.items())}
     words = [
@@ -219,8 +242,8 @@ def instruction_vocabulary() -> list[str]:
     """Every text that the generator can say or ask, for learning a vocabulary."""
     words = [*COLORS, *SHAPES, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *(_place(cell) for cell in range(9))]
     sentences = [_sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
-    questions = [text for wordings in TRAINING_INSTRUCTIONS.values() for text in wordings]
-    return [*words, *sentences, *questions, *TEST_INSTRUCTIONS.values(), "and object in the image of a picture"]
+    questions = [text for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS for text in wordings(condition)]
+    return [*words, *sentences, *questions, *TEST_INSTRUCTIONS.values(), "and its object in the image of a picture"]
 
 
 def learn_merges() -> list[tuple[str, str]]:
@@ -302,6 +325,26 @@ def _generator(seed: int, step: int) -> torch.Generator:
 
 def _word(names: dict[str, tuple[int, int, int]], index: Tensor) -> str:
     return list(names)[int(index)]
+
+
+def _is_held_out(color: str, shape: str) -> bool:
+    return bool(is_held_out(torch.tensor(list(COLORS).index(color)), torch.tensor(SHAPES.index(shape))))
+
+
+def _phrase(words: Mapping[str, str]) -> str:
+    """The shortest text that says these attributes, for example "red circle" or "red object at the top left"."""
+    if len(words) == 1 and (alone := words.get("color") or words.get("shape") or words.get("position")):
+        return alone
+    parts = []
+    if "size" in words or "color" in words or "shape" in words:
+        subject = (words.get("size"), words.get("color"), words.get("shape", "object"))
+        parts.append(" ".join(word for word in subject if word))
+    if "position" in words:
+        parts.append(f"at the {words['position']}")
+    behind = " ".join(word for word in (words.get("texture"), words.get("background")) if word)
+    if behind:
+        parts.append(f"on a {behind} background" if parts else f"{behind} background")
+    return " ".join(parts)
 
 
 def _place(cell: int) -> str:
