@@ -81,11 +81,13 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     @asynccontextmanager
     async def computing() -> AsyncIterator[None]:
         thread.start()
-        async with embedder:
-            yield
-        await checkpoint.close()
-        await thread.close()
-        await cache.close()
+        try:
+            async with embedder:
+                yield
+        finally:
+            await checkpoint.close()
+            await thread.close()
+            await cache.close()
 
     async def warm_up() -> None:
         await asyncio.to_thread(_publish_starters, store)

@@ -89,6 +89,7 @@ class Embedder:
         image_limits: ImageLimits,
         fetch_limits: FetchLimits | None,
         num_decode_threads: int,
+        max_waiting_images: int = MAX_WAITING_IMAGES,
         metrics: Metrics,
     ) -> None:
         self._cache = cache
@@ -96,6 +97,7 @@ class Embedder:
         self._fetch_limits = fetch_limits
         self._fetcher: ImageFetcher | None = None
         self._threads = ThreadPoolExecutor(num_decode_threads, "decode")
+        self._max_waiting = max_waiting_images
         self._num_waiting = 0
         self._rejected = metrics.rejected.labels("decode_queue_full")
         self._decode_seconds = metrics.stage_seconds.labels("decode")
@@ -224,7 +226,7 @@ class Embedder:
     async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
         if isinstance(one, Text):
             return [one]
-        if self._num_waiting >= MAX_WAITING_IMAGES:
+        if self._num_waiting >= self._max_waiting:
             self._rejected.inc()
             raise Overloaded("Too many images are waiting to be decoded.", code="queue_full")
         self._num_waiting += 1

@@ -2,17 +2,21 @@
 
 import base64
 import re
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.embed.app import EmbedSettings, create_embed
+from services.embed.checkpoint import FOCALLENS_WEIGHTS
 from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Text
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint
@@ -149,7 +153,7 @@ def test_a_form_may_carry_condition_and_format_as_fields(client: TestClient, eng
 
 
 def test_json_images_come_before_texts_and_no_condition_touches_a_text(client: TestClient, engine: EmbedEngine) -> None:
-    body = {
+    body: dict[str, Any] = {
         "texts": ["a red square", "a blue circle"],
         "images": [data_uri(PHOTO), base64.b64encode(OTHER).decode()],
         "condition": [COLOR, SHAPE],
@@ -172,7 +176,7 @@ def test_base64_is_the_little_endian_float32_of_the_same_numbers(client: TestCli
 
 def test_a_result_computed_before_is_answered_without_computing(client: TestClient) -> None:
     image = encode(scene((55, 66)), "PNG")
-    send = {"content": image, "headers": {"content-type": "image/png"}}
+    send: dict[str, Any] = {"content": image, "headers": {"content-type": "image/png"}}
     first = client.post("/embed", params={"condition": [COLOR, SHAPE]}, **send)
     again = client.post("/embed", params={"condition": [SHAPE]}, **send)
     assert (rows_of(again)[0] == rows_of(first)[1]).all()
@@ -529,3 +533,82 @@ def test_the_openapi_document_describes_every_form_of_a_body(client: TestClient)
     content = paths["/embed"]["post"]["requestBody"]["content"]
     assert set(content) == {"image/*", "multipart/form-data", "application/json"}
     assert "application/json" in paths["/v1/embeddings"]["post"]["requestBody"]["content"]
+
+
+# --- how it starts, and what changes while it serves ---
+
+
+@contextmanager
+def serving(settings: EmbedSettings) -> Iterator[TestClient]:
+    with TestClient(create_embed(settings), raise_server_exceptions=False) as client:
+        wait_until_ready(lambda: client.get("/startupz").status_code == 200)
+        yield client
+
+
+def own_store(folder: Path, checkpoint: Path, kind: str = "focallens-clip") -> EmbedSettings:
+    settings = EmbedSettings(
+        store_url=(folder / "store").as_uri(),
+        checkpoint_cache_dir=folder / "checkpoints",
+        store_poll_s=0.05,
+        model=MODEL,
+        device="cpu",
+    )
+    Store.open(settings.store_url).publish(MODEL, checkpoint, CheckpointInfo(kind=kind))
+    return settings
+
+
+def test_a_new_version_answers_as_soon_as_it_is_published(checkpoint: Path, tmp_path: Path) -> None:
+    settings = own_store(tmp_path, checkpoint)
+    ask: dict[str, Any] = {"json": {"texts": ["a red square"], "images": [data_uri(PHOTO)], "condition": COLOR}}
+    with serving(settings) as client:
+        before = client.post("/embed", **ask)
+        other = write_tiny_checkpoint(tmp_path / "other", seed=1)
+        version = Store.open(settings.store_url).publish(MODEL, other, CheckpointInfo(kind="focallens-clip"))
+        wait_until_ready(lambda: client.get("/info").json()["served_model_name"] == f"{MODEL}@{version.id}")
+        after = client.post("/embed", **ask)
+        expected = EmbedEngine.load(other, EngineOptions(device="cpu", dtype="float32"))
+        images = of_images(expected, [PHOTO], [COLOR])
+        assert_same(rows_of(after), np.concatenate([images, of_texts(expected, ["a red square"])]))
+        assert np.abs(rows_of(after) - rows_of(before)).max() > 1e-3
+        assert after.headers["x-fovea-model"] == f"{MODEL}@{version.id}"
+
+
+def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_to_wait(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    weights = load_file(broken / FOCALLENS_WEIGHTS)
+    weights["clip.visual.proj"].fill_(float("nan"))
+    save_file(weights, broken / FOCALLENS_WEIGHTS)
+    with serving(own_store(tmp_path, broken)) as client:
+        report = client.get("/readyz")
+        assert report.status_code == 503
+        assert "BrokenModel" in report.json()["checks"]["checkpoint"]["detail"]
+        assert client.get("/livez").status_code == 200
+        error = error_of(client.post("/embed", json={"texts": ["ok"]}), 503)
+        assert error["code"] == "loading"
+        assert client.get("/v1/models").status_code == 503
+
+
+def test_a_checkpoint_of_another_kind_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with serving(own_store(tmp_path, checkpoint, kind="t5")) as client:
+        assert "it did not load" in client.get("/readyz").json()["checks"]["checkpoint"]["detail"]
+
+
+def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(
+    settings: EmbedSettings,
+) -> None:
+    with serving(settings.model_copy(update={"image_urls": True})) as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        for url in ("http://127.0.0.1/a.png", "http://[::1]:80/a.png", "http://localhost/a.png"):
+            error = error_of(client.post("/embed", json={"images": [url]}), 400)
+            assert error["code"] in ("image_url_not_allowed", "image_fetch_failed")
+            assert error["param"] == "images.0"
+
+
+def test_a_process_without_settings_has_defaults_that_fit_together() -> None:
+    settings = EmbedSettings()
+    assert settings.port == 8103
+    assert settings.max_inputs >= 2048
+    assert not settings.image_urls
