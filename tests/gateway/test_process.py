@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.gateway.servers import Service, read_body, serving, until
+from tests.gateway.servers import Service, gateway, read_body, serving, until
 
 
 @pytest.fixture
@@ -26,10 +27,10 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def start(log: Path, **environment: str) -> subprocess.Popen[bytes]:
+def start(log: Path, module: str = "gateway", **environment: str) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "gateway"],
+            [sys.executable, "-m", module],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "FOVEA_GATEWAY_PORT": "0", **environment},
@@ -37,7 +38,7 @@ def start(log: Path, **environment: str) -> subprocess.Popen[bytes]:
 
 
 async def started(log: Path) -> str:
-    """The address of a gateway that has looked its services up."""
+    """The address of a process that has started up."""
 
     def text() -> str:
         return log.read_text()
@@ -88,6 +89,34 @@ async def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(
             assert await response.read() == b"first last"
         await until(lambda: process.poll() is not None)
     assert process.returncode == 0
+
+
+async def test_a_service_that_is_told_to_stop_under_load_costs_no_request(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    logs = [tmp_path / "first", tmp_path / "second"]
+    processes += [start(log, "tests.gateway.served_service") for log in logs]
+    urls = [await started(log) for log in logs]
+    seen: Counter[int] = Counter()
+    is_over = False
+
+    async with gateway(embed_urls=",".join(urls)) as client:
+
+        async def keep_asking() -> None:
+            while not is_over:
+                async with client.post("/embed", data=b"hello") as response:
+                    seen[response.status if await response.read() == b"hello" else 0] += 1
+
+        load = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        await until(lambda: seen.total() > 100)
+        processes[0].send_signal(signal.SIGTERM)
+        await until(lambda: processes[0].poll() is not None)
+        num_answered = seen.total()
+        await until(lambda: seen.total() > num_answered + 100)
+        is_over = True
+        await asyncio.gather(*load)
+    assert processes[0].returncode == 0
+    assert seen.keys() == {200}
 
 
 async def test_a_wrong_setting_ends_the_process_with_one_sentence(
