@@ -33,6 +33,9 @@ FOCALLENS_CONFIG = "focallens.json"
 FOCALLENS_WEIGHTS = "model.safetensors"
 MERGES = "bpe.txt.gz"
 
+# Beyond it the ends of an image are cut off before it is resized; the centre crop never sees them.
+MAX_ASPECT_RATIO = 32
+
 # SimpleTokenizer remembers every word that it ever saw; a server forgets them at this many.
 MAX_REMEMBERED_WORDS = 100_000
 
@@ -59,6 +62,7 @@ class ImageTransform:
             return np.asarray(image.resize((width, height), resampling))
         if height != width:
             raise ValueError(f"resize_mode {self.resize_mode!r} needs a square input, this model's is {self.size}")
+        image = _without_far_ends(image)
         short = min(image.size)
         scaled = (height * image.width // short, height * image.height // short)
         if scaled != image.size:
@@ -71,6 +75,17 @@ class ImageTransform:
         mean = torch.tensor(self.mean, device=pixels.device)
         std = torch.tensor(self.std, device=pixels.device)
         return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+def _without_far_ends(image: Image.Image) -> Image.Image:
+    """The middle of a very long image: the ends are cropped away anyway, and resizing them first could fill the
+    memory (a line of 30,000 pixels becomes a plane of a hundred million)."""
+    short = min(image.size)
+    width, height = (min(side, MAX_ASPECT_RATIO * short) for side in image.size)
+    if (width, height) == image.size:
+        return image
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 class Tokenizer:

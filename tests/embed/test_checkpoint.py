@@ -1,6 +1,8 @@
 """Checkpoint directories load what was saved, and preprocessing is open_clip's own."""
 
 import json
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,23 @@ def test_preprocessing_is_open_clips_own(size: tuple[int, int], resize_mode: str
     image = random_image(*size)
     ours = clip.transform.normalise(torch.tensor(clip.transform(image))[None])[0]
     torch.testing.assert_close(ours, reference(image), atol=1e-6, rtol=0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads its own size from /proc")
+@pytest.mark.parametrize("size", [(1, 600_000), (600_000, 1)])
+def test_a_line_of_pixels_is_cropped_before_it_is_resized(size: tuple[int, int]) -> None:
+    transform = create_clip(CONFIG).transform
+    image = Image.linear_gradient("L").convert("RGB").resize(size)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    # resized whole, the line would be a plane of two gigabytes
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 256_000_000, before[1]))
+    try:
+        pixels = transform(image)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert pixels.shape == (32, 32, 3)
+    assert abs(int(pixels.mean()) - 128) < 8
 
 
 def test_open_clip_loads_the_directory_that_we_write_and_we_load_it_too(tmp_path: Path) -> None:
