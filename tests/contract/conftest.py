@@ -56,9 +56,11 @@ def embed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         wait_until_ready(lambda: _is_ready(url) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield Server(url, process, log)
-    finally:
         process.terminate()
-        process.wait(timeout=60)
+        assert process.wait(timeout=60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _is_ready(url: str) -> bool:

@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,31 @@ def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Server, p
     status, body = curl(f"{embed_server.url}/embed", "--data-binary", f"@{photo}")
     assert status == 415
     assert "Content-Type: image/jpeg" in body["error"]["message"]
+
+
+# --- bare sockets ---
+
+
+def exchange(server: Server, sent: bytes) -> bytes:
+    """Send bytes, say that no more will come, and return all that is answered."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_server: Server) -> None:
+    head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {10**15}\r\n\r\n"
+    answer = exchange(embed_server, head.encode())
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"request_too_large" in answer
+
+
+@pytest.mark.parametrize("content_type", ["image/jpeg", "application/json", "multipart/form-data; boundary=b"])
+def test_bodies_that_break_off_harm_nobody_else(embed_server: Server, client: openai.OpenAI, content_type: str) -> None:
+    head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: 5000\r\n\r\n"
+    answer = exchange(embed_server, head.encode() + b"--b\r\n" + PHOTO[:200])
+    assert not answer.startswith(b"HTTP/1.1 2")
+    assert not answer.startswith(b"HTTP/1.1 5")
+    assert client.embeddings.create(model=MODEL, input="still here").data
