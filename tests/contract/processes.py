@@ -1,0 +1,60 @@
+"""Processes of Fovea, started as `fovea up` starts them, on ports that the system chose."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Process:
+    """One running process: where it listens and where it logs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_ready(self) -> None:
+        while not self._is_ready():
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(POLL_S)  # another process tells nobody when it is ready
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+
+def start_process(module: str, log: Path, environment: dict[str, str]) -> Process:
+    """`python -m module` with these settings and none of the caller's; returns once it listens."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module], env={**inherited, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+    while b'"port"' not in log.read_bytes():
+        assert process.poll() is None, log.read_text()
+        time.sleep(POLL_S)
+    listening = next(line for line in log.read_text().splitlines() if '"port"' in line)
+    return Process(process, log, json.loads(listening)["port"])
