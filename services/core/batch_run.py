@@ -87,6 +87,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory
         self._logged_causes: set[str] = set()
+        self._log = structlog.get_logger(__name__)
         metrics.batch_cost_budget.set(budget.current)
 
     def run(
@@ -127,7 +128,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
             return Failed(part)
         if len(results) != len(part):
             # Nobody knows which result belongs to which item, in smaller batches neither.
-            structlog.get_logger().error("wrong_number_of_results", num_items=len(part), num_results=len(results))
+            self._log.error("wrong number of results", num_items=len(part), num_results=len(results))
             return Failed(part, is_divisible=False)
         ended = time.monotonic()
         self._note_success(part, ended - attempted)
@@ -143,8 +144,8 @@ class BatchRunner(Generic[ItemT, ResultT]):
         cause = repr(error)
         if cause not in self._logged_causes:  # the halves of a batch mostly fail for the same one
             self._logged_causes.add(cause)
-            structlog.get_logger().error(
-                "batch_failed",
+            self._log.error(
+                "batch failed",
                 num_items=len(part),
                 is_out_of_memory=is_out_of_memory,
                 batch_cost_budget=self.budget.current,

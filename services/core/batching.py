@@ -183,10 +183,6 @@ class Batcher(Generic[ItemT, ResultT]):
         except DeadlineExceeded:
             self._metrics.cancelled.labels("deadline").inc()
             raise
-        except asyncio.CancelledError:
-            if not request.future.cancelled():
-                request.future.exception()  # looked at, though nobody waits for it any more
-            raise
         finally:
             if not request.is_settled:
                 self._withdraw(request, "cancelled")
@@ -257,7 +253,7 @@ class Batcher(Generic[ItemT, ResultT]):
             else:
                 self._answer(outcome)
         except Exception:  # noqa: BLE001 - the delivering half of the batch loop: no waiter may be left without an answer
-            structlog.get_logger().critical("delivery_failed", exc_info=True)
+            structlog.get_logger(__name__).critical("delivery failed", exc_info=True)
             self._break_down()
 
     def _answer(self, batch: Computed[ItemT, ResultT]) -> None:

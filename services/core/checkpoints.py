@@ -25,8 +25,6 @@ from services.core.store_errors import CorruptCheckpoint, InvalidCheckpoint, Sto
 
 LOADING_RETRY_AFTER_S = 5.0
 
-log = structlog.get_logger(__name__)
-
 
 class CheckpointEngine(Protocol):
     """What a checkpoint is loaded into. Both calls run on the compute thread and tell what is wrong by raising."""
@@ -131,6 +129,7 @@ class ServedCheckpoint(Generic[EngineT]):
         self._retiring: _Generation[EngineT] | None = None
         self._refusal: tuple[str, str] | None = None  # the version, and why
         self._trouble: str | None = None  # why the store could not be asked
+        self._log = structlog.get_logger(__name__)
         self._one_look_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         metrics.model_ready.labels(self.name).set(0)
@@ -247,17 +246,17 @@ class ServedCheckpoint(Generic[EngineT]):
         self._metrics.model_info.clear()
         self._metrics.model_info.labels(served.name, served.version, served.digest).set(1)
         self._metrics.model_ready.labels(self.name).set(1)
-        log.info("checkpoint serves", model=self.name, alias=self.alias, version=served.version)
+        self._log.info("checkpoint serves", model=self.name, alias=self.alias, version=served.version)
         if self._retiring is not None:
             await self._retiring.retire()
-            log.info("checkpoint retired", model=self.name, version=self._retiring.served.version)
+            self._log.info("checkpoint retired", model=self.name, version=self._retiring.served.version)
             self._retiring = None
 
     def _refuse(self, version: str, refused: _Refused) -> None:
         self._note_trouble(None)
         self._refusal = (version, str(refused))
         self._metrics.checkpoint_refusals.labels(self.name).inc()
-        log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
+        self._log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
 
     def _note_trouble(self, error: Exception | None) -> None:
         if error is None:
@@ -266,5 +265,5 @@ class ServedCheckpoint(Generic[EngineT]):
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
         trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
         if trouble != self._trouble:  # once, not at each look
-            log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
+            self._log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
         self._trouble = trouble

@@ -136,7 +136,7 @@ class ComputeThread:
                 self._busy_since = None
                 self.heartbeat = time.time()
         except BaseException:  # noqa: BLE001 - the outermost handler of this thread
-            structlog.get_logger().critical("compute_thread_died", thread=self.name, exc_info=True)
+            structlog.get_logger(__name__).critical("compute thread died", thread=self.name, exc_info=True)
         finally:
             self._is_open = False
             self._has_ended = True

@@ -3,6 +3,7 @@ import gc
 import shutil
 import struct
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -184,6 +185,8 @@ async def test_moving_the_alias_swaps_without_a_failed_request(place: Place) -> 
     await asyncio.gather(*clients)
 
     assert seen >= {"v0", "v1", "v2", "v3", "v4"}
+    [info] = place.metrics.model_info.collect()
+    assert [sample.labels["version"] for sample in info.samples] == [place.store.resolve("toy")]
     assert place.checkpoint.check() == (True, f"toy@{place.store.resolve('toy')}")
 
 
@@ -222,8 +225,8 @@ async def test_a_request_that_began_on_the_old_version_ends_on_it_however_late_i
 async def test_the_old_version_leaves_memory_after_the_swap(place: Place) -> None:
     place.publish("old")
     await place.checkpoint.start()
-    await place.ask("a")
     with place.checkpoint.lease() as served:
+        await served.batcher.submit([submission("a")], deadline=time.monotonic() + 3600)
         engine = weakref.ref(served.engine)
     del served
     place.publish("new")
