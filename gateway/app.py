@@ -1,8 +1,7 @@
 """The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,8 +21,6 @@ from gateway.upstream import Upstream
 from services.core.app import AppParts, create_app
 from services.core.health import CheckReport, Health, HealthReport
 from services.core.metrics import Metrics
-
-PROBE_INTERVAL_S = 1.0
 
 
 class GatewayHealth(Health):
@@ -83,7 +80,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
                 limits.opened,
                 services_connected,
                 lambda: _beside(keys.follow, "keys", health),
-                lambda: _beside(lambda: _keep_up(upstreams, settings.dns_refresh_s), "addresses", health),
+                lambda: _beside(lambda: _keep_up(upstreams, settings), "addresses", health),
             ],
             warm_up=look_up_and_probe,
         ),
@@ -94,15 +91,17 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     return app
 
 
-async def _keep_up(upstreams: Mapping[Service, Upstream], dns_refresh_s: float) -> None:
-    """Probe every service again and again, and look its name up when that is due; until cancelled."""
-    looked_up_at = time.monotonic()
-    while True:
-        await asyncio.sleep(min(PROBE_INTERVAL_S, dns_refresh_s))
-        if time.monotonic() - looked_up_at >= dns_refresh_s:
-            looked_up_at = time.monotonic()
-            await asyncio.gather(*(upstream.addresses.refresh() for upstream in upstreams.values()))
-        await asyncio.gather(*(upstream.probe() for upstream in upstreams.values()))
+async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySettings) -> None:
+    """Look every service's name up and probe its addresses, each at its own interval; until cancelled."""
+
+    async def again_and_again(interval_s: float, work: Callable[[Upstream], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            await asyncio.gather(*(work(upstream) for upstream in upstreams.values()))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(again_and_again(settings.dns_refresh_s, lambda upstream: upstream.addresses.refresh()))
+        group.create_task(again_and_again(settings.probe_interval_s, lambda upstream: upstream.probe()))
 
 
 @asynccontextmanager

@@ -55,6 +55,9 @@ class GatewaySettings(ProcessSettings):
         2.0, gt=0, description="Seconds after which an address that does not answer the dial counts as down."
     )
     dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between two look-ups of a service's host name.")
+    probe_interval_s: float = Field(
+        1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
+    )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
     )

@@ -162,6 +162,14 @@ async def test_a_changed_keys_file_is_followed_and_a_broken_one_leaves_the_keys_
         await until(is_shut)
 
 
+async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    write_keys(path)
+    async with serving(Service()) as url, gateway(embed_urls=url, keys_file=path) as client:
+        assert await status(client, "/embed") == 401
+        assert await status(client, "/embed", bearer()) == 401
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

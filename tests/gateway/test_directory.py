@@ -138,7 +138,7 @@ def test_paths_that_the_gateway_does_not_route_to_a_service_are_left_out() -> No
 
 async def test_readiness_names_each_service_and_does_not_depend_on_them() -> None:
     embed = Service(echo)
-    async with serving(embed) as url, gateway(embed_urls=url) as client:
+    async with serving(embed) as url, gateway(embed_urls=url, probe_interval_s=0.01) as client:
 
         async def checks() -> dict[str, Any]:
             async with client.get("/readyz") as response:

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from gateway.addresses import EjectionPolicy
 from gateway.client_body import REPLAYABLE_BYTES
 from tests.gateway.servers import (
-    NOWHERE,
     Service,
     echo,
     gateway,
@@ -22,6 +23,8 @@ from tests.gateway.servers import (
 )
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+# Readiness is asked once, as the gateway starts.
+NEVER_S = 3600
 DRAINING = respond(b"draining", status=503, headers=((b"retry-after", b"1"),))
 
 
@@ -47,6 +50,10 @@ async def retries(client: aiohttp.ClientSession) -> float:
     return await metric(client, "fovea_retries_total", service="embed")
 
 
+async def ejections(client: aiohttp.ClientSession) -> float:
+    return await metric(client, "fovea_upstream_ejections_total", service="embed")
+
+
 async def until_queued(client: aiohttp.ClientSession, num_requests: int) -> None:
     async def are_queued() -> bool:
         return await metric(client, "fovea_gateway_queued_requests", service="embed") >= num_requests
@@ -54,14 +61,22 @@ async def until_queued(client: aiohttp.ClientSession, num_requests: int) -> None
     await until(are_queued)
 
 
-async def test_a_refused_connection_is_tried_at_another_address_with_any_body() -> None:
+async def test_a_refused_connection_is_tried_at_another_address_with_any_body_and_soon_no_more() -> None:
     async def upload() -> AsyncIterator[bytes]:
         yield b"streamed"
 
-    async with serving(Service(echo)) as url, gateway(embed_urls=f"{NOWHERE},{url}") as client:
-        for _ in range(10):
+    doomed = AsyncExitStack()
+    url_of_doomed = await doomed.enter_async_context(serving(Service(echo)))
+    async with (
+        serving(Service(echo)) as healthy,
+        gateway(embed_urls=f"{url_of_doomed},{healthy}", probe_interval_s=NEVER_S) as client,
+    ):
+        await doomed.aclose()
+        for _ in range(30):
             async with client.post("/embed", data=upload()) as response:
                 assert await response.read() == b"streamed"
+        assert await retries(client) == EjectionPolicy().failures
+        assert await ejections(client) == 1
 
 
 async def test_a_refused_connection_with_no_other_address_is_503_at_once() -> None:
@@ -144,16 +159,49 @@ async def test_an_overloaded_service_with_one_address_answers_for_itself() -> No
         assert await retries(client) == 0
 
 
-async def test_an_error_of_the_service_is_the_answer() -> None:
+async def test_an_instance_that_refused_gets_its_share_again() -> None:
+    recovering = Service(DRAINING)
+    async with (
+        serving(recovering) as first,
+        serving(Service(echo)) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+    ):
+        while len(recovering.requests) < 5:
+            async with client.post("/embed", data=b"hello") as response:
+                assert await response.read() == b"hello"
+        recovering.answer = echo
+        while len(recovering.requests) < 10:
+            async with client.post("/embed", data=b"hello") as response:
+                assert await response.read() == b"hello"
+
+
+async def test_an_error_of_the_service_is_the_answer_and_enough_of_them_eject() -> None:
     broken = Service(respond(b"defect", status=500))
     async with (
         serving(broken) as first,
-        serving(broken) as second,
+        serving(Service(echo)) as second,
         gateway(embed_urls=f"{first},{second}") as client,
-        client.post("/embed", data=b"{}") as response,
     ):
-        assert (response.status, await response.read()) == (500, b"defect")
-    assert len(broken.requests) == 1
+        num_errors = 0
+        while not await ejections(client):
+            async with client.post("/embed", data=b"{}") as response:
+                num_errors += response.status == 500
+                assert await response.read() == (b"defect" if response.status == 500 else b"{}")
+    assert num_errors == len(broken.requests) == EjectionPolicy().failures
+
+
+@pytest.mark.parametrize("status", [503, 504, 429])
+async def test_too_much_work_or_too_little_time_does_not_eject(status: int) -> None:
+    busy = Service(respond(status=status))
+    async with (
+        serving(busy) as first,
+        serving(Service(echo)) as second,
+        gateway(embed_urls=f"{first},{second}") as client,
+    ):
+        while len(busy.requests) < 2 * EjectionPolicy().failures:
+            async with client.post("/embed", data=b"{}") as response:
+                assert response.status in (200, status)
+        assert await ejections(client) == 0
 
 
 async def test_retries_end_with_their_budget() -> None:
