@@ -38,10 +38,13 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     "background": ("background",),
     "position": ("position",),
     "size and shape": ("size", "shape"),
+    "size and background": ("size", "background"),
+    "size and position": ("size", "position"),
     "color and background": ("color", "background"),
     "shape and background": ("shape", "background"),
     "color and position": ("color", "position"),
     "shape and position": ("shape", "position"),
+    "position and background": ("position", "background"),
     "texture": ("texture",),
     "size and color": ("size", "color"),
 }
@@ -169,12 +172,12 @@ def all_answers() -> list[str]:
 
 def wordings(condition: str) -> list[str]:
     """Every way in which tuning asks for a condition."""
-    *attributes, last = CONDITIONS[condition]
     asked = list(QUESTIONS.get(condition, ()))
-    for names in itertools.product(*(ATTRIBUTE_NAMES[attribute] for attribute in (*attributes, last))):
-        joined = " and ".join(names)
-        owners = [""] if last == "background" else ["", *(f" of the {owner}" for owner in OBJECT_NAMES)]
-        asked += [pattern.format(joined + owner) for owner in owners for pattern in PATTERNS]
+    for attributes in itertools.permutations(CONDITIONS[condition]):
+        # "the background and the size of the object": the owner belongs to the last attribute
+        owners = ["", *(f" of the {owner}" for owner in OBJECT_NAMES)] if attributes[-1] != "background" else [""]
+        for names in itertools.product(*(ATTRIBUTE_NAMES[attribute] for attribute in attributes)):
+            asked += [pattern.format(" and ".join(names) + owner) for owner in owners for pattern in PATTERNS]
     return asked
 
 
