@@ -182,6 +182,7 @@ def _store(url: str | None) -> Store:
 def _finish(directory: Path, name: str, kind: str, options: dict[str, Any], metrics: dict[str, float]) -> None:
     """Write what the publisher knows beside the weights, and publish."""
     training = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    training.pop("output")  # says nothing elsewhere
     is_published = training.pop("publish")
     store_url = training.pop("store_url")
     info = CheckpointInfo(
