@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_every_word_of_the_generator_is_one_token(tmp_path: Path) -> None:
         assert len(tokenizer.encode(text)) == len(words), text
 
 
-CONVERSATIONS = [
+CONVERSATIONS: list[dict[str, Any]] = [
     {
         "id": "1",
         "image": "a.png",
