@@ -585,7 +585,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_t
         report = client.get("/readyz")
         assert report.status_code == 503
         assert "BrokenModel" in report.json()["checks"]["checkpoint"]["detail"]
-        assert client.get("/livez").status_code == 200
+        assert client.get("/livez").json()["checks"]["compute"]["ok"]
         error = error_of(client.post("/embed", json={"texts": ["ok"]}), 503)
         assert error["code"] == "loading"
         assert client.get("/v1/models").status_code == 503
@@ -605,6 +605,20 @@ def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(
             error = error_of(client.post("/embed", json={"images": [url]}), 400)
             assert error["code"] in ("image_url_not_allowed", "image_fetch_failed")
             assert error["param"] == "images.0"
+
+
+def test_limits_are_inclusive_and_count_embeddings_too(settings: EmbedSettings) -> None:
+    with serving(settings.model_copy(update={"max_inputs": 2, "max_conditions": 8})) as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        limits = client.get("/v1/models").json()["data"][0]["limits"]
+        assert (limits["max_inputs"], limits["max_conditions"], limits["max_embeddings"]) == (2, 8, 8)
+        assert client.post("/embed", json={"texts": ["a", "b"]}).status_code == 200
+        error_of(client.post("/embed", json={"texts": ["a", "b", "c"]}), 413)
+        error_of(client.post("/embed", files=[("file", PHOTO)] * 3), 413)
+        eight = [f"condition {number}" for number in range(8)]
+        assert client.post("/embed", json={"images": [data_uri(PHOTO)], "condition": eight}).status_code == 200
+        message = error_of(client.post("/embed", json={"images": [data_uri(PHOTO)] * 2, "condition": eight}), 413)
+        assert "16 embeddings" in message["message"]
 
 
 def test_a_process_without_settings_has_defaults_that_fit_together() -> None:

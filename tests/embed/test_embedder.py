@@ -13,7 +13,7 @@ from PIL import Image
 from services.core.batching import Batcher, BatchLimits
 from services.core.cache import LruStore, ResultCache
 from services.core.compute import ComputeThread
-from services.core.errors import InvalidRequest, Overloaded, TooLarge
+from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing
 from services.core.images import ImageLimits
 from services.core.metrics import Metrics
@@ -59,14 +59,16 @@ class Service:
 
 
 @asynccontextmanager
-async def service_of(engine: EmbedEngine, *, max_waiting_images: int = 1000) -> AsyncIterator[Service]:
+async def service_of(
+    engine: EmbedEngine, *, max_waiting_images: int = 1000, store: LruStore | None = None
+) -> AsyncIterator[Service]:
     metrics, thread = Metrics("embed"), ComputeThread("test")
     thread.start()
     batcher: Batcher[Item, Embeddings] = Batcher(
         engine, thread=thread, limits=BatchLimits(4096, 64, 100_000), metrics=metrics
     )
     embedder = Embedder(
-        ResultCache(LruStore(2**20), metrics),
+        ResultCache(store or LruStore(2**20), metrics),
         image_limits=ImageLimits(),
         fetch_limits=None,
         num_decode_threads=2,
@@ -113,6 +115,32 @@ async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
         first = await service.embed(call)
         successor = Checkpoint("another digest", other, second.checkpoint.batcher)
         assert np.abs((await service.embed(call, successor)).rows - first.rows).max() > 1e-3
+
+
+async def test_processes_that_compute_in_different_precision_do_not_share_results(
+    engine: NotingEngine, tmp_path: Path
+) -> None:
+    half = EmbedEngine.load(write_tiny_checkpoint(tmp_path), EngineOptions(device="cpu", dtype="bfloat16"))
+    store, call = LruStore(2**20), EmbedCall([TextInput("one", "t")])
+    async with service_of(engine, store=store) as service, service_of(half, store=store) as other:
+        assert ((await service.embed(call)).rows != (await other.embed(call)).rows).any()
+
+
+async def test_bytes_that_look_like_the_tokens_of_a_text_are_still_no_image(engine: NotingEngine) -> None:
+    async with service_of(engine) as service:
+        await service.embed(EmbedCall([TextInput("one", "t")]))
+        tokens = engine.prepare_text("one").input_ids.tobytes()
+        with pytest.raises(InvalidRequest):
+            await service.embed(EmbedCall([ImageInput(tokens, "file")]))
+
+
+async def test_a_call_past_its_deadline_is_not_computed(engine: NotingEngine) -> None:
+    async with service_of(engine) as service:
+        engine.num_run = 0
+        call, past = EmbedCall([TextInput("one", "t")]), time.monotonic() - 1
+        with pytest.raises(DeadlineExceeded):
+            await service.embedder.embed(service.checkpoint, call, deadline=past, timing=Timing())
+        assert engine.num_run == 0
 
 
 async def test_a_call_of_many_slices_keeps_the_order_of_its_inputs(engine: NotingEngine) -> None:

@@ -176,6 +176,15 @@ def test_conditions_long_unused_are_forgotten_and_encoded_again(
     assert ("encode_conditions", 1) in model.seen
 
 
+def test_a_condition_in_use_outlives_many_others(counted: tuple[EmbedEngine, CountingModel]) -> None:
+    engine, model = counted
+    for number in range(2 * MAX_REMEMBERED_CONDITIONS):
+        embed(engine, 1, ["which shape?", f"condition {number}"])
+    model.seen.clear()
+    embed(engine, 1, ["which shape?"])
+    assert model.seen == [("encode_patches", 1)]
+
+
 def test_more_readouts_than_one_slice_holds_keep_their_order(readout: EmbedEngine) -> None:
     conditions = [f"condition {number}" for number in range(MAX_READOUTS_AT_ONCE + 3)]
     rows = embed(readout, 1, conditions)
