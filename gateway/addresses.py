@@ -96,6 +96,11 @@ class Addresses:
     def __iter__(self) -> Iterator[Address]:
         return iter(self._addresses)
 
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is any name to look up."""
+        return bool(self._bases)
+
     async def refresh(self) -> None:
         """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""
         looked_up = await asyncio.gather(*(self._look_up(base) for base in self._bases))

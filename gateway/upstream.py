@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import structlog
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -29,6 +30,8 @@ IDLE_CLOSE_S = 1.0
 # How soon a request that waits for a service to come up tries it again.
 WAIT_POLL_S = 0.1
 NOT_RUNNING_RETRY_S = 5.0
+
+log = structlog.get_logger(__name__)
 # For the gateway's own questions: readiness, models, documentation.
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
@@ -167,7 +170,9 @@ class Upstream:
                 server_hostname=address.tls_name,
                 trace_request_ctx=attempt,
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as refused:
+            # The client is told that nobody answers; that a certificate did not match is the operator's to know.
+            log.warning("connection_refused", address=address.url, reason=type(refused).__name__)
             self.addresses.failed(address)
             self._count("unreachable")
             raise _Unsent from None
@@ -201,14 +206,16 @@ class Upstream:
         counter.inc()
 
     def _not_running(self) -> Overloaded:
-        where = ", ".join(sorted({address.authority for address in self.addresses})) or "any address known"
-        return Overloaded(
-            f"The {self.service} service is not running: nothing answers at {where}. `fovea up` or "
-            f"`python -m services.{self.service}` starts it, and FOVEA_GATEWAY_{self.service.upper()}_URLS says "
-            "where it is.",
-            code="service_unavailable",
-            retry_after_s=NOT_RUNNING_RETRY_S,
-        )
+        variable = f"FOVEA_GATEWAY_{self.service.upper()}_URLS"
+        if not self.addresses.is_configured:
+            problem = f"This gateway has no {self.service} service; {variable} gives it one."
+        else:
+            where = ", ".join(sorted({address.authority for address in self.addresses})) or "any address known"
+            problem = (
+                f"The {self.service} service is not running: nothing answers at {where}. `fovea up` or "
+                f"`python -m services.{self.service}` starts it, and {variable} says where it is."
+            )
+        return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     def _broke_off(self) -> Overloaded:
         return Overloaded(

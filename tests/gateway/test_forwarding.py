@@ -188,6 +188,15 @@ async def test_a_service_that_is_not_running_is_503_and_says_how_to_start_it() -
     assert "fovea up" in error["message"]
 
 
+async def test_a_service_that_this_gateway_was_not_given_is_503_and_says_what_gives_it() -> None:
+    async with gateway(score_urls="") as client:
+        async with client.post("/score") as response:
+            assert response.status == 503
+            assert "FOVEA_GATEWAY_SCORE_URLS" in (await response.json())["error"]["message"]
+        async with client.get("/readyz") as response:
+            assert (await response.json())["checks"]["score"]["detail"] == "not configured"
+
+
 async def test_rerank_errors_carry_the_detail_that_jinas_clients_read() -> None:
     async with gateway() as client, client.post("/v1/rerank") as response:
         body = await response.json()
