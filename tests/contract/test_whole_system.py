@@ -47,7 +47,10 @@ class System:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
-    redis = RedisServer(next(iter(redis_executables().values())), None)
+    executables = list(redis_executables().values())
+    if not executables:
+        pytest.skip("no redis-server on this machine")
+    redis = RedisServer(executables[0], None)
     redis.start()
     environment = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
