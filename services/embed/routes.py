@@ -217,7 +217,7 @@ EMBED_BODY: dict[str, Any] = {
 
 
 def list_body(embedded: Embedded, call: EmbedCall, model: str) -> bytes:
-    """OpenAI's form; `condition` stands in it where the call could have one."""
+    """OpenAI's form, with the condition of each embedding."""
     usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)
     rows = render_rows(embedded.rows, call.encoding_format)
     return render_embedding_list(rows, embedded.conditions, model, usage)

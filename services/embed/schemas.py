@@ -147,16 +147,12 @@ def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> lis
     return list(np.ascontiguousarray(rows))
 
 
-def render_embedding_list(
-    rows: Sequence[Any], conditions: Sequence[str | None] | None, model: str, usage: Usage
-) -> bytes:
-    """The JSON of an EmbeddingList; `conditions` None leaves that field out, as OpenAI does."""
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)
+def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: Usage) -> bytes:
+    """The JSON of an EmbeddingList."""
+    data = [
+        {"object": "embedding", "index": index, "condition": condition, "embedding": row}
+        for index, (row, condition) in enumerate(zip(rows, conditions, strict=True))
     ]
-    if conditions is not None:
-        for entry, condition in zip(data, conditions, strict=True):
-            entry["condition"] = condition
     body = {"object": "list", "model": model, "data": data, "usage": usage.model_dump()}
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
