@@ -1,5 +1,6 @@
 """What the documentation says is true: commands exist, settings tables match, the first example answers."""
 
+import functools
 import json
 import os
 import re
@@ -11,14 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.settings import GatewaySettings
+from services.core.metrics import Metrics
 from services.core.settings import SettingRow, describe_settings
 from services.embed.app import EmbedSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def settings() -> dict[str, SettingRow]:
@@ -49,6 +52,52 @@ def test_the_settings_page_lists_every_setting_as_the_code_has_it() -> None:
     assert page.read_text() == settings_page(), "write it anew: python -m tests.test_docs"
 
 
+def metrics() -> dict[str, MetricWrapperBase]:
+    """By the name that a scraper sees; a histogram's is that of its `_bucket`, `_sum` and `_count`."""
+    named = {}
+    for metric in vars(Metrics("docs")).values():
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            named[f"{family.name}_total" if family.type == "counter" else family.name] = metric
+    return named
+
+
+def metrics_page() -> str:
+    """docs/reference/metrics.md as it must read."""
+    lines = [
+        "# Metrics",
+        "",
+        "Every process serves these on `/metrics`, with the `process_` and `python_` metrics of the Prometheus client.",
+        "The list is one for all: what a process has no use for stays at zero, or out of sight where it has labels.",
+        "A histogram appears as `_bucket`, `_sum` and `_count`.",
+        "",
+        "| metric | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, metric in metrics().items():
+        (family,) = metric.describe()
+        # The library tells a metric's labels in public only once one has a value.
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_metrics_page_lists_every_metric_as_the_code_has_it() -> None:
+    page = ROOT / "docs" / "reference" / "metrics.md"
+    assert page.read_text() == metrics_page(), "write it anew: python -m tests.test_docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    shared = [
+        name.removeprefix("FOVEA_") for name in settings() if not name.startswith(("FOVEA_EMBED_", "FOVEA_GATEWAY_"))
+    ]
+    for_one_process = {f"FOVEA_{process}_{name}" for process in ("EMBED", "GATEWAY") for name in shared}
+    assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= settings().keys() | for_one_process
+    assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
+
+
 def test_the_readmes_settings_exist_with_the_defaults_it_states() -> None:
     rows = re.findall(r"^\| `(FOVEA_\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
     assert len(rows) >= 5
@@ -61,7 +110,7 @@ def test_the_readmes_settings_exist_with_the_defaults_it_states() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    for target in re.findall(r"\bmake ([a-z]+)\b(?=[`\n ])", text):
+    for target in re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / link).exists(), link
@@ -75,6 +124,7 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
             known = subcommands(tuple(words[: i + 1])) if known else set()
 
 
+@functools.cache
 def subcommands(words: tuple[str, ...]) -> set[str]:
     """What `fovea WORDS --help` lists as commands."""
     command = [sys.executable, "-m", "services.cli", *words, "--help"]
@@ -158,6 +208,18 @@ def test_the_readmes_openai_example_runs(gateway: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+def test_every_example_of_the_embed_guide_is_answered(gateway: str) -> None:
+    guide = (ROOT / "docs" / "guide" / "embed.md").read_text().replace("http://127.0.0.1:8080", gateway)
+    commands = re.findall(r"^ {4}curl (.*\n(?: {5,}.*\n)*)", guide, re.MULTILINE)
+    programs = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(commands) >= 8
+    assert len(programs) >= 3
+    for command in commands:
+        subprocess.run(["bash", "-c", f"curl --silent --fail-with-body {command}"], check=True, cwd=ROOT)
+    for program in programs:
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_a_photograph_embeds_under_a_condition(gateway: str) -> None:
     from sklearn.datasets import load_sample_images
 
@@ -169,3 +231,4 @@ def test_a_photograph_embeds_under_a_condition(gateway: str) -> None:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "reference" / "settings.md").write_text(settings_page())
+    (ROOT / "docs" / "reference" / "metrics.md").write_text(metrics_page())
