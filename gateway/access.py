@@ -83,7 +83,7 @@ class KeyRing:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._path = settings.keys_file
+        self._path = settings.keys_file and settings.keys_file.expanduser()
         self._poll_s = settings.keys_poll_s
         self._configured = settings.keys
         self._stamp: tuple[int, int, int] | None = None

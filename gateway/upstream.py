@@ -212,8 +212,8 @@ class Upstream:
         else:
             where = ", ".join(sorted({address.authority for address in self.addresses})) or "any address known"
             problem = (
-                f"The {self.service} service is not running: nothing answers at {where}. `fovea up` or "
-                f"`python -m services.{self.service}` starts it, and {variable} says where it is."
+                f"The {self.service} service is not running: nothing answers at {where}. `fovea up` starts every "
+                f"service of this version, and {variable} says where one runs elsewhere."
             )
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 

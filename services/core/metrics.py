@@ -58,7 +58,8 @@ class Metrics:
         self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
         self.rejected = self._counter(
             "rejected",
-            "Requests refused before any work: queue_full, too_large, draining, loading, rate_limit, …",
+            "Requests refused before any work: queue_full, decode_queue_full, too_large, draining, loading, broken, "
+            "unauthenticated, forbidden, rate_limit.",
             "reason",
         )
         self.cancelled = self._counter(
@@ -74,7 +75,7 @@ class Metrics:
     def _create_batching_metrics(self) -> None:
         self.stage_seconds = self._histogram(
             "stage_seconds",
-            "Time in one stage: fetch, decode, tokenize, prepare, queue, infer, serialize.",
+            "Time in one stage: fetch, decode, tokenize, queue, infer, serialize.",
             SECONDS_BUCKETS,
             "stage",
         )
