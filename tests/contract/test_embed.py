@@ -12,7 +12,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.contract.conftest import MODEL, Server
+from tests.contract.conftest import MODEL
+from tests.contract.processes import Process
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH
 
@@ -24,7 +25,7 @@ PHOTO_URI = f"data:image/jpeg;base64,{base64.b64encode(PHOTO).decode()}"
 
 
 @pytest.fixture(scope="module")
-def client(embed_server: Server) -> openai.OpenAI:
+def client(embed_server: Process) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{embed_server.url}/v1", api_key="none", max_retries=0)
 
 
@@ -75,7 +76,7 @@ def test_openai_maps_errors_to_its_own_classes(client: openai.OpenAI) -> None:
     assert too_long.value.request_id
 
 
-def test_openai_is_told_not_to_retry_what_a_retry_cannot_mend(embed_server: Server) -> None:
+def test_openai_is_told_not_to_retry_what_a_retry_cannot_mend(embed_server: Process) -> None:
     eager = openai.OpenAI(base_url=f"{embed_server.url}/v1", api_key="none", max_retries=5)
     with pytest.raises(openai.BadRequestError) as error:
         eager.embeddings.create(model=MODEL, input=[[1, 2, 3]])
@@ -114,7 +115,7 @@ def byte_tokens() -> str:
     return "bytes"
 
 
-def test_langchain_embeds_with_its_length_check_off(embed_server: Server) -> None:
+def test_langchain_embeds_with_its_length_check_off(embed_server: Process) -> None:
     from langchain_openai import OpenAIEmbeddings
     from pydantic import SecretStr
 
@@ -129,7 +130,7 @@ def test_langchain_embeds_with_its_length_check_off(embed_server: Server) -> Non
     assert np.allclose(embeddings.embed_query(TEXTS[0]), vectors[0], atol=1e-6)
 
 
-def test_langchain_with_its_length_check_on_is_told_which_option_to_set(embed_server: Server, byte_tokens: str) -> None:
+def test_langchain_with_its_length_check_on_is_told_what_to_set(embed_server: Process, byte_tokens: str) -> None:
     from langchain_openai import OpenAIEmbeddings
     from pydantic import SecretStr
 
@@ -146,7 +147,7 @@ def test_langchain_with_its_length_check_on_is_told_which_option_to_set(embed_se
 # --- LlamaIndex ---
 
 
-def test_llama_index_speaks_to_the_tei_routes(embed_server: Server) -> None:
+def test_llama_index_speaks_to_the_tei_routes(embed_server: Process) -> None:
     from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
     embeddings = TextEmbeddingsInference(
@@ -180,7 +181,7 @@ def curl(*arguments: str) -> tuple[int, Any]:
     return int(status), json.loads(body)
 
 
-def test_curl_embeds_a_photo_in_every_form(embed_server: Server, photo: Path) -> None:
+def test_curl_embeds_a_photo_in_every_form(embed_server: Process, photo: Path) -> None:
     url = f"{embed_server.url}/embed?condition=What+is+the+color+of+the+object%3F"
     answers = [
         curl(url, "-H", "Content-Type: image/jpeg", "--data-binary", f"@{photo}"),
@@ -194,14 +195,14 @@ def test_curl_embeds_a_photo_in_every_form(embed_server: Server, photo: Path) ->
     assert norm(data[0][0]["embedding"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_curl_embeds_several_files_under_several_conditions(embed_server: Server, photo: Path) -> None:
+def test_curl_embeds_several_files_under_several_conditions(embed_server: Process, photo: Path) -> None:
     url = f"{embed_server.url}/embed?condition=color&condition=shape"
     status, body = curl(url, "-F", f"file=@{photo}", "-F", f"file=@{photo}")
     assert status == 200
     assert [entry["condition"] for entry in body["data"]] == ["color", "shape"] * 2
 
 
-def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Server, photo: Path) -> None:
+def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Process, photo: Path) -> None:
     status, body = curl(f"{embed_server.url}/embed", "--data-binary", f"@{photo}")
     assert status == 415
     assert "Content-Type: image/jpeg" in body["error"]["message"]
@@ -210,7 +211,7 @@ def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Server, p
 # --- bare sockets ---
 
 
-def exchange(server: Server, sent: bytes) -> bytes:
+def exchange(server: Process, sent: bytes) -> bytes:
     """Send bytes, say that no more will come, and return all that is answered."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -219,7 +220,7 @@ def exchange(server: Server, sent: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_server: Server) -> None:
+def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_server: Process) -> None:
     head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {10**15}\r\n\r\n"
     answer = exchange(embed_server, head.encode())
     assert answer.startswith(b"HTTP/1.1 413")
@@ -227,7 +228,7 @@ def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_
 
 
 @pytest.mark.parametrize("content_type", ["image/jpeg", "application/json", "multipart/form-data; boundary=b"])
-def test_bodies_that_break_off_harm_nobody_else(embed_server: Server, client: openai.OpenAI, content_type: str) -> None:
+def test_bodies_that_break_off_harm_nobody(embed_server: Process, client: openai.OpenAI, content_type: str) -> None:
     head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: 5000\r\n\r\n"
     answer = exchange(embed_server, head.encode() + b"--b\r\n" + PHOTO[:200])
     assert not answer.startswith(b"HTTP/1.1 2")

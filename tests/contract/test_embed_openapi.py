@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.contract.conftest import Server
+from tests.contract.processes import Process
 from tests.core.image_files import every_kind
 
 CHECKS: Any = (
@@ -36,7 +36,7 @@ schemathesis.openapi.media_type(
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_server_error_and_nothing_that_the_document_does_not_say(embed_server: Server, mode: GenerationMode) -> None:
+def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Process, mode: GenerationMode) -> None:
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode))
         for operation in operations(embed_server)
@@ -48,7 +48,7 @@ def test_no_server_error_and_nothing_that_the_document_does_not_say(embed_server
     assert statuses["POST /v1/embeddings"] & {400, 413, 422}
 
 
-def operations(server: Server) -> Iterator[Any]:
+def operations(server: Process) -> Iterator[Any]:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result
