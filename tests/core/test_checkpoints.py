@@ -163,6 +163,16 @@ async def test_loading_runs_beside_the_event_loop_and_all_else_on_the_compute_th
     assert others == [("warm up", "compute-test"), ("self-check", "compute-test")]
 
 
+async def test_the_thread_that_loads_ends_with_it(place: Place) -> None:
+    place.publish("v1")
+    await place.checkpoint.start()
+    loader = next(name for step, name in place.events if step == "load")
+
+    for thread in [thread for thread in threading.enumerate() if thread.name == loader]:
+        await asyncio.to_thread(thread.join, 5)
+        assert not thread.is_alive()
+
+
 async def test_moving_the_alias_swaps_without_a_failed_request(place: Place) -> None:
     place.publish("v0")
     await place.checkpoint.start()
