@@ -81,6 +81,18 @@ class ImageItem:
 Item = ImageItem | Text
 
 
+@dataclass(frozen=True)
+class CollatedBatch:
+    """A batch whose distinct images stand in host memory, ready for the device: (B, height, width, 3) uint8.
+
+    `image_of` maps an image's digest to its place; `pixels` is None in a batch of texts alone.
+    """
+
+    items: Sequence[Item]
+    image_of: dict[str, int]
+    pixels: Tensor | None
+
+
 class EmbedEngine:
     """Runs one checkpoint; what takes tensors runs on one thread at a time, `prepare_*` on any."""
 
@@ -91,7 +103,6 @@ class EmbedEngine:
         self._device = device
         self._dtype = dtype
         self._condition_tokens: OrderedDict[str, Tensor] = OrderedDict()
-        self._staging: Tensor | None = None
         self._num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1
 
     @classmethod
@@ -183,13 +194,24 @@ class EmbedEngine:
 
         Raises BrokenModel where one of them is not finite.
         """
-        images = [item for item in items if isinstance(item, ImageItem)]
-        texts = [item for item in items if isinstance(item, Text)]
+        return self.run_collated(self.collate(items))
+
+    def collate(self, items: Sequence[Item]) -> CollatedBatch:
+        """Put the images of a batch side by side, in page-locked memory where the device is CUDA; on any thread."""
+        distinct = {item.digest: item.pixels for item in items if isinstance(item, ImageItem)}
+        pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else None
+        if pixels is not None and self._device.type == "cuda":
+            pixels = pixels.pin_memory()
+        return CollatedBatch(items, {digest: place for place, digest in enumerate(distinct)}, pixels)
+
+    def run_collated(self, batch: CollatedBatch) -> list[Embeddings]:
+        """What `run_batch` answers for the items that were collated."""
+        texts = [item for item in batch.items if isinstance(item, Text)]
         with torch.inference_mode():
-            image_rows = self._embed_images(images) if images else []
+            image_rows = self._embed_images(batch) if batch.pixels is not None else []
             text_rows = self._embed_texts(texts) if texts else []
         image_iterator, text_iterator = iter(image_rows), iter(text_rows)
-        return [next(image_iterator if isinstance(item, ImageItem) else text_iterator) for item in items]
+        return [next(image_iterator if isinstance(item, ImageItem) else text_iterator) for item in batch.items]
 
     def warm_up(self) -> None:
         """Run every kind of item once, alone and mixed, so that no request pays for first calls."""
@@ -208,22 +230,18 @@ class EmbedEngine:
         if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"embeddings have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
 
-    def _embed_images(self, items: Sequence[ImageItem]) -> list[Embeddings]:
-        image_of: dict[str, int] = {}
-        pixels: list[Pixels] = []
-        for item in items:
-            if item.digest not in image_of:
-                image_of[item.digest] = len(pixels)
-                pixels.append(item.pixels)
+    def _embed_images(self, batch: CollatedBatch) -> list[Embeddings]:
+        assert batch.pixels is not None, "a batch of texts has no images to embed"
+        items = [item for item in batch.items if isinstance(item, ImageItem)]
         conditions = {c.digest: c for item in items for c in item.conditions if c is not None}
         condition_of = {digest: index for index, digest in enumerate(conditions)}
         wanted = [
-            [(image_of[item.digest], -1 if c is None else condition_of[c.digest]) for c in item.conditions]
+            [(batch.image_of[item.digest], -1 if c is None else condition_of[c.digest]) for c in item.conditions]
             for item in items
         ]
         row_of = {pair: row for row, pair in enumerate(dict.fromkeys(pair for pairs in wanted for pair in pairs))}
         rows = self._read_out(
-            self._transform.normalise(self._stage(pixels)).to(self._dtype),
+            self._transform.normalise(batch.pixels.to(self._device, non_blocking=True)).to(self._dtype),
             self._encode_conditions(list(conditions.values())),
             torch.tensor(list(row_of), device=self._device),
         )
@@ -264,17 +282,6 @@ class EmbedEngine:
 
     def _input_ids(self, texts: Iterable[Text]) -> Tensor:
         return torch.from_numpy(np.stack([text.input_ids for text in texts])).to(self._device)
-
-    def _stage(self, pixels: Sequence[Pixels]) -> Tensor:
-        """(B, height, width, 3) uint8 on the device, through page-locked memory where the device is CUDA."""
-        if self._device.type != "cuda":
-            return torch.from_numpy(np.stack(pixels)).to(self._device)
-        num_images = len(pixels)
-        if self._staging is None or self._staging.shape[0] < num_images:
-            self._staging = torch.empty((num_images, *pixels[0].shape), dtype=torch.uint8, pin_memory=True)
-        # free to overwrite: the batch before was copied back, so its copy to the device had ended
-        np.stack(pixels, out=self._staging[:num_images].numpy())
-        return self._staging[:num_images].to(self._device, non_blocking=True)
 
     def _sample_batch(self) -> list[Item]:
         condition = self.prepare_text("what color is it?")

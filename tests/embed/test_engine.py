@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from services.core.batching import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
 from services.embed.engine import (
@@ -80,6 +81,13 @@ def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine
     assert len(together) == len(batch)
     for item, rows in zip(batch, together, strict=True):
         assert_close(rows, engine.run_batch([item])[0])
+
+
+def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: EmbedEngine) -> None:
+    assert isinstance(engine, CollatingEngine)
+    batch: list[Item] = [engine.prepare_text("a red square"), *items_of(engine, 1, ["color", None])]
+    for ahead, at_once in zip(engine.run_collated(engine.collate(batch)), engine.run_batch(batch), strict=True):
+        np.testing.assert_array_equal(ahead, at_once)
 
 
 def test_embeddings_are_float32_unit_vectors_in_the_order_of_conditions(engine: EmbedEngine) -> None:
