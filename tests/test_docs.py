@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
@@ -96,6 +97,51 @@ def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
     for_one_process = {f"FOVEA_{process}_{name}" for process in ("EMBED", "GATEWAY") for name in shared}
     assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= settings().keys() | for_one_process
     assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
+
+
+def figure(benchmark: str, *path: str) -> str:
+    """The median of the latest recorded run and its least and greatest, as the README writes them."""
+    lines = (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
+    found: Any = [line for line in map(json.loads, lines) if line["benchmark"] == benchmark][-1]
+    for key in path:
+        found = found[key]
+    return f"{found['median']:.4g} ({found['min']:.4g} to {found['max']:.4g})"
+
+
+def benchmark_table() -> str:
+    """The README's table of benchmarks as it must read."""
+    embed, gateway, batcher = "embed", "gateway", "batcher"
+    rows = [
+        ("HTTP embed throughput over a plain torch loop's, ViT-B-32, concurrency 32", (embed, "throughput", "ratio")),
+        ("what HTTP adds to one image's median, ms", (embed, "latency", "added_ms")),
+        ("… of, in the plain loop, ms", (embed, "latency", "loop_ms")),
+        ("three calls over one call with three conditions, `readout`", (embed, "three_conditions_readout", "ratio")),
+        ("… `full`", (embed, "three_conditions_full", "ratio")),
+        ("what the gateway adds to a request's median, µs", (gateway, "json_gateway_added_p50_us")),
+        ("… nginx as the same proxy, µs", (gateway, "json_nginx_added_p50_us")),
+        ("gateway requests/s over nginx's, JSON, concurrency 32", (gateway, "json_throughput_ratio_to_nginx")),
+        ("… streams of 20 chunks", (gateway, "stream_throughput_ratio_to_nginx")),
+        ("batcher, CPU µs an item, empty engine", (batcher, "cpu_us_per_item")),
+        ("batcher, CPU seconds in 2 idle seconds", (batcher, "idle_cpu_s")),
+    ]
+    lines = ["| figure | median (least to greatest) |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {figure(*path)} |" for name, path in rows)]) + "\n"
+
+
+def test_the_readmes_benchmarks_are_the_latest_recorded() -> None:
+    assert benchmark_table() in README, benchmark_table()
+
+
+@pytest.mark.parametrize(("row", "starter"), [("CLIP, no condition", "clip-shapes"), ("FocalLens", "focallens-shapes")])
+def test_the_readmes_accuracies_are_those_in_the_starters_manifests(row: str, starter: str) -> None:
+    description = ROOT / "services" / "embed" / "starter" / starter / "checkpoint.json"
+    metrics = json.loads(description.read_text())["metrics"]
+    columns = ("color", "shape", "both", "average", "size", "background", "position", "texture", "size_and_color")
+    names = [f"map_{name}" for name in columns]
+    stated = re.findall(rf"^\| {row} \| (.*) \|$", README, re.MULTILINE)[0].split(" | ")
+    expected = [metrics["average_map" if name == "map_average" else name] for name in names]
+    expected += [metrics["held_out_map_shape"]]
+    assert stated == [*(f"{value:.1f}" for value in expected), f"{metrics['continuous_color_spearman']:.3f}"]
 
 
 def test_the_readmes_settings_exist_with_the_defaults_it_states() -> None:

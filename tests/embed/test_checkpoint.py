@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from services.core.starters import packaged_starters
+from services.core.store import Store
 from services.embed.checkpoint import (
     FOCALLENS_CONFIG,
     FOCALLENS_WEIGHTS,
@@ -161,3 +163,11 @@ def test_a_tokenizer_says_how_long_a_text_is_before_it_cuts_it() -> None:
     long = "red " * 40
     assert tokenizer.num_tokens(long) == 42
     assert tokenizer([long]).shape == (1, 16)
+
+
+def test_the_packaged_focallens_was_tuned_from_the_packaged_clip() -> None:
+    package = Path(__file__).parents[2] / "services"
+    store = Store.open("memory://")
+    store.publish_starters(packaged_starters(package))
+    tuned = store.manifest("focallens-shapes", store.resolve("focallens-shapes"))
+    assert tuned.base == f"clip-shapes@{store.resolve('clip-shapes')}"
