@@ -730,7 +730,7 @@ async def test_thousands_of_deadlines_that_came_to_nothing_are_forgotten_and_the
             task.cancel()
         del task
         await asyncio.sleep(0)  # the tasks hear of it
-    num_requests = sum(isinstance(found, Request) for found in gc.get_objects())
+    num_requests = sum(type(found) is Request for found in gc.get_objects())
     with pytest.raises(DeadlineExceeded):
         await waiting
 
