@@ -1,8 +1,10 @@
 """A fetcher between two servers: one that it takes for the internet, and one that it must never reach."""
 
+import random
+import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -20,9 +22,19 @@ def is_allowed(address: Address) -> bool:
     return str(address) == PUBLIC
 
 
+def port_free_on_both_addresses() -> int:
+    """Below the ports that the system gives to outgoing connections, one of which may hold it on the other address."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with socket.socket() as public, socket.socket() as private, suppress(OSError):
+            public.bind((PUBLIC, port))
+            private.bind((PRIVATE, port))
+            return port
+
+
 @asynccontextmanager
 async def public_server() -> AsyncIterator[HostileServer]:
-    async with hostile_server(PUBLIC) as server:
+    async with hostile_server(PUBLIC, port_free_on_both_addresses()) as server:
         server.answers["/image"] = response(IMAGE)
         yield server
 
