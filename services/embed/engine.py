@@ -251,7 +251,7 @@ class EmbedEngine:
         """(B, 3, height, width), (C, D), (R, 2) of image and condition → (R, E)."""
         if conditions is None:
             conditions = pixels.new_zeros(1, self._model.condition_projection.out_features)
-        if self.visibility == "full":
+        if self.visibility == "full" or len(pairs) <= MAX_READOUTS_AT_ONCE:
             return _to_rows(self._model.encode_images(pixels, conditions, Readouts(pairs[:, 0], pairs[:, 1])))
         states = self._model.encode_patches(pixels)
         slices = torch.split(pairs, MAX_READOUTS_AT_ONCE)

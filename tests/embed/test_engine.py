@@ -132,9 +132,9 @@ class CountingModel(torch.nn.Module):
         if not name.startswith("encode_"):
             return attribute
 
-        def counted(tensor: torch.Tensor) -> Any:
+        def counted(tensor: torch.Tensor, *rest: Any) -> Any:
             self.seen.append((name, tensor.shape[0]))
-            return attribute(tensor)
+            return attribute(tensor, *rest)
 
         return counted
 
@@ -160,7 +160,7 @@ def test_equal_images_conditions_and_texts_of_a_batch_are_encoded_once(
             engine.prepare_text("A red  square"),
         ]
     )
-    assert sorted(model.seen) == [("encode_conditions", 2), ("encode_patches", 2), ("encode_texts", 1)]
+    assert sorted(model.seen) == [("encode_conditions", 2), ("encode_images", 2), ("encode_texts", 1)]
 
 
 def test_a_condition_that_recurs_does_not_pass_its_tower_again(
@@ -170,7 +170,7 @@ def test_a_condition_that_recurs_does_not_pass_its_tower_again(
     first = embed(engine, 1, ["which shape?"])
     model.seen.clear()
     assert_close(embed(engine, 1, ["which shape?"]), first)
-    assert model.seen == [("encode_patches", 1)]
+    assert model.seen == [("encode_images", 1)]
 
 
 def test_conditions_long_unused_are_forgotten_and_encoded_again(
@@ -190,7 +190,7 @@ def test_a_condition_in_use_outlives_many_others(counted: tuple[EmbedEngine, Cou
         embed(engine, 1, ["which shape?", f"condition {number}"])
     model.seen.clear()
     embed(engine, 1, ["which shape?"])
-    assert model.seen == [("encode_patches", 1)]
+    assert model.seen == [("encode_images", 1)]
 
 
 def test_more_readouts_than_one_slice_holds_keep_their_order(readout: EmbedEngine) -> None:
