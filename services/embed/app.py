@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.core.app import AppParts, create_app
 from services.core.batching import Batcher, BatchLimits
-from services.core.cache import LruStore, ResultCache, ResultStore
+from services.core.cache import open_cache
 from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
@@ -20,7 +20,6 @@ from services.core.health import CheckResult, Health
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
-from services.core.redis_cache import RedisStore
 from services.core.settings import MEBIBYTE, ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
@@ -66,7 +65,13 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
     )
     checkpoint = _follow(settings, store, thread, metrics)
-    cache = ResultCache(_result_store(settings, metrics), metrics)
+    cache = open_cache(
+        metrics,
+        redis_url=settings.redis_url,
+        max_bytes=settings.cache_max_bytes,
+        timeout_s=settings.cache_timeout_s,
+        ttl_s=settings.cache_ttl_s,
+    )
     embedder = Embedder(
         cache,
         image_limits=limits.images,
@@ -139,14 +144,6 @@ def _fetch_limits(settings: EmbedSettings) -> FetchLimits | None:
     if not settings.image_urls:
         return None
     return FetchLimits(max_image_bytes=settings.max_image_bytes, allowed_hosts=settings.image_url_hosts)
-
-
-def _result_store(settings: EmbedSettings, metrics: Metrics) -> ResultStore:
-    if settings.redis_url is None:
-        return LruStore(settings.cache_max_bytes)
-    return RedisStore(
-        settings.redis_url, timeout_s=settings.cache_timeout_s, ttl_s=settings.cache_ttl_s, metrics=metrics
-    )
 
 
 def _computes(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:

@@ -5,6 +5,7 @@ machine, and visual instruction data in LLaVA's JSON format from disk. The instr
 the dissertation's (Table D.3) and stand in no list of training wordings.
 """
 
+import functools
 import itertools
 import json
 import re
@@ -149,7 +150,8 @@ def answer(scenes: Scenes, index: int, condition: str) -> str:
     return _phrase({attribute: words[attribute] for attribute in CONDITIONS[condition]})
 
 
-def all_answers() -> list[str]:
+@functools.cache
+def all_answers() -> tuple[str, ...]:
     """Every answer that the conditions asked in tuning can have, held-out combinations left out."""
     words: dict[str, Sequence[str]] = {
         "color": list(COLORS),
@@ -167,10 +169,11 @@ def all_answers() -> list[str]:
             if condition == "both" and _is_held_out(said["color"], said["shape"]):
                 continue
             answers.append(_phrase(said))
-    return answers
+    return tuple(answers)
 
 
-def wordings(condition: str) -> list[str]:
+@functools.cache
+def wordings(condition: str) -> tuple[str, ...]:
     """Every way in which tuning asks for a condition."""
     asked = list(QUESTIONS.get(condition, ()))
     for attributes in itertools.permutations(CONDITIONS[condition]):
@@ -178,7 +181,7 @@ def wordings(condition: str) -> list[str]:
         owners = ["", *(f" of the {owner}" for owner in OBJECT_NAMES)] if attributes[-1] != "background" else [""]
         for names in itertools.product(*(ATTRIBUTE_NAMES[attribute] for attribute in attributes)):
             asked += [pattern.format(" and ".join(names) + owner) for owner in owners for pattern in PATTERNS]
-    return asked
+    return tuple(asked)
 
 
 def caption_batch(seed: int, step: int, num_scenes: int) -> CaptionBatch:
@@ -200,7 +203,6 @@ def triplet_batch(
     generator = _generator(seed, step)
     scenes = sample_scenes(num_scenes, generator)
     asked = [condition for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS]
-    asked_as = {condition: wordings(condition) for condition in asked}
     order = torch.rand(num_scenes, len(asked), generator=generator).argsort(dim=1)[:, :num_questions].tolist()
     wording = torch.randint(1 << 30, (num_scenes, num_questions), generator=generator).tolist()
     dice = torch.rand(num_scenes, 12, generator=generator).tolist()
@@ -208,7 +210,7 @@ def triplet_batch(
     for i in range(num_scenes):
         for question, draw in zip(order[i], wording[i], strict=True):
             condition = asked[question]
-            ways = asked_as[condition]
+            ways = wordings(condition)
             rows.append((i, ways[draw % len(ways)], answer(scenes, i, condition)))
         if has_unconditional:
             rows.append((i, None, describe(scenes, i, dice[i])))

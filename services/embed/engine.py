@@ -142,10 +142,6 @@ class EmbedEngine:
         """The dtype of the forward pass, e.g. `bfloat16`; embeddings are float32 always."""
         return str(self._dtype).removeprefix("torch.")
 
-    @property
-    def device_name(self) -> str:
-        return self._device.type
-
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
         """Tokenise a text or a condition.
 

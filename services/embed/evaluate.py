@@ -3,7 +3,9 @@
 Shapes: Q queries, N gallery images, E embedding width. Similarities are cosines, higher is closer.
 """
 
+import functools
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +17,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
+from torch import Tensor
 
 from services.core.settings import ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
 from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_clip, load_focallens
 from services.embed.colorshape import (
-    BACKGROUNDS,
     COLORS,
     NUM_SHAPES_KEPT_WHOLE,
     SHAPES,
@@ -191,7 +193,7 @@ def labels_of(scenes: Scenes, condition: str) -> NDArray[np.int64]:
         "shape": shape,
         "both": color * len(SHAPES) + shape,
         "size": size,
-        "background": scenes.background % len(BACKGROUNDS),
+        "background": scenes.background,
         "position": scenes.cell,
         "texture": scenes.texture,
         "size and color": color * 2 + size,
@@ -199,19 +201,17 @@ def labels_of(scenes: Scenes, condition: str) -> NDArray[np.int64]:
     return label.numpy()
 
 
-def embed_scenes(
-    checkpoint: FocalLensCheckpoint, scenes: Scenes, instruction: str | None, *, batch_size: int = 250
+def embed_pixels(
+    checkpoint: FocalLensCheckpoint, pixels: Tensor, instruction: str | None, *, batch_size: int = 250
 ) -> NDArray[np.float32]:
-    """Embeddings of rendered scenes under one instruction, or under none: (N, E) float32, L2-normalised."""
-    model = checkpoint.model
-    device = next(model.parameters()).device
-    pixels = render(scenes.to(device), checkpoint.transform.size[0])
+    """Embeddings of images (N, height, width, 3) uint8 under one instruction, or under none: (N, E), L2-normalised."""
+    model, device = checkpoint.model, pixels.device
     conditions = None
     if instruction is not None:
         conditions = model.encode_conditions(checkpoint.tokenizer([instruction]).to(device))
     features = []
     with torch.inference_mode():
-        for start in range(0, len(scenes), batch_size):
+        for start in range(0, len(pixels), batch_size):
             chunk = pixels[start : start + batch_size]
             images = checkpoint.transform.normalise(chunk).to(next(model.parameters()).dtype)
             everyone = torch.arange(len(chunk), device=device)
@@ -225,24 +225,32 @@ def evaluate_colorshape(
 ) -> ColorShapeResult:
     """Table 5.1's row of a checkpoint; with `is_conditional` false every condition gets the same plain embedding."""
 
-    def similarity(scenes: Scenes, condition: str) -> Array:
-        instruction = TEST_INSTRUCTIONS[condition] if is_conditional else None
-        embeddings = embed_scenes(checkpoint, scenes, instruction).astype(np.float64)
-        return embeddings @ embeddings.T
+    device = next(checkpoint.model.parameters()).device
 
-    scenes, held_out, continuous = protocol.scenes(), protocol.held_out_scenes(), protocol.continuous_scenes()
+    def similarity_among(scenes: Scenes) -> Callable[[str], Array]:
+        pixels = render(scenes.to(device), checkpoint.transform.size[0])
+
+        @functools.cache  # the plain embedding answers every condition
+        def embed(instruction: str | None) -> Array:
+            return embed_pixels(checkpoint, pixels, instruction).astype(np.float64)
+
+        def similarity(condition: str) -> Array:
+            embeddings = embed(TEST_INSTRUCTIONS[condition] if is_conditional else None)
+            return embeddings @ embeddings.T
+
+        return similarity
+
+    def mean_ap(scenes: Scenes, conditions: Iterable[str]) -> dict[str, float]:
+        similarity = similarity_among(scenes)
+        return {name: 100 * mean_average_precision(similarity(name), labels_of(scenes, name)) for name in conditions}
+
+    continuous = protocol.continuous_scenes()
     return ColorShapeResult(
         embedder=embedder,
-        by_condition={
-            condition: 100 * mean_average_precision(similarity(scenes, condition), labels_of(scenes, condition))
-            for condition in TEST_INSTRUCTIONS
-        },
-        held_out={
-            condition: 100 * mean_average_precision(similarity(held_out, condition), labels_of(held_out, condition))
-            for condition in TABLE_CONDITIONS
-        },
+        by_condition=mean_ap(protocol.scenes(), TEST_INSTRUCTIONS),
+        held_out=mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS),
         continuous=continuous_color_correlation(
-            similarity(continuous, "color"), continuous.rgb[:, 0].numpy().astype(np.float64)
+            similarity_among(continuous)("color"), continuous.rgb[:, 0].numpy().astype(np.float64)
         ),
     )
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from services.core.batching import BatchLimits
 from services.core.checkpoints import Served, ServedCheckpoint
-from services.core.error_responses import ERROR_RESPONSES, ErrorEnvelope
+from services.core.error_responses import ErrorEnvelope, TeiError, error_responses
 from services.core.errors import InvalidField, NotFound
 from services.core.metrics import Metrics
 from services.embed.calls import CallLimits, EmbedCall, TextInput, read_embed, read_embeddings
@@ -25,7 +25,6 @@ from services.embed.schemas import (
     Model,
     ModelLimits,
     ModelList,
-    TeiError,
     TeiInfo,
     TeiModelType,
     TeiRequest,
@@ -109,15 +108,11 @@ class EmbedService:
 def embed_router(service: EmbedService) -> APIRouter:
     """The routes that embed."""
     router = APIRouter(tags=["embed"])
-    either_error = {
-        status: {"model": ErrorEnvelope | TeiError, "description": response["description"]}
-        for status, response in ERROR_RESPONSES.items()
-    }
 
     @router.post(
         "/embed",
         responses={
-            **either_error,
+            **error_responses(ErrorEnvelope, TeiError),
             200: {"model": EmbeddingList | list[list[float]], "description": "TEI's form for TEI's request"},
         },
         openapi_extra={"requestBody": EMBED_BODY},

@@ -85,11 +85,6 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-class TeiError(BaseModel):
-    error: str
-    error_type: str
-
-
 class ModelLimits(BaseModel):
     """What one request may hold."""
 
