@@ -1,5 +1,7 @@
 """Real servers for real clients."""
 
+import gc
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,15 @@ from tests.contract.processes import Process, start_process
 from tests.embed.tiny import write_tiny_checkpoint
 
 MODEL = "tiny"
+
+
+@pytest.fixture(autouse=True)
+def sockets_of_clients() -> Iterator[None]:
+    """Clients that keep connections alive leave them to the garbage collector: here, and not in a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,15 @@ async def under_load(system: System) -> AsyncIterator[Load]:
     assert set(load.statuses) == {200}
 
 
+async def both_known_to(gateway: Process) -> None:
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{gateway.url}/readyz") as response:
+                if (await response.json())["checks"]["embed"]["detail"] == "2 of 2 addresses ready":
+                    return
+            await asyncio.sleep(0.02)  # the gateway looks once a second and tells nobody
+
+
 @pytest.mark.slow
 async def test_redis_stops_and_starts_and_no_request_fails(system: System) -> None:
     async with under_load(system) as load:
@@ -157,6 +166,7 @@ async def test_a_service_is_terminated_and_replaced_and_no_request_fails(system:
             await load.more(50)
             await asyncio.to_thread(system.restart, index)
             await asyncio.to_thread(system.embeds[index].wait_until_ready)
+            await both_known_to(system.gateway)  # as a rolling update waits before it stops the next one
             await load.more(50)
 
 
