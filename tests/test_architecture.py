@@ -47,6 +47,7 @@ ROOMS = (
             "services.{service}.evaluate",
             "services.{service}.focallens",
             "services.{service}.objectives",
+            "services.{service}.protocols",
             "services.{service}.training",
         ),
         WEB,
@@ -72,7 +73,27 @@ ROOMS = (
             "services.{service}.colorshape",
             "services.{service}.data",
             "services.{service}.focallens",
+            "services.{service}.protocols",
         ),
+        WEB,
+    ),
+    Room(
+        "services/*/protocols/*.py",
+        (
+            "services.core.settings",
+            "services.core.starters",
+            "services.core.store",
+            "services.{service}.checkpoint",
+            "services.{service}.colorshape",
+            "services.{service}.data",
+            "services.{service}.focallens",
+            "services.{service}.protocols",
+        ),
+        WEB,
+    ),
+    Room(
+        "services/*/bulk.py",
+        ("services.core", "services.{service}.checkpoint", "services.{service}.focallens"),
         WEB,
     ),
     Room(
@@ -82,6 +103,16 @@ ROOMS = (
     ),
     Room("services/*/schemas.py", ("services.core.errors",), HEAVY),
     Room("services/*/__main__.py", ("services.core", "services.{service}")),
+    # what a collection keeps knows files and vectors, neither the wire nor the model
+    *(
+        Room(
+            f"services/*/collections/{stem}.py",
+            ("services.core.durable_files", "services.core.errors", "services.{service}.collections"),
+            (*HEAVY, *WEB, "structlog"),
+        )
+        for stem in ("image_store", "index", "snapshots", "image_states")
+    ),
+    Room("services/*/collections/*.py", ("services.core", "services.{service}"), HEAVY),
     # app and whatever stands beside it: the wire and the composition, never a tensor
     Room("services/*/*.py", ("services.core", "services.{service}"), HEAVY),
     # the command line calls the jobs by name, so that it starts without torch
@@ -120,7 +151,7 @@ def breaches(path: str, text: str) -> list[str]:
     """Imports of a file that its room does not allow, as `file:line: …`."""
     room = next(room for room in ROOMS if fnmatch(path, room.files) and path.count("/") == room.files.count("/"))
     parts = path.split("/")
-    service = parts[1] if parts[0] == "services" and len(parts) == 3 else ""
+    service = parts[1] if parts[0] == "services" and len(parts) >= 3 else ""
     allowed = tuple(entry.format(service=service) for entry in room.may_import)
     found = []
     for line, module in imports(ast.parse(text)):
