@@ -70,6 +70,9 @@ class Scenes:
     def __len__(self) -> int:
         return self.num_objects.shape[0]
 
+    def __getitem__(self, some: slice) -> "Scenes":
+        return Scenes(**{f.name: getattr(self, f.name)[some] for f in fields(self)})
+
     def to(self, device: torch.device | str) -> "Scenes":
         return Scenes(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 

@@ -23,21 +23,15 @@ from services.embed.checkpoint import (
     ClipModel,
     create_clip,
     load_clip,
-    load_focallens,
     save_clip,
     save_focallens,
     write_merges,
 )
 from services.embed.data import LlavaData, all_answers, learn_merges
-from services.embed.evaluate import (
-    ColorShapeProtocol,
-    checkpoint_directory,
-    evaluate_colorshape,
-    load_embedder,
-    summary,
-)
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
+from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
+from services.embed.protocols.embedders import checkpoint_directory, load_embedder
 from services.embed.training import Run, rank, train
 
 CLIP_NAME = "clip-shapes"
@@ -83,13 +77,8 @@ def clip(
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
-        baseline = load_embedder(directory, "cpu")
-        result = evaluate_colorshape(
-            baseline,
-            CLIP_NAME,
-            ColorShapeProtocol(num_per_class=images_per_class, side=model.transform.size[0]),
-            is_conditional=False,
-        )
+        protocol = ColorShapeProtocol(num_per_class=images_per_class)
+        result = evaluate_colorshape(load_embedder(str(directory)), protocol)
         _finish(directory, CLIP_NAME, "open-clip", options, summary(result))
 
 
@@ -146,9 +135,8 @@ def focallens(
     if rank() == 0:
         directory = output / "checkpoint"
         save_focallens(model, start, directory)
-        tuned = load_focallens(directory)
-        protocol = ColorShapeProtocol(num_per_class=images_per_class, side=start.transform.size[0])
-        metrics = {} if llava else summary(evaluate_colorshape(tuned, FOCALLENS_NAME, protocol, is_conditional=True))
+        protocol = ColorShapeProtocol(num_per_class=images_per_class)
+        metrics = {} if llava else summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
         _finish(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 
 

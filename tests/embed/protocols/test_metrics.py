@@ -1,20 +1,16 @@
-"""The metrics equal the reference's, and ColorShape's protocol ranks what it says."""
+"""The metrics equal the reference's, and ties never help."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from services.embed.colorshape import is_held_out
-from services.embed.data import CONDITIONS, TEST_INSTRUCTIONS, UNSEEN_CONDITIONS, wordings
-from services.embed.evaluate import (
-    ColorShapeProtocol,
+from services.embed.protocols.metrics import (
     average_precisions,
     continuous_color_correlation,
+    cosine_rows,
     expected_average_precision,
-    labels_of,
     leave_one_out_recall,
     mean_average_precision,
     random_mean_average_precision,
@@ -22,7 +18,7 @@ from services.embed.evaluate import (
     target_recall,
 )
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[2] / "goldens"
 REFERENCE = json.loads((GOLDENS / "retrieval_metrics.json").read_text())
 ARRAYS = np.load(GOLDENS / "retrieval_metrics.npz")
 TOLERANCE = 1e-6
@@ -75,26 +71,18 @@ def test_continuous_color_correlation_equals_the_reference(golden: dict[str, flo
 def test_ties_never_help() -> None:
     labels = np.array([0, 0, 1, 1])
     constant = np.ones((4, 4))
+    assert average_precisions(constant, labels).tolist() == pytest.approx([1 / 3] * 4)
     assert mean_average_precision(constant, labels) == pytest.approx(1 / 3)
     assert leave_one_out_recall(constant, labels, 1) == 0
     assert target_recall(np.ones((5, 10)), 1) == 0
 
 
-def test_held_out_combinations_are_never_among_the_sixteen_classes() -> None:
-    protocol = ColorShapeProtocol(num_per_class=1)
-    scenes, held_out = protocol.scenes(), protocol.held_out_scenes()
-    assert not is_held_out(scenes.color[:, 0], scenes.shape[:, 0]).any()
-    assert is_held_out(held_out.color[:, 0], held_out.shape[:, 0]).all()
-    assert len(np.unique(labels_of(scenes, "both"))) == 16
+def test_cosines_row_by_row_are_the_whole_matrix() -> None:
+    embeddings = np.random.default_rng(0).normal(size=(1_100, 4)).astype(np.float32)
+    rows = np.stack(list(cosine_rows(embeddings)))
+    np.testing.assert_allclose(rows, embeddings @ embeddings.T, rtol=1e-5, atol=1e-6)
 
 
-def test_the_instructions_asked_are_in_no_list_of_training_wordings() -> None:
-    trained = [text for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS for text in wordings(condition)]
-    assert len(trained) == len(set(trained)) > 500
-    assert not any(text.startswith("What is the") or "the image" in text for text in trained)
-    assert all(text.startswith("What is the") for text in TEST_INSTRUCTIONS.values())
-
-
-def test_the_protocol_draws_the_same_scenes_every_time() -> None:
-    one, other = ColorShapeProtocol().scenes(), ColorShapeProtocol().scenes()
-    assert torch.equal(one.rgb, other.rgb)
+def test_classes_of_one_image_each_leave_nothing_to_retrieve() -> None:
+    with pytest.raises(ValueError, match="nothing to retrieve"):
+        mean_average_precision(np.eye(3), np.arange(3))
