@@ -27,6 +27,7 @@ from services.core.store_errors import StoreUnavailable
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
 from services.embed.engine import DeviceName, DtypeName, Embeddings, EmbedEngine, EngineOptions, Item, is_out_of_memory
+from services.embed.image_inputs import ImageInputs
 from services.embed.routes import EmbedService, embed_router, models_router
 
 CHECKPOINT_KIND = "focallens-clip"
@@ -72,13 +73,13 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         timeout_s=settings.cache_timeout_s,
         ttl_s=settings.cache_ttl_s,
     )
-    embedder = Embedder(
-        cache,
-        image_limits=limits.images,
+    inputs = ImageInputs(
+        limits.images,
         fetch_limits=_fetch_limits(settings),
-        num_decode_threads=settings.num_decode_threads,
+        num_threads=settings.num_decode_threads,
         metrics=metrics,
     )
+    embedder = Embedder(cache, inputs, metrics)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: _computes(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
@@ -87,7 +88,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     async def computing() -> AsyncIterator[None]:
         thread.start()
         try:
-            async with embedder:
+            async with inputs:
                 yield
         finally:
             await checkpoint.close()

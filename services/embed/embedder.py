@@ -5,31 +5,26 @@ more memory or queue than a few small ones and shares the device with them.
 """
 
 import asyncio
-import functools
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from services.core.batching import Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
-from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded
+from services.core.errors import FoveaError
 from services.core.exchange import Timing
-from services.core.fetch import FetchLimits, ImageFetcher
-from services.core.images import ImageLimits, ImageUrl, StoredImage, decode_image
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
 from services.embed.engine import Embeddings, EmbedEngine, Item, Text
+from services.embed.image_inputs import ImageInputs
 
 SLICE_INPUTS = 64
 SLICES_AT_ONCE = 2
-# Images that may wait for a decoding thread, over all calls; what comes after them is refused.
-MAX_WAITING_IMAGES = 1024
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
@@ -80,39 +75,12 @@ _Known = _Image | Text
 
 
 class Embedder:
-    """Answers calls inside its `async with` block. Without `fetch_limits` images by URL are refused."""
+    """Answers calls, whose images `inputs` reads."""
 
-    def __init__(
-        self,
-        cache: ResultCache,
-        *,
-        image_limits: ImageLimits,
-        fetch_limits: FetchLimits | None,
-        num_decode_threads: int,
-        max_waiting_images: int = MAX_WAITING_IMAGES,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics) -> None:
         self._cache = cache
-        self._image_limits = image_limits
-        self._fetch_limits = fetch_limits
-        self._fetcher: ImageFetcher | None = None
-        self._threads = ThreadPoolExecutor(num_decode_threads, "decode")
-        self._max_waiting = max_waiting_images
-        self._num_waiting = 0
-        self._rejected = metrics.rejected.labels("decode_queue_full")
-        self._decode_seconds = metrics.stage_seconds.labels("decode")
+        self._inputs = inputs
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
-        self._fetch_seconds = metrics.stage_seconds.labels("fetch")
-
-    async def __aenter__(self) -> Self:
-        if self._fetch_limits is not None:
-            self._fetcher = ImageFetcher(self._fetch_limits)
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        if self._fetcher is not None:
-            await self._fetcher.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def embed(self, checkpoint: Checkpoint, call: EmbedCall, *, deadline: float, timing: Timing) -> Embedded:
         """All embeddings of a call.
@@ -132,7 +100,7 @@ class Embedder:
             async with turns:
                 return await self._embed_slice(job, inputs)
 
-        done = await _all_or_first_failure([in_turn(inputs) for inputs in slices])
+        done = await all_or_first_failure([in_turn(inputs) for inputs in slices])
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
             conditions=[
@@ -163,7 +131,7 @@ class Embedder:
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
         """Fetch what is a URL, hash images, tokenise texts: all that a look-up needs, and nothing costlier."""
         images = [one for one in inputs if isinstance(one, ImageInput)]
-        fetched = await _all_or_first_failure([self._bytes_of(image) for image in images])
+        fetched = await all_or_first_failure([self._inputs.bytes_of(image.reference, image.param) for image in images])
         data_of = dict(zip(map(id, images), fetched, strict=True))
 
         def identify() -> list[_Known]:
@@ -179,25 +147,10 @@ class Embedder:
         if num_texts <= MAX_INLINE_TEXTS and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             known = identify()
         else:
-            known = await asyncio.get_running_loop().run_in_executor(self._threads, identify)
+            known = await asyncio.get_running_loop().run_in_executor(self._inputs.threads, identify)
         if num_texts:
             job.timing.add("tokenize", time.perf_counter() - began)
         return known
-
-    async def _bytes_of(self, image: ImageInput) -> bytes:
-        reference = image.reference
-        if isinstance(reference, StoredImage):
-            raise NotFound(f"There is no collection {reference.collection!r}.", param=image.param)
-        if not isinstance(reference, ImageUrl):
-            return reference
-        if self._fetcher is None:
-            raise InvalidRequest(
-                "Image URLs are turned off on this server (FOVEA_EMBED_IMAGE_URLS); send the image itself.",
-                param=image.param,
-                code="image_url_not_allowed",
-            )
-        with self._fetch_seconds.time():
-            return await self._fetcher.fetch(reference.url, param=image.param)
 
     def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
         with _blaming(param), self._tokenize_seconds.time():
@@ -210,7 +163,7 @@ class Embedder:
             (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
         ]
         began = time.perf_counter()
-        prepared = await _all_or_first_failure([self._prepare(engine, one, conditions) for one, conditions in needs])
+        prepared = await all_or_first_failure([self._prepare(engine, one, conditions) for one, conditions in needs])
         if any(isinstance(one, _Image) for one, _ in needs):
             job.timing.add("decode", time.perf_counter() - began)
         items = [item for some in prepared for item in some]
@@ -226,20 +179,9 @@ class Embedder:
     async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
         if isinstance(one, Text):
             return [one]
-        if self._num_waiting >= self._max_waiting:
-            self._rejected.inc()
-            raise Overloaded("Too many images are waiting to be decoded.", code="queue_full")
-        self._num_waiting += 1
-        try:
-            decode = functools.partial(self._decode, engine, one, conditions)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
-        finally:
-            self._num_waiting -= 1
-
-    def _decode(self, engine: EmbedEngine, image: _Image, conditions: Sequence[Text | None]) -> Sequence[Item]:
-        with self._decode_seconds.time():
-            pixels = decode_image(image.data, self._image_limits, param=image.param)
-            return engine.prepare_image(pixels, image.digest, conditions)
+        return await self._inputs.decode(
+            one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
+        )
 
 
 def _cache_digest(one: _Known) -> str:
@@ -257,7 +199,7 @@ def _blaming(param: str) -> Iterator[None]:
         raise
 
 
-async def _all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run together; where one fails the others are cancelled and its error is raised, not a group of errors."""
     if len(work) == 1:
         return [await work[0]]

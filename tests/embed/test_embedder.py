@@ -20,6 +20,7 @@ from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.embedder import SLICE_INPUTS, Checkpoint, Embedded, Embedder
 from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Item
+from services.embed.image_inputs import ImageInputs
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
 
@@ -67,16 +68,12 @@ async def service_of(
     batcher: Batcher[Item, Embeddings] = Batcher(
         engine, thread=thread, limits=BatchLimits(4096, 64, 100_000), metrics=metrics
     )
-    embedder = Embedder(
-        ResultCache(store or LruStore(2**20), metrics),
-        image_limits=ImageLimits(),
-        fetch_limits=None,
-        num_decode_threads=2,
-        max_waiting_images=max_waiting_images,
-        metrics=metrics,
+    inputs = ImageInputs(
+        ImageLimits(), fetch_limits=None, num_threads=2, max_waiting=max_waiting_images, metrics=metrics
     )
+    embedder = Embedder(ResultCache(store or LruStore(2**20), metrics), inputs, metrics)
     try:
-        async with embedder:
+        async with inputs:
             yield Service(embedder, Checkpoint("digest", engine, batcher), metrics)
     finally:
         await batcher.close()
