@@ -1,16 +1,16 @@
 """From what a call asks for to its vectors: cache, decoding threads, batches.
 
-A call is worked on in slices, of which a few at a time are decoded and computed, so that the largest call takes no
-more memory or queue than a few small ones and shares the device with them.
+A call is worked on in slices, so that the largest takes no more memory or queue than a few small ones and shares the
+device with them.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
 from services.embed.engine import Embeddings, EmbedEngine, Item, Text
 from services.embed.image_inputs import ImageInputs
+from services.embed.slices import all_or_first_failure, in_slices
 
-SLICE_INPUTS = 64
-SLICES_AT_ONCE = 2
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
@@ -93,14 +92,7 @@ class Embedder:
             for index, text in enumerate(call.conditions)
         ]
         job = _Job(checkpoint, tuple(named) or (None,), call.truncate, deadline, timing)
-        slices = [call.inputs[start : start + SLICE_INPUTS] for start in range(0, len(call.inputs), SLICE_INPUTS)]
-        turns = asyncio.Semaphore(SLICES_AT_ONCE)
-
-        async def in_turn(inputs: Sequence[Input]) -> tuple[Embeddings, int]:
-            async with turns:
-                return await self._embed_slice(job, inputs)
-
-        done = await all_or_first_failure([in_turn(inputs) for inputs in slices])
+        done = await in_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
             conditions=[
@@ -197,15 +189,3 @@ def _blaming(param: str) -> Iterator[None]:
     except FoveaError as error:
         error.param = error.param or param
         raise
-
-
-async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run together; where one fails the others are cancelled and its error is raised, not a group of errors."""
-    if len(work) == 1:
-        return [await work[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]

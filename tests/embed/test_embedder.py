@@ -18,9 +18,10 @@ from services.core.exchange import Timing
 from services.core.images import ImageLimits
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, TextInput
-from services.embed.embedder import SLICE_INPUTS, Checkpoint, Embedded, Embedder
+from services.embed.embedder import Checkpoint, Embedded, Embedder
 from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Item
 from services.embed.image_inputs import ImageInputs
+from services.embed.slices import SLICE_INPUTS
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
 

@@ -1,0 +1,356 @@
+"""One collection at work: its stored images, what the served checkpoint makes of them, and the task that feeds it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from services.core.checkpoints import Served, ServedCheckpoint
+from services.core.errors import Conflict, NotFound, Overloaded, TooLarge
+from services.core.exchange import Timing
+from services.core.images import StoredImage as StoredImageReference
+from services.embed.calls import ImageInput
+from services.embed.collections.answers import (
+    CollectionStatus,
+    IndexStatus,
+    SearchAnswer,
+    SearchHit,
+    SearchQuery,
+    StatesStatus,
+)
+from services.embed.collections.image_store import Added, CollectionLimits, ImageStore, NewImage
+from services.embed.collections.index import IndexOptions
+from services.embed.collections.indexer import Indexer
+from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.reader import ImageReader
+from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
+from services.embed.embedder import Checkpoint, Embedder
+from services.embed.engine import EmbedEngine, Text
+from services.embed.image_inputs import ImageInputs
+
+# What an older checkpoint left is closed when no request can be using it any more.
+RETIRE_AFTER_S = 120.0
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class CollectionOptions:
+    """How every collection is kept: its limits, its indexes, what its states may take on disk, how it is searched.
+
+    `poll_s` is how often a quiet collection looks for another checkpoint, `save_every_s` how often a busy one saves.
+    """
+
+    limits: CollectionLimits
+    index: IndexOptions
+    search: SearchOptions
+    max_state_bytes: int
+    poll_s: float = 5.0
+    save_every_s: float = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Serving:
+    """What collections use of the service."""
+
+    checkpoint: ServedCheckpoint[EmbedEngine]
+    inputs: ImageInputs
+    embedder: Embedder
+    reader: ImageReader
+    search_threads: Executor
+
+
+class Collection:
+    """Started once; every method runs on the event loop, disk and search on worker threads."""
+
+    def __init__(self, store: ImageStore, folder: Path, serving: Serving, options: CollectionOptions) -> None:
+        self.info = store.info
+        self._store = store
+        self._folder = folder
+        self._serving = serving
+        self._options = options
+        self._indexer = Indexer(
+            store, serving.reader, last_row=lambda: self._last_row, is_deleted=lambda row: row in self._deleted
+        )
+        self._searcher = Searcher(
+            store, serving.embedder, serving.reader, self._indexer, options.search, serving.search_threads
+        )
+        self._indexes: dict[str, CheckpointIndexes] = {}
+        self._retired: list[tuple[float, CheckpointIndexes]] = []
+        self._opening = asyncio.Lock()
+        self._last_row = 0
+        self._deleted: set[int] = set()
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._saved_at = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._num_users = 0
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Begin to index what is not indexed yet."""
+        rows = await asyncio.to_thread(self._store.rows)
+        self._last_row = int(rows[-1]) if len(rows) else 0
+        self._task = asyncio.create_task(self._keep_indexing())
+
+    async def close(self) -> None:
+        """Let running requests end, save the indexes, let go of the files."""
+        self._is_closing = True
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._num_users == 0)
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        for indexes in [*self._indexes.values(), *(indexes for _, indexes in self._retired)]:
+            await asyncio.to_thread(indexes.save)
+            await asyncio.to_thread(indexes.close)
+        await asyncio.to_thread(self._store.close)
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[ImageStore]:
+        """Its store, which stays open until the block ends. Raises NotFound where the collection is being deleted."""
+        if self._is_closing:
+            raise NotFound(f"There is no collection {self.info.name!r}.")
+        self._num_users += 1
+        try:
+            yield self._store
+        finally:
+            self._num_users -= 1
+            if self._is_closing:
+                await self._notify()
+
+    async def add(self, images: Sequence[NewImage]) -> Added:
+        """Store images; they are on disk when this returns. Raises what ImageStore.add raises."""
+        async with self.in_use() as store:
+            added = await asyncio.to_thread(store.add, images, self._options.limits)
+            self._last_row = max(self._last_row, *added.rows, 0)
+            self._wake.set()
+            return added
+
+    async def wait_until_indexed(self, deadline: float) -> None:
+        """Return when every index has every image that is stored now, or at `deadline` (time.monotonic())."""
+        row = self._last_row
+        async with self.in_use(), self._progress:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._progress.wait_for(lambda: self._has_indexed(row)), max(0.0, deadline - time.monotonic())
+                )
+
+    async def delete(self, image_id: str) -> None:
+        """Take an image out; no search that begins afterwards finds it. Raises NotFound."""
+        async with self.in_use() as store:
+            row = await asyncio.to_thread(store.delete, image_id)
+            self._deleted.add(row)
+            for indexes in self._indexes.values():
+                await asyncio.to_thread(indexes.delete, row)
+
+    async def index_ahead(self, conditions: Sequence[str]) -> None:
+        """Keep an index of each condition. Raises TooLarge for more than the limit, and what the tokenizer refuses."""
+        async with self.in_use() as store:
+            with self._serving.checkpoint.lease() as served:
+                indexes = await self._indexes_of(self._checkpoint(served))
+                texts = [served.engine.prepare_text(condition) for condition in conditions]
+            for text in texts:
+                index = indexes.get(text)
+                if index is not None and index.is_pinned:
+                    continue
+                num_pinned = sum(other.is_pinned for other in indexes if other.text is not None)
+                if num_pinned >= self._options.limits.max_conditions:
+                    raise TooLarge(
+                        f"The collection would index {num_pinned + 1} conditions; the limit is"
+                        f" {self._options.limits.max_conditions}.",
+                        param="conditions",
+                    )
+                await asyncio.to_thread(store.put_condition, text.text, is_pinned=True)
+                if index is None:
+                    await self._make_room(indexes, store)
+                    index = indexes.start(text, is_pinned=True)
+                index.is_pinned = True
+            self._wake.set()
+
+    async def search(self, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+        """Raises NotFound for a model or an image that is not there, Conflict where another model is served."""
+        async with self.in_use() as store:
+            with self._serving.checkpoint.lease() as served:
+                self._check_model(served, query.model)
+                text = served.engine.prepare_text(query.condition) if query.condition is not None else None
+                among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
+                own = await self._own_row(query)
+                checkpoint = self._checkpoint(served)
+                indexes = await self._indexes_of(checkpoint)
+                question = Question(query.input, text, query.k + len(own), among, deadline, timing)
+                nearest = await self._searcher.search(checkpoint, indexes, question, last_row=self._last_row)
+                if text is not None and nearest.index is None and indexes.get(text) is None:
+                    await self._start_index(indexes, store, text)
+            images = await asyncio.to_thread(store.by_rows, nearest.rows)
+            hits = [
+                SearchHit(images[row].id, score, images[row].metadata)
+                for row, score in zip(nearest.rows, nearest.scores, strict=True)
+                if row in images and row not in own
+            ]
+            status = self._answered_by(nearest, text)
+            return SearchAnswer(f"{served.name}@{served.version}", query.condition, hits[: query.k], status)
+
+    async def status(self) -> CollectionStatus:
+        """What it holds and how far its indexes are."""
+        async with self.in_use() as store:
+            num_images, num_bytes = await asyncio.to_thread(store.size)
+            indexes = next(reversed(self._indexes.values()), None)
+            statuses = [self._status_of(index, num_images) for index in indexes] if indexes else []
+            states = indexes.states if indexes else None
+            is_ready = bool(statuses) and all(status.state == "ready" for status in statuses)
+            return CollectionStatus(
+                name=self.info.name,
+                model=self.info.model,
+                created=self.info.created,
+                num_images=num_images,
+                num_bytes=num_bytes,
+                state="ready" if is_ready else "building",
+                indexes=statuses,
+                states=StatesStatus(states.num_images, states.num_bytes, states.record_bytes, states.max_bytes)
+                if states
+                else None,
+            )
+
+    def _check_model(self, served: Served[EmbedEngine], asked: str | None) -> None:
+        if served.name != self.info.model:
+            raise Conflict(
+                f"The collection {self.info.name!r} was made for the model {self.info.model!r};"
+                f" this service answers with {served.name!r}.",
+                param="model",
+            )
+        alias = self._serving.checkpoint.alias
+        if asked and asked not in (served.name, alias, f"{served.name}@{alias}", f"{served.name}@{served.version}"):
+            raise NotFound(
+                f"There is no model {asked!r}: this service answers with {served.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _own_row(self, query: SearchQuery) -> set[int]:
+        """The stored image that is itself the query: it is not among its own neighbours."""
+        reference = query.input.reference if isinstance(query.input, ImageInput) else None
+        if not isinstance(reference, StoredImageReference) or reference.collection != self.info.name:
+            return set()
+        return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
+
+    async def _start_index(self, indexes: CheckpointIndexes, store: ImageStore, text: Text) -> None:
+        if await self._make_room(indexes, store):
+            indexes.start(text, is_pinned=False)
+            await asyncio.to_thread(store.put_condition, text.text, is_pinned=False)
+            self._wake.set()
+
+    async def _make_room(self, indexes: CheckpointIndexes, store: ImageStore) -> bool:
+        """Let go of the index that was asked least lately, where there are too many for another; False where all
+        that there are were asked for ahead."""
+        others = [index for index in indexes if index.text is not None]
+        if len(others) < self._options.limits.max_conditions:
+            return True
+        unpinned = [index for index in others if not index.is_pinned]
+        if not unpinned:
+            return False
+        oldest = min(unpinned, key=lambda index: index.used)
+        indexes.drop(oldest)
+        if oldest.condition is not None:
+            await asyncio.to_thread(store.drop_condition, oldest.condition)
+        return True
+
+    async def _indexes_of(self, checkpoint: Checkpoint) -> CheckpointIndexes:
+        async with self._opening:
+            if checkpoint.digest not in self._indexes:
+                self._indexes[checkpoint.digest] = await asyncio.to_thread(
+                    CheckpointIndexes.open,
+                    self._store,
+                    self._folder,
+                    checkpoint,
+                    options=self._options.index,
+                    max_state_bytes=self._options.max_state_bytes,
+                )
+            return self._indexes[checkpoint.digest]
+
+    async def _keep_indexing(self) -> None:
+        while True:
+            pause_s = self._options.poll_s
+            try:
+                while await self._index_a_step():
+                    await self._notify()
+            except Overloaded as error:  # no checkpoint yet, or it is being replaced
+                pause_s = error.retry_after_s or RETRY_S
+            except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
+                structlog.get_logger(__name__).error("indexing failed", collection=self.info.name, exc_info=True)
+            await self._notify()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause_s)
+            self._wake.clear()
+
+    async def _index_a_step(self) -> bool:
+        """Bring the indexes of the served checkpoint forward; False where nothing is left to do."""
+        with self._serving.checkpoint.lease() as served:
+            if served.name != self.info.model:
+                return False
+            checkpoint = self._checkpoint(served)
+            indexes = await self._indexes_of(checkpoint)
+            if await self._indexer.advance(checkpoint, indexes):
+                return True
+        await self._settle(indexes)
+        return False
+
+    async def _settle(self, indexes: CheckpointIndexes) -> None:
+        now = time.monotonic()
+        await self._indexer.rebuild(indexes)
+        if now - self._saved_at >= self._options.save_every_s:
+            await asyncio.to_thread(indexes.save)
+            self._saved_at = now
+        through = min((index.vectors.through for index in indexes), default=0)
+        self._deleted = {row for row in self._deleted if row > through}
+        for digest in [digest for digest in self._indexes if digest != indexes.digest]:
+            self._retired.append((now, self._indexes.pop(digest)))
+        for retired in [one for one in self._retired if now - one[0] > RETIRE_AFTER_S]:
+            self._retired.remove(retired)
+            await asyncio.to_thread(retired[1].close)
+            await asyncio.to_thread(indexes.remove_files_of_others)
+
+    async def _notify(self) -> None:
+        async with self._progress:
+            self._progress.notify_all()
+
+    def _has_indexed(self, row: int) -> bool:
+        indexes = next(reversed(self._indexes.values()), None)
+        return indexes is not None and all(index.vectors.through >= row for index in indexes)
+
+    def _checkpoint(self, served: Served[EmbedEngine]) -> Checkpoint:
+        return Checkpoint(served.digest, served.engine, served.batcher)
+
+    def _answered_by(self, nearest: Nearest, text: Text | None) -> IndexStatus:
+        index = nearest.index
+        if index is None:
+            condition = text.text if text is not None else None
+            return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
+        vectors = index.vectors
+        return IndexStatus(
+            condition=index.condition,
+            kind=vectors.kind,
+            size=vectors.num_vectors,
+            exact=nearest.is_exact,
+            state="ready" if vectors.through >= self._last_row else "building",
+            recall_at_10=vectors.recall_at_10,
+        )
+
+    def _status_of(self, index: ConditionIndex, num_images: int) -> IndexStatus:
+        vectors = index.vectors
+        is_ready = vectors.through >= self._last_row
+        return IndexStatus(
+            condition=index.condition,
+            kind=vectors.kind,
+            size=vectors.num_vectors,
+            exact=vectors.is_exact,
+            state="ready" if is_ready else "building",
+            num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
+            num_bytes=vectors.num_bytes,
+            recall_at_10=vectors.recall_at_10,
+        )

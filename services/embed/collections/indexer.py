@@ -1,0 +1,154 @@
+"""Feeds a collection's indexes from its images, in the background and in the order in which they were added.
+
+Every index remembers how far it has come, so there is no list of work that could be lost: what is missing is always
+the live images behind that point. Indexes that stand at the same image are fed by one pass over it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from services.core.errors import InternalError, Overloaded
+from services.embed.collections.image_store import ImageStore
+from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.reader import ImageReader, Prepared, Read, Source, pieces
+from services.embed.embedder import Checkpoint
+from services.embed.engine import Text
+
+# Rows that one step takes; between two steps another checkpoint may take over.
+STEP_ROWS = 512
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Images that the indexes of `group` lack, ascending; afterwards these stand at `through`."""
+
+    sources: Sequence[Source]
+    group: Sequence[ConditionIndex]
+    through: int
+
+    @property
+    def conditions(self) -> list[Text | None]:
+        return [index.text for index in self.group]
+
+
+class Indexer:
+    """Brings the indexes of one checkpoint forward.
+
+    `last_row` tells the newest image, `is_deleted` whether an image is gone by now.
+    """
+
+    def __init__(
+        self, store: ImageStore, reader: ImageReader, *, last_row: Callable[[], int], is_deleted: Callable[[int], bool]
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._last_row = last_row
+        self._is_deleted = is_deleted
+
+    async def advance(self, checkpoint: Checkpoint, indexes: CheckpointIndexes) -> bool:
+        """Take one step; False where every index has every image. Raises what the batcher raises."""
+        step = await asyncio.to_thread(self._next_step, indexes)
+        if step is None:
+            return False
+        keeps_states = indexes.states is not None and indexes.states.has_room
+        parts = pieces(checkpoint.engine, step.sources, step.conditions)
+        parts.append([])  # behind the last image there may be deleted ones to pass
+        coming = self._begin(checkpoint, parts[0], step, keeps_states=keeps_states)
+        try:
+            for piece, following in pairwise(parts):
+                prepared = await coming
+                coming = self._begin(checkpoint, following, step, keeps_states=keeps_states)
+                await self._take_in(checkpoint, indexes, step, prepared, through=piece[-1].row)
+        finally:
+            coming.cancel()
+        await self._append(indexes, step, [], through=step.through)
+        return True
+
+    async def rebuild(self, indexes: CheckpointIndexes) -> None:
+        """Rebuild the indexes that have grown or shrunk too far; searches go on meanwhile."""
+        for index in indexes:
+            if index.vectors.needs_rebuild:
+                await asyncio.to_thread(index.vectors.rebuild)
+                index.saved_through = 0
+
+    def _next_step(self, indexes: CheckpointIndexes) -> Step | None:
+        """What the indexes that are furthest behind lack, up to where the next ones stand."""
+        last = self._last_row()
+        start = min((index.vectors.through for index in indexes), default=last)
+        if start >= last:
+            return None
+        group = [index for index in indexes if index.vectors.through == start]
+        end = min((index.vectors.through for index in indexes if index.vectors.through > start), default=last)
+        rows = self._store.rows(after=start, limit=STEP_ROWS)
+        if len(rows) == STEP_ROWS:
+            end = min(end, int(rows[-1]))
+        return Step(self.sources(indexes, rows[rows <= end]), group, end)
+
+    def sources(self, indexes: CheckpointIndexes, rows: NDArray[np.int64]) -> list[Source]:
+        """Where these images can be read from, the cheapest place of each; deleted ones are left out."""
+        wanted = rows.tolist()
+        states = indexes.states.get(wanted) if indexes.states is not None else {}
+        others = [row for row in wanted if row not in states]
+        data = self._store.data_by_rows(others)
+        digests = self._store.digests_by_rows(wanted)
+        return [
+            Source(row, digests[row], data.get(row), states.get(row))
+            for row in wanted
+            if row in digests and (row in data or row in states)
+        ]
+
+    def _begin(
+        self, checkpoint: Checkpoint, piece: Sequence[Source], step: Step, *, keeps_states: bool
+    ) -> asyncio.Task[Prepared]:
+        preparing = self._reader.prepare(checkpoint.engine, piece, step.conditions, keeps_states=keeps_states)
+        return asyncio.create_task(preparing)
+
+    async def _take_in(
+        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, step: Step, prepared: Prepared, *, through: int
+    ) -> None:
+        try:
+            reads = await self._run(checkpoint, prepared)
+        except InternalError:  # one image's fault: the others shall not be left out with it
+            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(checkpoint, one)]
+        await self._append(indexes, step, reads, through=through)
+        for read in reads:  # one that was deleted while it was read has come back with the others
+            if self._is_deleted(read.row):
+                indexes.delete(read.row)
+
+    async def _append(self, indexes: CheckpointIndexes, step: Step, reads: Sequence[Read], *, through: int) -> None:
+        def append() -> None:
+            new = {read.row: read.state for read in reads if read.state is not None}
+            if new and indexes.states is not None:
+                indexes.states.put(list(new), list(new.values()))
+            rows = np.array([read.row for read in reads], dtype=np.int64)
+            for place, index in enumerate(step.group):
+                vectors = [read.vectors[place] for read in reads]
+                shape = (len(reads), index.vectors.width)
+                index.vectors.append(rows, np.array(vectors, dtype=np.float32).reshape(shape), through=through)
+
+        await asyncio.to_thread(append)
+
+    async def _run(self, checkpoint: Checkpoint, prepared: Prepared) -> list[Read]:
+        """Requests come first: where they fill the queue, the background waits."""
+        while True:
+            try:
+                return await self._reader.run(checkpoint, prepared)
+            except Overloaded as error:
+                if error.code != "queue_full":
+                    raise
+                await asyncio.sleep(error.retry_after_s or RETRY_S)
+
+    async def _run_or_leave_out(self, checkpoint: Checkpoint, prepared: Prepared) -> list[Read]:
+        try:
+            return await self._run(checkpoint, prepared)
+        except InternalError:
+            rows = [row for row, _ in prepared.items]
+            structlog.get_logger(__name__).error("stored image left out of the indexes", rows=rows, exc_info=True)
+            return []

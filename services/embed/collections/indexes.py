@@ -1,0 +1,192 @@
+"""What one checkpoint makes of a collection's images: an index for each condition, and the images' states.
+
+All of it is derived: it is kept in memory, saved now and then, and made again from the stored images where a file is
+lost, damaged, or of another checkpoint.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from services.core.errors import FoveaError
+from services.embed.collections.image_states import StateCache
+from services.embed.collections.image_store import ImageStore
+from services.embed.collections.index import IndexOptions, VectorIndex
+from services.embed.collections.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
+from services.embed.embedder import Checkpoint
+from services.embed.engine import Text
+
+Rows = NDArray[np.int64]
+
+PLAIN = "plain"
+
+
+def key_of(text: Text | None) -> str:
+    """Conditions that the model cannot tell apart have one key."""
+    return PLAIN if text is None else text.digest
+
+
+@dataclass(eq=False)
+class ConditionIndex:
+    """The index of one condition, None being the unconditional embedding; `used` is Unix time in seconds."""
+
+    text: Text | None
+    vectors: VectorIndex
+    path: Path
+    is_pinned: bool
+    used: float = field(default_factory=time.time)
+    saved_through: int = 0
+
+    @property
+    def condition(self) -> str | None:
+        return None if self.text is None else self.text.text
+
+
+class CheckpointIndexes:
+    """The indexes and states of one checkpoint over one collection. Opened, saved and closed on a worker thread."""
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint, options: IndexOptions) -> None:
+        engine = checkpoint.engine
+        self.digest = checkpoint.digest
+        self._identity = {"checkpoint": checkpoint.digest, "dtype": engine.dtype_name}
+        name = hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()[:16]
+        self._stem = name
+        self._folder = folder
+        self._width = engine.embedding_width
+        self._options = options
+        self._indexes: dict[str, ConditionIndex] = {}
+        self._same_as: dict[str, str] = {}
+        self.states: StateCache | None = None
+
+    @classmethod
+    def open(
+        cls,
+        store: ImageStore,
+        folder: Path,
+        checkpoint: Checkpoint,
+        *,
+        options: IndexOptions,
+        max_state_bytes: int,
+    ) -> "CheckpointIndexes":
+        """Load what was saved; what is missing or damaged starts empty. Raises OSError."""
+        opened = cls(folder, checkpoint, options)
+        (folder / "states").mkdir(exist_ok=True)
+        (folder / "indexes").mkdir(exist_ok=True)
+        if checkpoint.engine.state_bytes is not None and max_state_bytes > 0:
+            opened.states = StateCache.open(
+                folder / "states" / f"{opened._stem}.states",
+                record_bytes=checkpoint.engine.state_bytes,
+                max_bytes=max_state_bytes,
+                identity=opened._stem,
+            )
+        live = store.rows()
+        opened._load(None, live, is_pinned=True)
+        for stored in store.conditions():
+            try:
+                text = checkpoint.engine.prepare_text(stored.text)
+            except FoveaError as error:  # another model's context may be shorter
+                _log().warning("condition not indexed", condition=stored.text, error=error.message)
+                continue
+            opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
+        return opened
+
+    def __iter__(self) -> Iterator[ConditionIndex]:
+        return iter(list(self._indexes.values()))
+
+    def get(self, text: Text | None) -> ConditionIndex | None:
+        """The index that answers a condition: its own, or the one whose wording it shares."""
+        key = key_of(text)
+        return self._indexes.get(self._same_as.get(key, key))
+
+    def start(self, text: Text, *, is_pinned: bool) -> ConditionIndex:
+        """An empty index of a condition, or the one that it has."""
+        if (index := self.get(text)) is not None:
+            return index
+        index = ConditionIndex(text, VectorIndex(self._width, self._options), self._path(text), is_pinned)
+        self._indexes[key_of(text)] = index
+        return index
+
+    def share(self, text: Text, index: ConditionIndex) -> None:
+        """Let an index answer another wording too."""
+        self._same_as[key_of(text)] = key_of(index.text)
+
+    def drop(self, index: ConditionIndex) -> None:
+        """Forget an index and its file."""
+        key = key_of(index.text)
+        self._indexes.pop(key, None)
+        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+        index.path.unlink(missing_ok=True)
+
+    def delete(self, row: int) -> None:
+        """Take an image out of everything; a row that is nowhere is no error."""
+        for index in self:
+            index.vectors.delete(row)
+        if self.states is not None:
+            self.states.delete(row)
+
+    def save(self) -> None:
+        """Write the indexes that have changed. A disk that refuses costs only the work of making them again."""
+        for index in self:
+            if index.vectors.through > index.saved_through:
+                through = index.vectors.through
+                try:
+                    save_snapshot(index.vectors, index.path, identity=self._identity_of(index.text))
+                except OSError as error:
+                    _log().warning("index not saved", condition=index.condition, error=str(error))
+                else:
+                    index.saved_through = through
+
+    def remove_files_of_others(self) -> None:
+        """Remove what another checkpoint left behind."""
+        for path in [*(self._folder / "indexes").iterdir(), *(self._folder / "states").iterdir()]:
+            if not path.name.startswith(self._stem):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self.states is not None:
+            self.states.close()
+
+    def _load(
+        self,
+        text: Text | None,
+        live: Rows,
+        *,
+        is_pinned: bool,
+        used: float = 0.0,
+    ) -> None:
+        path = self._path(text)
+        try:
+            vectors = load_snapshot(path, self._options, identity=self._identity_of(text))
+        except FileNotFoundError:
+            vectors = VectorIndex(self._width, self._options)
+        except CorruptSnapshot as error:
+            _log().warning("index is made again", condition=text.text if text else None, reason=str(error))
+            vectors = VectorIndex(self._width, self._options)
+        for row in _missing(vectors.rows, live):
+            vectors.delete(row)
+        index = ConditionIndex(text, vectors, path, is_pinned, used, saved_through=vectors.through)
+        self._indexes[key_of(text)] = index
+
+    def _path(self, text: Text | None) -> Path:
+        return self._folder / "indexes" / f"{self._stem}-{key_of(text)[:16]}.index"
+
+    def _identity_of(self, text: Text | None) -> dict[str, str]:
+        return {**self._identity, "condition": key_of(text)}
+
+
+def _missing(rows: Rows, live: Rows) -> Iterable[int]:
+    """Rows that were deleted since the snapshot was written."""
+    missing: list[int] = np.setdiff1d(rows, live, assume_unique=True).tolist()
+    return missing
+
+
+def _log() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+    return logger

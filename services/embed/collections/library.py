@@ -1,0 +1,199 @@
+"""All collections of a process: opened when it starts, made and removed by name."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from time import perf_counter, time
+
+import structlog
+
+from services.core.cache import content_digest
+from services.core.errors import NotFound, Overloaded, TooLarge
+from services.core.exchange import Timing
+from services.core.images import StoredImage as StoredImageReference
+from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
+from services.embed.collections.catalog import Catalog, CatalogInUse, check_name
+from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.image_store import Added, CollectionInfo, NewImage, StoredImage
+from services.embed.slices import all_or_first_failure, in_slices
+
+# How often the folder is asked for again while another process, the one that this one replaces, still holds it.
+LOCK_POLL_S = 0.5
+
+
+class Library:
+    """Every method raises Overloaded until the folder is open, and NotFound for a collection that is not there.
+
+    What is added or deleted stays so even where the client does not wait for the answer: such work is never
+    cancelled halfway.
+    """
+
+    def __init__(self, root: Path, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
+        self._root = root
+        self._serving = serving
+        self._options = options
+        self._max_collections = max_collections
+        self._catalog: Catalog | None = None
+        self._inputs = serving.inputs
+        self._inputs.stored_image = self._stored_image
+        self._collections: dict[str, Collection] = {}
+        self._is_open = False
+        self._is_waiting = False
+        self._changing = asyncio.Lock()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the folder, or go on trying while another process holds it; close everything at the end."""
+        opening = asyncio.create_task(self._open())
+        try:
+            yield
+        finally:
+            opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await opening
+            await asyncio.gather(*[collection.close() for collection in self._collections.values()])
+            if self._catalog is not None:
+                self._catalog.close()
+
+    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+        """Make a collection, or confirm it and index more conditions ahead; whether it was made.
+
+        Raises InvalidField for a name that can't be one, NotFound for a model that is not served, TooLarge for too
+        many collections or conditions.
+        """
+        check_name(name)
+        with self._serving.checkpoint.lease() as served:
+            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", f"{served.name}@{served.version}")
+            if model is not None and model not in known:
+                raise NotFound(
+                    f"There is no model {model!r}: this service answers with {served.name!r}.",
+                    param="model",
+                    code="model_not_found",
+                )
+            for condition in conditions:
+                served.engine.prepare_text(condition)
+            info = CollectionInfo(name, served.name, time())
+        collection, is_new = await asyncio.shield(self._get_or_make(info))
+        await collection.index_ahead(conditions)
+        return await collection.status(), is_new
+
+    async def list(self) -> Sequence[CollectionStatus]:
+        """All collections, by name."""
+        self._open_catalog()
+        return [await self._collections[name].status() for name in sorted(self._collections)]
+
+    async def describe(self, name: str) -> CollectionStatus:
+        return await self._get(name).status()
+
+    async def delete(self, name: str) -> None:
+        """Remove a collection with all its images, once the requests that use it have ended."""
+        self._get(name)
+        await asyncio.shield(self._delete(name))
+
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
+    ) -> Added:
+        """Store images; they survive a crash when this returns. All are stored, or none is.
+
+        With `wait`, returns when every index has them, or at the deadline. Raises what is wrong with one of them,
+        Conflict for an id that has other content, TooLarge over a limit.
+        """
+        collection = self._get(name)
+        read = await in_slices(images, self._read)
+        began = perf_counter()
+        added = await asyncio.shield(collection.add(list(chain.from_iterable(read))))
+        timing.add("store", perf_counter() - began)
+        if wait:
+            await collection.wait_until_indexed(deadline)
+        return added
+
+    async def image(self, name: str, image_id: str) -> bytes:
+        async with self._get(name).in_use() as store:
+            return await asyncio.to_thread(store.data, image_id)
+
+    async def delete_image(self, name: str, image_id: str) -> None:
+        await asyncio.shield(self._get(name).delete(image_id))
+
+    async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
+        async with self._get(name).in_use() as store:
+            return await asyncio.to_thread(store.images, after, limit)
+
+    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+        return await self._get(name).search(query, deadline=deadline, timing=timing)
+
+    async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
+        """Their bytes, once it is sure that they decode."""
+
+        async def read(image: ImageToAdd) -> NewImage:
+            data = await self._inputs.bytes_of(image.reference, image.param)
+            digest = await self._inputs.decode(data, image.param, lambda _: content_digest(data))
+            return NewImage(image.id if image.id is not None else digest, data, digest, image.metadata, image.param)
+
+        return await all_or_first_failure([read(image) for image in images])
+
+    async def _stored_image(self, reference: StoredImageReference) -> bytes:
+        return await self.image(reference.collection, reference.image_id)
+
+    async def _open(self) -> None:
+        """Open the folder and start what is in it. Tries again while another process holds it."""
+        log = structlog.get_logger(__name__)
+        while self._catalog is None:
+            try:
+                self._catalog = await asyncio.to_thread(Catalog.open, self._root)
+            except CatalogInUse as error:
+                if not self._is_waiting:
+                    log.warning("collections wait for another process", folder=str(self._root), reason=str(error))
+                self._is_waiting = True
+                await asyncio.sleep(LOCK_POLL_S)
+        for name in self._catalog.names():
+            store = await asyncio.to_thread(self._catalog.open_store, name)
+            await self._start(name, Collection(store, self._catalog.folder(name), self._serving, self._options))
+        self._is_open = True
+        log.info("collections open", folder=str(self._root), collections=len(self._collections))
+
+    async def _start(self, name: str, collection: Collection) -> None:
+        await collection.start()
+        self._collections[name] = collection
+
+    async def _get_or_make(self, info: CollectionInfo) -> tuple[Collection, bool]:
+        async with self._changing:
+            catalog = self._open_catalog()
+            if (existing := self._collections.get(info.name)) is not None:
+                return existing, False
+            if len(self._collections) >= self._max_collections:
+                raise TooLarge(
+                    f"There would be {len(self._collections) + 1} collections; the limit is {self._max_collections}.",
+                    param="name",
+                )
+            store = await asyncio.to_thread(catalog.create, info)
+            collection = Collection(store, catalog.folder(info.name), self._serving, self._options)
+            await self._start(info.name, collection)
+            return collection, True
+
+    async def _delete(self, name: str) -> None:
+        async with self._changing:
+            catalog = self._open_catalog()
+            collection = self._collections.pop(name, None)
+            if collection is None:
+                raise _no_collection(name)
+            await collection.close()
+            await asyncio.to_thread(catalog.delete, name)
+
+    def _get(self, name: str) -> Collection:
+        self._open_catalog()
+        try:
+            return self._collections[name]
+        except KeyError:
+            raise _no_collection(name) from None
+
+    def _open_catalog(self) -> Catalog:
+        if self._catalog is None or not self._is_open:
+            reason = "another process holds their folder" if self._is_waiting else "they are being opened"
+            raise Overloaded(f"The collections can't be used yet: {reason}.", code="collections_not_open")
+        return self._catalog
+
+
+def _no_collection(name: str) -> NotFound:
+    return NotFound(f"There is no collection {name!r}.", param="collection", code="collection_not_found")

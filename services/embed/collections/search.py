@@ -1,0 +1,196 @@
+"""The nearest stored images under a condition, also while the condition's index is being built.
+
+An index that has every image answers alone. Otherwise the images that it lacks are short-listed by the indexes that
+there are, read under the condition at once, and merged with what the index holds already.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.exchange import Timing
+from services.embed.calls import EmbedCall, ImageInput, TextInput
+from services.embed.collections.image_store import ImageStore
+from services.embed.collections.indexer import Indexer
+from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.reader import ImageReader, Read
+from services.embed.embedder import Checkpoint, Embedder
+from services.embed.engine import Embeddings, Text
+
+Rows = NDArray[np.int64]
+
+# An image without a kept state costs about as much as this many with one, so the short list is shorter by it.
+ENCODING_COST = 8
+# Fewer images than this say too little about whether two wordings mean the same.
+MIN_COMPARED_IMAGES = 16
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """`shortlist_size` images with a kept state are read for one search at most. Wordings under which the same
+    images' embeddings have a mean cosine of `share_index_cosine` or more share one index; None: none do."""
+
+    shortlist_size: int
+    share_index_cosine: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One search: what is sought, under which condition, how many, among which rows (None: all)."""
+
+    input: ImageInput | TextInput
+    text: Text | None
+    k: int
+    among: Rows | None
+    deadline: float
+    timing: Timing
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Rows and their cosines, best first; `is_exact` where every image was compared exactly."""
+
+    rows: Sequence[int]
+    scores: Sequence[float]
+    is_exact: bool
+    index: ConditionIndex | None
+
+
+class Searcher:
+    """Searches one collection."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        embedder: Embedder,
+        reader: ImageReader,
+        indexer: Indexer,
+        options: SearchOptions,
+        threads: Executor,
+    ) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._reader = reader
+        self._indexer = indexer
+        self._options = options
+        self._threads = threads
+
+    async def search(
+        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, *, last_row: int
+    ) -> Nearest:
+        """Raises what is wrong with the query, Overloaded, DeadlineExceeded."""
+        index = indexes.get(question.text)
+        (query,) = await self._embed(checkpoint, question, [question.text])
+        if index is not None:
+            index.used = time.time()
+            if index.vectors.through >= last_row:
+                rows, scores = await self._among_indexed(index, query, question)
+                return Nearest(rows, scores, index.vectors.is_exact, index)
+        return await self._search_unfinished(checkpoint, indexes, question, query, index)
+
+    async def _search_unfinished(
+        self,
+        checkpoint: Checkpoint,
+        indexes: CheckpointIndexes,
+        question: Question,
+        query: Embeddings,
+        index: ConditionIndex | None,
+    ) -> Nearest:
+        lacking = await asyncio.to_thread(self._lacking, index, question.among)
+        chosen = await self._shortlist(checkpoint, indexes, question, lacking)
+        sources = await asyncio.to_thread(self._indexer.sources, indexes, chosen)
+        reads = await self._reader.read(checkpoint, sources, [question.text], deadline=question.deadline)
+        scores = {read.row: float(read.vectors[0] @ query) for read in reads}
+        if index is None and (index := self._same_in_other_words(indexes, question.text, reads)) is not None:
+            assert question.text is not None  # the unconditional embedding has an index always
+            indexes.share(question.text, index)
+        if index is not None:
+            rows, held = await self._among_indexed(index, query, question)
+            scores |= dict(zip(rows, held, strict=True))
+        best = sorted(scores, key=lambda row: (-scores[row], row))[: question.k]
+        is_exact = len(chosen) == len(lacking) and (index is None or index.vectors.is_exact)
+        return Nearest(best, [scores[row] for row in best], is_exact, index)
+
+    async def _shortlist(
+        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, lacking: Rows
+    ) -> Rows:
+        """The images among `lacking` that are worth reading: all of them where they are few, else those that the
+        other indexes rank first, taken in turns, and then the newest. Ascending."""
+        states = indexes.states
+        kept = states.has(lacking.tolist()) if states is not None else set()
+        cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
+        if sum(cost.values()) <= self._options.shortlist_size:
+            return lacking
+        others = [other for other in indexes if other.vectors.num_vectors and other.text is not question.text]
+        ranked = [lacking[::-1].tolist()]
+        if others:
+            queries = await self._embed(checkpoint, question, [other.text for other in others])
+            wanted = Question(
+                question.input, None, self._options.shortlist_size, lacking, question.deadline, question.timing
+            )
+            found = [await self._among_indexed(o, q, wanted) for o, q in zip(others, queries, strict=True)]
+            in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
+            ranked.insert(0, [row for row in in_turns if row is not None])
+        chosen = []
+        budget = self._options.shortlist_size
+        for row in dict.fromkeys(chain.from_iterable(ranked)):
+            budget -= cost[row]
+            if budget < 0:
+                break
+            chosen.append(row)
+        return np.array(sorted(chosen), dtype=np.int64)
+
+    def _lacking(self, index: ConditionIndex | None, among: Rows | None) -> Rows:
+        rows = self._store.rows(after=index.vectors.through if index is not None else 0)
+        return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
+
+    def _same_in_other_words(
+        self, indexes: CheckpointIndexes, text: Text | None, reads: Sequence[Read]
+    ) -> ConditionIndex | None:
+        """The index under whose condition these images look as they do under `text`."""
+        threshold = self._options.share_index_cosine
+        if threshold is None or text is None or len(reads) < MIN_COMPARED_IMAGES:
+            return None
+        rows = np.array([read.row for read in reads], dtype=np.int64)
+        vectors = np.stack([read.vectors[0] for read in reads])
+        alike: dict[float, ConditionIndex] = {}
+        for other in indexes:
+            theirs, is_held = other.vectors.vectors(rows)
+            if other.text is not None and is_held.sum() >= MIN_COMPARED_IMAGES:
+                alike[float((theirs * vectors).sum(axis=1)[is_held].mean())] = other
+        closest = max(alike, default=-1.0)
+        return alike[closest] if closest >= threshold else None
+
+    async def _among_indexed(
+        self, index: ConditionIndex, query: Embeddings, question: Question
+    ) -> tuple[list[int], list[float]]:
+        began = time.perf_counter()
+        search = functools.partial(index.vectors.search, query[None], question.k, among=question.among)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
+        question.timing.add("search", time.perf_counter() - began)
+        is_found = found.rows[0] >= 0
+        return found.rows[0][is_found].tolist(), found.scores[0][is_found].tolist()
+
+    async def _embed(
+        self, checkpoint: Checkpoint, question: Question, texts: Sequence[Text | None]
+    ) -> Sequence[Embeddings]:
+        """The query under each condition; a text is the same under all."""
+
+        async def embed(conditions: Sequence[str]) -> list[Embeddings]:
+            call = EmbedCall([question.input], conditions)
+            embedded = await self._embedder.embed(checkpoint, call, deadline=question.deadline, timing=question.timing)
+            return list(embedded.rows)
+
+        if isinstance(question.input, TextInput):
+            return await embed([]) * len(texts)
+        conditions = [text.text for text in texts if text is not None]
+        conditional = iter(await embed(conditions) if conditions else [])
+        plain = await embed([]) if len(conditions) < len(texts) else []
+        return [plain[0] if text is None else next(conditional) for text in texts]

@@ -1,0 +1,35 @@
+"""Large requests in slices: a few at a time are worked on, so that none fills the memory or the queue."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+SLICE_INPUTS = 64
+SLICES_AT_ONCE = 2
+
+T = TypeVar("T")
+ResultT = TypeVar("ResultT")
+
+
+async def in_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable[ResultT]]) -> list[ResultT]:
+    """What `work` makes of each slice, in order; where one fails the others are cancelled and its error is raised."""
+    turns = asyncio.Semaphore(SLICES_AT_ONCE)
+
+    async def in_turn(some: Sequence[T]) -> ResultT:
+        async with turns:
+            return await work(some)
+
+    slices = [inputs[start : start + SLICE_INPUTS] for start in range(0, len(inputs), SLICE_INPUTS)]
+    return await all_or_first_failure([in_turn(some) for some in slices])
+
+
+async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run together; where one fails the others are cancelled and its error is raised, not a group of errors."""
+    if len(work) == 1:
+        return [await work[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
