@@ -18,7 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from gateway.settings import GatewaySettings
 from services.core.metrics import Metrics
 from services.core.settings import SettingRow, describe_settings
-from services.embed.app import EmbedSettings
+from services.embed.settings import EmbedSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

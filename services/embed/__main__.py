@@ -4,7 +4,8 @@ import sys
 
 from services.core.server import run
 from services.core.settings import read_settings
-from services.embed.app import EmbedSettings, create_embed
+from services.embed.app import create_embed
+from services.embed.settings import EmbedSettings
 
 if __name__ == "__main__":
     sys.exit(run(create_embed, read_settings(EmbedSettings)))

@@ -1,4 +1,4 @@
-"""The embed service: its settings, and how its parts are put together."""
+"""The embed service: how its parts are put together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,8 +7,6 @@ from pathlib import Path
 
 import structlog
 from fastapi import FastAPI
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from services.core.app import AppParts, create_app
 from services.core.batching import Batcher, BatchLimits
@@ -20,39 +18,17 @@ from services.core.health import CheckResult, Health
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
-from services.core.settings import MEBIBYTE, ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
 from services.core.store_errors import StoreUnavailable
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
-from services.embed.engine import DeviceName, DtypeName, Embeddings, EmbedEngine, EngineOptions, Item, is_out_of_memory
+from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Item, is_out_of_memory
 from services.embed.image_inputs import ImageInputs
 from services.embed.routes import EmbedService, embed_router, models_router
+from services.embed.settings import EmbedSettings
 
 CHECKPOINT_KIND = "focallens-clip"
-
-
-class EmbedSettings(ServiceSettings):
-    """What the embed service adds to the settings of every service."""
-
-    model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
-
-    port: int = Field(8103, ge=0, le=65535)
-    model: str = Field("focallens-shapes", description="Name of the served model in the store.")
-    alias: str = Field("latest", description="Alias that the service follows.")
-    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
-    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
-    num_threads: int = Field(0, ge=0, description="Threads of one forward pass on a CPU; 0: torch's own choice.")
-    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
-    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
-    image_url_hosts: frozenset[str] = Field(
-        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
-    )
-    max_inputs: int = Field(4096, ge=1, description="Most images and texts in one request.")
-    max_conditions: int = Field(64, ge=1, description="Most conditions in one request.")
-    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
-    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:

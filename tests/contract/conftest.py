@@ -30,6 +30,7 @@ def embed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     environment = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
+        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
         "FOVEA_EMBED_MODEL": MODEL,
         "FOVEA_EMBED_DEVICE": "cpu",
         "FOVEA_EMBED_PORT": "0",

@@ -15,9 +15,10 @@ from starlette.testclient import TestClient
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
-from services.embed.app import EmbedSettings, create_embed
+from services.embed.app import create_embed
 from services.embed.checkpoint import FOCALLENS_WEIGHTS
 from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Text
+from services.embed.settings import EmbedSettings
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint
 
@@ -48,6 +49,7 @@ def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Embe
     return EmbedSettings(
         store_url=store_url,
         checkpoint_cache_dir=folder / "checkpoints",
+        collections_dir=folder / "collections",
         model=MODEL,
         device="cpu",
         max_body_bytes=2**20,
@@ -549,6 +551,7 @@ def own_store(folder: Path, checkpoint: Path, kind: str = "focallens-clip") -> E
     settings = EmbedSettings(
         store_url=(folder / "store").as_uri(),
         checkpoint_cache_dir=folder / "checkpoints",
+        collections_dir=folder / "collections",
         store_poll_s=0.05,
         model=MODEL,
         device="cpu",

@@ -1,0 +1,73 @@
+"""The embed service's settings."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.core.settings import MEBIBYTE, ServiceSettings
+from services.embed.engine import DeviceName, DtypeName
+
+GIBIBYTE = 1024 * MEBIBYTE
+
+
+class EmbedSettings(ServiceSettings):
+    """What the embed service adds to the settings of every service."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
+
+    port: int = Field(8103, ge=0, le=65535)
+    model: str = Field("focallens-shapes", description="Name of the served model in the store.")
+    alias: str = Field("latest", description="Alias that the service follows.")
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    num_threads: int = Field(0, ge=0, description="Threads of one forward pass on a CPU; 0: torch's own choice.")
+    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
+    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
+    image_url_hosts: frozenset[str] = Field(
+        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
+    )
+    max_inputs: int = Field(4096, ge=1, description="Most images and texts in one request.")
+    max_conditions: int = Field(64, ge=1, description="Most conditions in one request.")
+    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
+    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
+
+    collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
+    max_collections: int = Field(100, ge=0, description="Most collections.")
+    collection_max_images: int = Field(1_000_000, ge=1, description="Most images in one collection.")
+    collection_max_bytes: int = Field(100 * GIBIBYTE, ge=1, description="Most bytes of images in one collection.")
+    collection_max_conditions: int = Field(32, ge=1, description="Most conditions that one collection indexes.")
+    collection_max_metadata_bytes: int = Field(16 * 1024, ge=2, description="Largest metadata of one image, as JSON.")
+    collection_state_bytes: int = Field(
+        4 * GIBIBYTE,
+        ge=0,
+        description="What one collection may keep on disk so that new conditions re-read images instead of encoding"
+        " them again (`readout` checkpoints); 0: nothing.",
+    )
+    index_max_exact: int = Field(50_000, ge=1, description="Images up to which a condition's index is exact.")
+    index_min_recall: float = Field(
+        0.95, gt=0, le=1, description="Recall@10 that an approximate index must reach; where it can't, it stays exact."
+    )
+    index_device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="Where indexes are searched; `cuda` needs the extra `search-gpu`."
+    )
+    search_threads: int = Field(4, ge=1, description="Threads that search, each a query at a time.")
+    max_k: int = Field(1000, ge=1, description="Most results of one search.")
+    shortlist_size: int = Field(
+        512,
+        ge=1,
+        description="Images that a search under a new condition reads at once while the condition's index is built.",
+    )
+    share_index_cosine: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Two wordings of a condition share an index where the embeddings of the same images under both"
+        " have at least this mean cosine; unset: never.",
+    )
+
+    @field_validator("collections_dir")
+    @classmethod
+    def expand_home_of_collections(cls, folder: Path) -> Path:
+        return folder.expanduser()
