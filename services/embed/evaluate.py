@@ -1,16 +1,40 @@
 """`fovea evaluate focallens …`: the dissertation's protocols on the command line, each a file of `protocols/`."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from services.embed.protocols.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
-from services.embed.protocols.embedders import Unconditioned, load_embedder
+from services.embed.protocols.datasets import MissingData
+from services.embed.protocols.embedders import ImageEmbedder, Unconditioned, load_embedder
+from services.embed.protocols.fine_grained import LOADERS
+from services.embed.protocols.genecis import Focus, evaluate_genecis, load_genecis
+from services.embed.protocols.imagenet import evaluate_imagenet, read_nodes
+from services.embed.protocols.labelled_images import evaluate_category
+from services.embed.protocols.results import Result, load_results, save_results
+from services.embed.protocols.tables import print_tables
 
 app = typer.Typer(no_args_is_help=True)
+
+Checkpoint = Annotated[str, typer.Option(help="What to evaluate: its name in the store, or a folder.")]
+Baseline = Annotated[
+    str | None, typer.Option(help="A model to compare with: likewise, or with --pretrained any name of open_clip's.")
+]
+Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: a tag of open_clip's, or a file.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")]
+StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
+Data = Annotated[Path, typer.Option(help="The folder of the data set, as its archives unpack.")]
+Save = Annotated[Path | None, typer.Option(help="A JSON file to keep the scores in, beside those that it holds.")]
+PerClass = Annotated[int | None, typer.Option(help="Only so many images of each class, the first ones.")]
+
+FOCALLENS = "focallens-shapes"
 
 
 @app.callback()
@@ -20,21 +44,171 @@ def choose_protocol() -> None:
 
 @app.command()
 def colorshape(
-    checkpoint: Annotated[
-        str, typer.Option(help="A FocalLens checkpoint: its name in the store, or a folder.")
-    ] = "focallens-shapes",
+    checkpoint: Checkpoint = FOCALLENS,
     baseline: Annotated[
         str, typer.Option(help="The CLIP to compare with, likewise; its plain embedding answers every condition.")
     ] = "clip-shapes",
     images_per_class: Annotated[int, typer.Option(help="The dissertation renders 500.")] = 125,
     plain: Annotated[bool, typer.Option(help="Objects on plain white instead of all backgrounds.")] = False,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")] = "cpu",
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    pretrained: Pretrained = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
 ) -> None:
     """Retrieve rendered shapes under each condition: mAP against the unconditional CLIP (Table 5.1)."""
-    clip = load_embedder(baseline, device=device, store_url=store_url)
-    tuned = load_embedder(checkpoint, device=device, store_url=store_url)
+    clip, tuned = load_embedders(checkpoint, baseline, pretrained, device, store_url)
     protocol = ColorShapeProtocol(num_per_class=images_per_class, is_plain=plain)
     results = [evaluate_colorshape(embedder, protocol) for embedder in (clip, Unconditioned(tuned), tuned)]
     print_table(results, Console(width=200))
-    Console(highlight=False).print(json.dumps([{**asdict(r), "average": r.average} for r in results]), soft_wrap=True)
+    print_json([{**asdict(r), "average": r.average} for r in results])
+
+
+@app.command()
+def celeba(
+    data: Data,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="Only so many images of the split, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Faces alike in one of 29 attributes, and of the same person (Tables 5.2, 5.4, D.4)."""
+    if split not in SPLITS:
+        raise typer.BadParameter(f"{split!r} is none of {', '.join(SPLITS)}", param_hint="--split")
+    with missing_data_as_bad_parameter():
+        faces = load_faces(data, split=split, limit=limit)
+        settings = {"split": split, "images": len(faces.paths)}
+        embedders = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        results = [result for embedder in embedders for result in evaluate_celeba(embedder, faces, settings)]
+    report(results, save)
+
+
+@app.command()
+def genecis(
+    data: Annotated[Path, typer.Option(help="The folder with focus_attribute.json and focus_object.json.")],
+    visual_genome: Annotated[Path, typer.Option(help="Visual Genome's images, for attributes.")] = Path("VG"),
+    coco: Annotated[Path, typer.Option(help="COCO's val2017 folder, for objects.")] = Path("val2017"),
+    focus: Annotated[str, typer.Option(help="attribute, object or both.")] = "both",
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many queries of each task, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Among a few images, the one alike in the attribute or object that is asked: Recall@3 (Table 5.2)."""
+    images: dict[Focus, Path] = {"attribute": visual_genome, "object": coco}
+    chosen = [name for name in images if focus in (name, "both")]
+    if not chosen:
+        raise typer.BadParameter(f"{focus!r} is neither attribute, object nor both", param_hint="--focus")
+    with missing_data_as_bad_parameter():
+        tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks}
+            results.append(Result(embedder.name, "genecis", scores, {"limit": limit}))
+    report(results, save)
+
+
+@app.command()
+def imagenet(
+    data: Annotated[Path, typer.Option(help="A folder of folders of .JPEG files, named by class (n02085620, …).")],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    node: Annotated[list[str] | None, typer.Option(help="Dog, Bird, …: only these of the fourteen.")] = None,
+    images_per_class: PerClass = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Within fourteen kinds of things, images of the same ImageNet class (Tables 5.3, D.5)."""
+    nodes = {entry.node: entry for entry in read_nodes()}
+    chosen = choose(nodes, node, "--node")
+    with missing_data_as_bad_parameter():
+        settings = {"images_per_class": images_per_class}
+        results = [
+            Result(
+                embedder.name,
+                "imagenet",
+                evaluate_imagenet(embedder, data, [nodes[name] for name in chosen], images_per_class=images_per_class),
+                settings,
+            )
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def fine_grained(
+    data: Annotated[
+        Path, typer.Option(help="The folder with flowers-102, stanford_cars, fgvc-aircraft-2013b and food-101.")
+    ],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Flower, Car, Aircraft, Food: only these.")] = None,
+    images_per_class: PerClass = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Flowers, cars, aircraft and dishes of the same class (Table 5.3)."""
+    chosen = choose(LOADERS, dataset, "--dataset")
+    with missing_data_as_bad_parameter():
+        images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = {name: evaluate_category(embedder, images[name], name.lower()) for name in chosen}
+            results.append(Result(embedder.name, "fine-grained", scores, {"images_per_class": images_per_class}))
+    report(results, save)
+
+
+@app.command()
+def table(results: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
+    """Put saved scores together in the dissertation's tables."""
+    try:
+        report(load_results(results), None)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="RESULTS") from error
+
+
+def load_embedders(
+    checkpoint: str, baseline: str | None, pretrained: str | None, device: str, store_url: str | None
+) -> Sequence[ImageEmbedder]:
+    """The baseline, if one is wanted, and then the checkpoint."""
+    models = (
+        [] if baseline is None else [load_embedder(baseline, pretrained=pretrained, device=device, store_url=store_url)]
+    )
+    return [*models, load_embedder(checkpoint, device=device, store_url=store_url)]
+
+
+def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list[str]:
+    """The wanted ones of the known names, all where none are named. Raises BadParameter for a name that is unknown."""
+    for name in wanted or ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+    return wanted or list(known)
+
+
+@contextmanager
+def missing_data_as_bad_parameter() -> Iterator[None]:
+    try:
+        yield
+    except MissingData as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def report(results: Sequence[Result], save: Path | None) -> None:
+    """Keep the scores, print the tables that they belong to and, as the last line, the scores as JSON."""
+    if save is not None:
+        save_results(results, save)
+    print_tables(results, Console(width=200))
+    print_json([asdict(result) for result in results])
+
+
+def print_json(value: Any) -> None:
+    Console(highlight=False).print(json.dumps(value), soft_wrap=True, markup=False)
