@@ -52,6 +52,9 @@ class EmbedSettings(ServiceSettings):
     index_device: Literal["cpu", "cuda"] = Field(
         "cpu", description="Where indexes are searched; `cuda` needs the extra `search-gpu`."
     )
+    index_save_every_s: float = Field(
+        30.0, gt=0, description="Seconds between two looks whether indexes have changed and are to be saved."
+    )
     search_threads: int = Field(4, ge=1, description="Threads that search, each a query at a time.")
     max_k: int = Field(1000, ge=1, description="Most results of one search.")
     shortlist_size: int = Field(

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from services.core.checkpoints import Served, ServedCheckpoint
-from services.core.errors import Conflict, NotFound, Overloaded, TooLarge
+from services.core.errors import Conflict, NotFound, Overloaded
 from services.core.exchange import Timing
 from services.core.images import StoredImage as StoredImageReference
 from services.embed.calls import ImageInput
@@ -23,18 +23,18 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
+from services.embed.collections.conditions import Conditions
 from services.embed.collections.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.collections.index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.open_indexes import OpenIndexes
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
 from services.embed.embedder import Checkpoint, Embedder
 from services.embed.engine import EmbedEngine, Text
 from services.embed.image_inputs import ImageInputs
 
-# What an older checkpoint left is closed when no request can be using it any more.
-RETIRE_AFTER_S = 120.0
 RETRY_S = 1.0
 
 
@@ -70,7 +70,6 @@ class Collection:
     def __init__(self, store: ImageStore, folder: Path, serving: Serving, options: CollectionOptions) -> None:
         self.info = store.info
         self._store = store
-        self._folder = folder
         self._serving = serving
         self._options = options
         self._indexer = Indexer(
@@ -79,14 +78,13 @@ class Collection:
         self._searcher = Searcher(
             store, serving.embedder, serving.reader, self._indexer, options.search, serving.search_threads
         )
-        self._indexes: dict[str, CheckpointIndexes] = {}
-        self._retired: list[tuple[float, CheckpointIndexes]] = []
-        self._opening = asyncio.Lock()
+        self._indexes = OpenIndexes(store, folder, options.index, max_state_bytes=options.max_state_bytes)
+        self._conditions = Conditions(store, max_conditions=options.limits.max_conditions)
         self._last_row = 0
         self._deleted: set[int] = set()
         self._wake = asyncio.Event()
         self._progress = asyncio.Condition()
-        self._saved_at = time.monotonic()
+        self._settled_at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._num_users = 0
         self._is_closing = False
@@ -106,9 +104,7 @@ class Collection:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        for indexes in [*self._indexes.values(), *(indexes for _, indexes in self._retired)]:
-            await asyncio.to_thread(indexes.save)
-            await asyncio.to_thread(indexes.close)
+        await self._indexes.close()
         await asyncio.to_thread(self._store.close)
 
     @asynccontextmanager
@@ -146,31 +142,15 @@ class Collection:
         async with self.in_use() as store:
             row = await asyncio.to_thread(store.delete, image_id)
             self._deleted.add(row)
-            for indexes in self._indexes.values():
-                await asyncio.to_thread(indexes.delete, row)
+            await self._indexes.delete(row)
 
     async def index_ahead(self, conditions: Sequence[str]) -> None:
         """Keep an index of each condition. Raises TooLarge for more than the limit, and what the tokenizer refuses."""
-        async with self.in_use() as store:
+        async with self.in_use():
             with self._serving.checkpoint.lease() as served:
-                indexes = await self._indexes_of(self._checkpoint(served))
                 texts = [served.engine.prepare_text(condition) for condition in conditions]
-            for text in texts:
-                index = indexes.get(text)
-                if index is not None and index.is_pinned:
-                    continue
-                num_pinned = sum(other.is_pinned for other in indexes if other.text is not None)
-                if num_pinned >= self._options.limits.max_conditions:
-                    raise TooLarge(
-                        f"The collection would index {num_pinned + 1} conditions; the limit is"
-                        f" {self._options.limits.max_conditions}.",
-                        param="conditions",
-                    )
-                await asyncio.to_thread(store.put_condition, text.text, is_pinned=True)
-                if index is None:
-                    await self._make_room(indexes, store)
-                    index = indexes.start(text, is_pinned=True)
-                index.is_pinned = True
+                indexes = await self._indexes.of(checkpoint_of(served))
+            await self._conditions.index_ahead(indexes, texts)
             self._wake.set()
 
     async def search(self, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
@@ -181,12 +161,13 @@ class Collection:
                 text = served.engine.prepare_text(query.condition) if query.condition is not None else None
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
                 own = await self._own_row(query)
-                checkpoint = self._checkpoint(served)
-                indexes = await self._indexes_of(checkpoint)
+                checkpoint = checkpoint_of(served)
+                indexes = await self._indexes.of(checkpoint)
                 question = Question(query.input, text, query.k + len(own), among, deadline, timing)
                 nearest = await self._searcher.search(checkpoint, indexes, question, last_row=self._last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
-                    await self._start_index(indexes, store, text)
+                    await self._conditions.index(indexes, text)
+                    self._wake.set()
             images = await asyncio.to_thread(store.by_rows, nearest.rows)
             hits = [
                 SearchHit(images[row].id, score, images[row].metadata)
@@ -200,7 +181,7 @@ class Collection:
         """What it holds and how far its indexes are."""
         async with self.in_use() as store:
             num_images, num_bytes = await asyncio.to_thread(store.size)
-            indexes = next(reversed(self._indexes.values()), None)
+            indexes = self._indexes.newest
             statuses = [self._status_of(index, num_images) for index in indexes] if indexes else []
             states = indexes.states if indexes else None
             is_ready = bool(statuses) and all(status.state == "ready" for status in statuses)
@@ -239,40 +220,6 @@ class Collection:
             return set()
         return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
 
-    async def _start_index(self, indexes: CheckpointIndexes, store: ImageStore, text: Text) -> None:
-        if await self._make_room(indexes, store):
-            indexes.start(text, is_pinned=False)
-            await asyncio.to_thread(store.put_condition, text.text, is_pinned=False)
-            self._wake.set()
-
-    async def _make_room(self, indexes: CheckpointIndexes, store: ImageStore) -> bool:
-        """Let go of the index that was asked least lately, where there are too many for another; False where all
-        that there are were asked for ahead."""
-        others = [index for index in indexes if index.text is not None]
-        if len(others) < self._options.limits.max_conditions:
-            return True
-        unpinned = [index for index in others if not index.is_pinned]
-        if not unpinned:
-            return False
-        oldest = min(unpinned, key=lambda index: index.used)
-        indexes.drop(oldest)
-        if oldest.condition is not None:
-            await asyncio.to_thread(store.drop_condition, oldest.condition)
-        return True
-
-    async def _indexes_of(self, checkpoint: Checkpoint) -> CheckpointIndexes:
-        async with self._opening:
-            if checkpoint.digest not in self._indexes:
-                self._indexes[checkpoint.digest] = await asyncio.to_thread(
-                    CheckpointIndexes.open,
-                    self._store,
-                    self._folder,
-                    checkpoint,
-                    options=self._options.index,
-                    max_state_bytes=self._options.max_state_bytes,
-                )
-            return self._indexes[checkpoint.digest]
-
     async def _keep_indexing(self) -> None:
         while True:
             pause_s = self._options.poll_s
@@ -293,38 +240,29 @@ class Collection:
         with self._serving.checkpoint.lease() as served:
             if served.name != self.info.model:
                 return False
-            checkpoint = self._checkpoint(served)
-            indexes = await self._indexes_of(checkpoint)
-            if await self._indexer.advance(checkpoint, indexes):
-                return True
-        await self._settle(indexes)
-        return False
+            checkpoint = checkpoint_of(served)
+            indexes = await self._indexes.of(checkpoint)
+            is_unfinished = await self._indexer.advance(checkpoint, indexes)
+        if not is_unfinished or time.monotonic() - self._settled_at >= self._options.save_every_s:
+            await self._settle(indexes)
+        return is_unfinished
 
     async def _settle(self, indexes: CheckpointIndexes) -> None:
-        now = time.monotonic()
         await self._indexer.rebuild(indexes)
-        if now - self._saved_at >= self._options.save_every_s:
+        if time.monotonic() - self._settled_at >= self._options.save_every_s:
             await asyncio.to_thread(indexes.save)
-            self._saved_at = now
+            self._settled_at = time.monotonic()
         through = min((index.vectors.through for index in indexes), default=0)
         self._deleted = {row for row in self._deleted if row > through}
-        for digest in [digest for digest in self._indexes if digest != indexes.digest]:
-            self._retired.append((now, self._indexes.pop(digest)))
-        for retired in [one for one in self._retired if now - one[0] > RETIRE_AFTER_S]:
-            self._retired.remove(retired)
-            await asyncio.to_thread(retired[1].close)
-            await asyncio.to_thread(indexes.remove_files_of_others)
+        await self._indexes.retire_others(indexes)
 
     async def _notify(self) -> None:
         async with self._progress:
             self._progress.notify_all()
 
     def _has_indexed(self, row: int) -> bool:
-        indexes = next(reversed(self._indexes.values()), None)
+        indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
-
-    def _checkpoint(self, served: Served[EmbedEngine]) -> Checkpoint:
-        return Checkpoint(served.digest, served.engine, served.batcher)
 
     def _answered_by(self, nearest: Nearest, text: Text | None) -> IndexStatus:
         index = nearest.index
@@ -354,3 +292,7 @@ class Collection:
             num_bytes=vectors.num_bytes,
             recall_at_10=vectors.recall_at_10,
         )
+
+
+def checkpoint_of(served: Served[EmbedEngine]) -> Checkpoint:
+    return Checkpoint(served.digest, served.engine, served.batcher)

@@ -105,13 +105,13 @@ class CheckpointIndexes:
         key = key_of(text)
         return self._indexes.get(self._same_as.get(key, key))
 
-    def start(self, text: Text, *, is_pinned: bool) -> ConditionIndex:
-        """An empty index of a condition, or the one that it has."""
-        if (index := self.get(text)) is not None:
-            return index
-        index = ConditionIndex(text, VectorIndex(self._width, self._options), self._path(text), is_pinned)
-        self._indexes[key_of(text)] = index
-        return index
+    def start(self, text: Text) -> ConditionIndex:
+        """The index of a condition, an empty one where it has none of its own."""
+        self._same_as.pop(key_of(text), None)
+        if key_of(text) not in self._indexes:
+            vectors = VectorIndex(self._width, self._options)
+            self._indexes[key_of(text)] = ConditionIndex(text, vectors, self._path(text), is_pinned=False)
+        return self._indexes[key_of(text)]
 
     def share(self, text: Text, index: ConditionIndex) -> None:
         """Let an index answer another wording too."""

@@ -1,0 +1,65 @@
+"""Processes of Fovea under measurement, on ports of the system's choice."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+POLL_S = 0.05
+
+
+@asynccontextmanager
+async def served(module: str, port_setting: str, settings: Mapping[str, str]) -> AsyncIterator[str]:
+    """`python -m module` with these settings, once it is ready: its URL. It is stopped at the end."""
+    port = free_port()
+    environment = {**os.environ, "FOVEA_LOG_LEVEL": "warning", **settings, port_setting: str(port)}
+    process = subprocess.Popen([sys.executable, "-m", module], env=environment)  # noqa: ASYNC220 nothing else runs yet
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            while not await _is_ready(session, url):
+                assert process.poll() is None, f"{module} ended before it was ready"
+                await asyncio.sleep(POLL_S)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@asynccontextmanager
+async def served_embed(folder: Path, **settings: str) -> AsyncIterator[str]:
+    """The embed service with everything that it keeps under `folder`."""
+    own = {
+        "FOVEA_STORE_URL": (folder / "store").as_uri(),
+        "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
+        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
+    }
+    async with served("services.embed", "FOVEA_EMBED_PORT", {**own, **settings}) as url:
+        yield url
+
+
+@asynccontextmanager
+async def served_gateway(embed_url: str) -> AsyncIterator[str]:
+    """A gateway in front of one embed service."""
+    async with served("gateway", "FOVEA_GATEWAY_PORT", {"FOVEA_GATEWAY_EMBED_URLS": embed_url}) as url:
+        yield url
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/readyz") as response:
+            return response.status == 200
+    except aiohttp.ClientConnectionError:
+        return False

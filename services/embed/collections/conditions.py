@@ -1,0 +1,53 @@
+"""Which conditions a collection indexes: those asked for ahead, and those asked about for as long as there is room."""
+
+import asyncio
+from collections.abc import Sequence
+
+from services.core.errors import TooLarge
+from services.embed.collections.image_store import ImageStore
+from services.embed.collections.indexes import CheckpointIndexes
+from services.embed.engine import Text
+
+
+class Conditions:
+    """Keeps the list in the store and the indexes in step; the unconditional embedding is always indexed."""
+
+    def __init__(self, store: ImageStore, *, max_conditions: int) -> None:
+        self._store = store
+        self._max_conditions = max_conditions
+
+    async def index_ahead(self, indexes: CheckpointIndexes, texts: Sequence[Text]) -> None:
+        """Index these and never let go of them. Raises TooLarge, and changes nothing, where they are too many."""
+        pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
+        num_conditions = len(pinned | {text.digest for text in texts})
+        if num_conditions > self._max_conditions:
+            raise TooLarge(
+                f"The collection would index {num_conditions} conditions ahead; the limit is {self._max_conditions}.",
+                param="conditions",
+            )
+        for text in texts:
+            if text.digest in pinned:
+                continue
+            if indexes.get(text) is None:
+                await self._make_room(indexes)
+            indexes.start(text).is_pinned = True
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
+
+    async def index(self, indexes: CheckpointIndexes, text: Text) -> None:
+        """Index one that was asked about, if others can be let go for it."""
+        if await self._make_room(indexes):
+            indexes.start(text)
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
+
+    async def _make_room(self, indexes: CheckpointIndexes) -> bool:
+        """Let go of the index that was asked least lately, where there are as many as there may be; False where all
+        of them were asked for ahead."""
+        conditional = [index for index in indexes if index.text is not None]
+        if len(conditional) < self._max_conditions:
+            return True
+        oldest = min((i for i in conditional if not i.is_pinned), key=lambda index: index.used, default=None)
+        if oldest is None or oldest.condition is None:
+            return False
+        indexes.drop(oldest)
+        await asyncio.to_thread(self._store.drop_condition, oldest.condition)
+        return True

@@ -1,0 +1,72 @@
+"""The indexes of the checkpoint that is served, and for a while those of the one before it."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.embed.collections.image_store import ImageStore
+from services.embed.collections.index import IndexOptions
+from services.embed.collections.indexes import CheckpointIndexes
+from services.embed.embedder import Checkpoint
+
+# By then no request that began under another checkpoint can still be using its indexes.
+RETIRE_AFTER_S = 120.0
+
+
+class OpenIndexes:
+    """Opens a checkpoint's indexes when it is first met."""
+
+    def __init__(self, store: ImageStore, folder: Path, options: IndexOptions, *, max_state_bytes: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._options = options
+        self._max_state_bytes = max_state_bytes
+        self._open: dict[str, CheckpointIndexes] = {}
+        self._retired: list[tuple[float, CheckpointIndexes]] = []
+        self._opening = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[CheckpointIndexes]:
+        return iter([*self._open.values(), *(indexes for _, indexes in self._retired)])
+
+    @property
+    def newest(self) -> CheckpointIndexes | None:
+        """Those of the checkpoint that was met last; None before the first."""
+        return next(reversed(self._open.values()), None)
+
+    async def of(self, checkpoint: Checkpoint) -> CheckpointIndexes:
+        async with self._opening:
+            if checkpoint.digest not in self._open:
+                self._open[checkpoint.digest] = await asyncio.to_thread(
+                    CheckpointIndexes.open,
+                    self._store,
+                    self._folder,
+                    checkpoint,
+                    options=self._options,
+                    max_state_bytes=self._max_state_bytes,
+                )
+            return self._open[checkpoint.digest]
+
+    async def delete(self, row: int) -> None:
+        """Take an image out of all of them; of those that are just being opened, too."""
+        async with self._opening:
+            for indexes in self:
+                await asyncio.to_thread(indexes.delete, row)
+
+    async def retire_others(self, current: CheckpointIndexes) -> None:
+        """Let go of what other checkpoints made, once nobody can be using it."""
+        now = time.monotonic()
+        for digest in [digest for digest in self._open if digest != current.digest]:
+            self._retired.append((now, self._open.pop(digest)))
+        for retired in [one for one in self._retired if now - one[0] > RETIRE_AFTER_S]:
+            self._retired.remove(retired)
+            await asyncio.to_thread(retired[1].close)
+            await asyncio.to_thread(current.remove_files_of_others)
+
+    async def close(self) -> None:
+        """Save and close all."""
+        for indexes in self:
+            await asyncio.to_thread(indexes.save)
+            await asyncio.to_thread(indexes.close)
+        self._open.clear()
+        self._retired.clear()
