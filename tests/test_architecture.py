@@ -110,7 +110,17 @@ ROOMS = (
             ("services.core.durable_files", "services.core.errors", "services.{service}.collections"),
             (*HEAVY, *WEB, "structlog"),
         )
-        for stem in ("image_store", "index", "snapshots", "image_states")
+        for stem in (
+            "image_store",
+            "image_states",
+            "index",
+            "contents",
+            "vector_table",
+            "inverted_lists",
+            "nearest",
+            "device_vectors",
+            "snapshots",
+        )
     ),
     Room("services/*/collections/*.py", ("services.core", "services.{service}"), HEAVY),
     # app and whatever stands beside it: the wire and the composition, never a tensor

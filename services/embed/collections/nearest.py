@@ -1,0 +1,104 @@
+"""Exact search: the rows of a matrix with the greatest dot products to a query, and how two such lists become one.
+
+Shapes: Q queries, N vectors, E width, K answers, C candidates. FAISS reads the matrix where it lies; nothing is copied.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Positions in a matrix, int64 (Q, K), best first, −1 where there are fewer; scores, float32 (Q, K), −∞ there.
+
+    Of equal scores the lower position stands first.
+    """
+
+    positions: Rows
+    scores: Vectors
+
+
+def use_threads(num_threads: int) -> None:
+    """How many threads FAISS may use for what the calling thread asks of it; other threads keep their own number."""
+    faiss.omp_set_num_threads(num_threads)
+
+
+def scan(queries: Vectors, vectors: Vectors, k: int, *, selector: Any = None) -> Nearest:
+    """Compare queries (Q, E) with all vectors (N, E), or with those that a FAISS selector of positions lets pass."""
+    found = _empty(len(queries), min(k, len(vectors)))
+    if found.positions.size:
+        num_queries, width = queries.shape
+        faiss.knn_inner_product(
+            faiss.swig_ptr(queries),
+            faiss.swig_ptr(vectors),
+            width,
+            num_queries,
+            len(vectors),
+            found.positions.shape[1],
+            faiss.swig_ptr(found.scores),
+            faiss.swig_ptr(found.positions),
+            selector,
+        )
+    return ordered(found.positions, found.scores)
+
+
+def scan_positions(queries: Vectors, vectors: Vectors, positions: Rows, k: int) -> Nearest:
+    """Compare queries (Q, E) with the vectors at some positions: the same for all queries (C,), or each query's own
+    (Q, C), which may end in −1s."""
+    num_candidates = positions.shape[-1]
+    found = _empty(len(queries), min(k, num_candidates))
+    if found.positions.size:
+        num_queries, width = queries.shape
+        faiss.knn_inner_products_by_idx(
+            faiss.swig_ptr(queries),
+            faiss.swig_ptr(vectors),
+            faiss.swig_ptr(positions),
+            width,
+            num_queries,
+            len(vectors),
+            num_candidates,
+            found.positions.shape[1],
+            faiss.swig_ptr(found.scores),
+            faiss.swig_ptr(found.positions),
+            num_candidates if positions.ndim == 2 else 0,
+        )
+    return ordered(found.positions, found.scores)
+
+
+def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
+    """The k best of two searches that looked at different positions."""
+    positions = np.concatenate([first.positions, second.positions], axis=1)
+    scores = np.concatenate([first.scores, second.scores], axis=1)
+    best = ordered(positions, scores)
+    return Nearest(best.positions[:, :k], best.scores[:, :k])
+
+
+def shifted(found: Nearest, start: int) -> Nearest:
+    """Positions in a slice of the matrix that begins at `start`, as positions in the whole."""
+    return Nearest(np.where(found.positions >= 0, found.positions + start, -1), found.scores)
+
+
+def padded(found: Nearest, k: int) -> Nearest:
+    """Exactly k columns."""
+    lacking = ((0, 0), (0, k - found.positions.shape[1]))
+    return Nearest(
+        np.pad(found.positions, lacking, constant_values=-1), np.pad(found.scores, lacking, constant_values=-np.inf)
+    )
+
+
+def ordered(positions: Rows, scores: Vectors) -> Nearest:
+    """Positions (Q, K) and their scores (Q, K), in place where nothing was found, best first."""
+    scores[positions < 0] = -np.inf
+    order = np.lexsort((positions, -scores), axis=-1)
+    return Nearest(np.take_along_axis(positions, order, axis=1), np.take_along_axis(scores, order, axis=1))
+
+
+def _empty(num_queries: int, k: int) -> Nearest:
+    return Nearest(np.empty((num_queries, k), np.int64), np.empty((num_queries, k), np.float32))
