@@ -160,7 +160,7 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / link).exists(), link
-    commands = {m.strip() for m in re.findall(r"(?:`|^ {4})fovea ((?:[a-z]+ ?)+)", text, re.MULTILINE)}
+    commands = {m.strip() for m in re.findall(r"(?:`|^ {4})fovea ((?:[a-z][a-z-]* ?)+)", text, re.MULTILINE)}
     for command in sorted(commands):
         words = command.split()
         known = subcommands(())
