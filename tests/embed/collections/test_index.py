@@ -199,6 +199,28 @@ def test_any_order_of_changes_gives_what_a_dictionary_would(make: Callable[[int]
     assert ("ivf" in kinds) == (make is approximate_index)
 
 
+def test_what_is_appended_and_deleted_during_a_rebuild_outlasts_it() -> None:
+    vectors = clustered(0, 40_000, WIDTH)
+    index = filled(vectors[:20_000], SMALL)
+    index.delete(1)
+    deleted = {1}
+    rebuild = threading.Thread(target=index.rebuild)
+    rebuild.start()
+    while rebuild.is_alive() and index.through < 40_000:
+        last = index.through
+        index.append(rows_from(last + 1, 4), vectors[last : last + 4], through=last + 4)
+        for row in (last + 2, last - 15_000):
+            index.delete(row)
+            deleted.add(row)
+    rebuild.join()
+    assert index.through > 20_000
+    assert index.kind == "ivf"
+    left = np.setdiff1d(rows_from(1, index.through), list(deleted))
+    assert (index.rows == left).all()
+    held, is_held = index.vectors(left)
+    assert is_held.all() and (held == vectors[left - 1]).all()
+
+
 @pytest.mark.parametrize("make", [exact_index, approximate_index, device_index])
 def test_readers_never_find_what_was_deleted_while_others_append_delete_and_rebuild(
     make: Callable[[int], VectorIndex],

@@ -46,6 +46,17 @@ def test_recall_is_measured_and_holds_for_queries_that_are_not_stored() -> None:
     assert recall_at_10(index, QUERIES, VECTORS) >= 0.93
 
 
+def test_measured_recall_is_that_of_stored_vectors_asked_for_their_neighbours() -> None:
+    vectors = uniform(0, 3000, WIDTH)
+    index = built(vectors, replace(OPTIONS, min_recall=0.5))
+    found = index.search(vectors, 11)
+    is_other = found.rows != rows_from(1, 3000)[:, None]
+    assert (is_other.sum(axis=1) == 10).all()
+    others = found.scores[is_other].reshape(3000, 10)
+    tenth = best_scores(vectors, vectors, 11)[:, -1:]  # the first is the vector itself
+    assert float((others >= tenth - 1e-5).mean()) == pytest.approx(index.recall_at_10, abs=0.03)
+
+
 def test_a_higher_aim_is_met_by_looking_into_more_lists() -> None:
     low, high = built(options=replace(OPTIONS, min_recall=0.5)), built(options=replace(OPTIONS, min_recall=0.999))
     assert low.contents.lists and high.contents.lists
@@ -135,6 +146,12 @@ def test_a_filter_keeps_recall_however_much_it_leaves(share: float) -> None:
     assert np.isin(found.rows, among).all()
     right = found.scores >= best_scores(QUERIES, VECTORS[among - 1], 10)[:, -1:] - 1e-5
     assert right.mean() >= (1 if len(among) <= OPTIONS.max_exact else 0.93)
+
+
+def test_a_filter_that_leaves_no_more_than_may_be_compared_is_answered_exactly() -> None:
+    among = np.sort(np.random.default_rng(0).choice(SIZE, 1000, replace=False)) + 1
+    found = built(options=replace(OPTIONS, min_recall=0.3)).search(QUERIES, 10, among=among)
+    np.testing.assert_allclose(found.scores, best_scores(QUERIES, VECTORS[among - 1], 10), atol=1e-5)
 
 
 def test_a_filter_that_leaves_only_what_is_far_from_the_query_still_fills_the_answer() -> None:
