@@ -100,6 +100,7 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
 _delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the starter checkpoint.")
 _delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLIP.")
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
+_delegate(app, "embed-bulk", "services.embed.bulk", "Many images into a collection, or into files of embeddings.")
 _delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")
 _delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
 

@@ -91,10 +91,45 @@ ROOMS = (
         ),
         WEB,
     ),
+    Room("services/*/image_sources.py", (), (*HEAVY, *WEB)),
+    Room("services/*/collection_client.py", (), (*HEAVY, *WEB)),
     Room(
-        "services/*/bulk.py",
-        ("services.core", "services.{service}.checkpoint", "services.{service}.focallens"),
+        "services/*/bulk_embedding.py",
+        (
+            "services.core.images",
+            "services.{service}.bulk_folder",
+            "services.{service}.checkpoint",
+            "services.{service}.focallens",
+        ),
         WEB,
+    ),
+    Room(
+        "services/*/bulk_workers.py",
+        (
+            "services.core.errors",
+            "services.core.images",
+            "services.{service}.bulk_embedding",
+            "services.{service}.bulk_folder",
+            "services.{service}.image_sources",
+        ),
+        WEB,
+    ),
+    # the bulk jobs around the model: sources, files, HTTP's other side
+    Room(
+        "services/*/bulk*.py",
+        (
+            "services.core",
+            "services.{service}.bulk_embedding",
+            "services.{service}.bulk_files",
+            "services.{service}.bulk_folder",
+            "services.{service}.bulk_progress",
+            "services.{service}.bulk_upload",
+            "services.{service}.bulk_workers",
+            "services.{service}.collection_client",
+            "services.{service}.image_sources",
+            "services.{service}.protocols.embedders",
+        ),
+        (*HEAVY, *WEB),
     ),
     Room(
         "services/*/engine.py",

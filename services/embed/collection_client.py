@@ -1,0 +1,183 @@
+"""A collection of a running Fovea, over HTTP: each call is sent again until it is answered, or for too long not.
+
+Adding an image again changes nothing, so an answer that was lost costs no more than another call.
+"""
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+
+IDS_A_PAGE = 1000
+REQUEST_TIMEOUT_S = 120.0
+MAX_RETRY_AFTER_S = 120.0
+
+_RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
+_IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
+
+
+class Unavailable(Exception):
+    """The service does not answer, or not as a Fovea would; the message is fit to be shown."""
+
+
+class Refused(Exception):
+    """A call that no repetition would mend.
+
+    `status` is HTTP's, `image` the index in the request of the image at fault where the service names one.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None, code: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        named = _IMAGE_AT_FAULT.match(param or "")
+        self.image = int(named[1]) if named else None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds of silence, or of refusals that ask for patience, after which a call is given up; the wait between two
+    attempts grows from the first to the longest, unless the service names one."""
+
+    give_up_after_s: float = 120.0
+    first_wait_s: float = 0.25
+    longest_wait_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class IndexProgress:
+    """How many images a condition's index holds, and how many it lacks; None is the unconditional embedding."""
+
+    condition: str | None
+    num_indexed: int
+    num_waiting: int
+
+
+class CollectionClient:
+    """Use it as a context manager."""
+
+    def __init__(self, url: str, name: str, *, api_key: str | None = None, patience: Patience | None = None) -> None:
+        self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
+        self._service = url
+        self._patience = patience or Patience()
+        headers = {"X-Request-Timeout": f"{REQUEST_TIMEOUT_S:g}"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._headers = headers
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=REQUEST_TIMEOUT_S + 10)
+        self._session = aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def create(self, conditions: Sequence[str]) -> None:
+        """Create the collection, or confirm it; `conditions` are indexed ahead.
+
+        Raises Unavailable at once where nobody listens, and Refused.
+        """
+        try:
+            await self._send("PUT", "", orjson.dumps({"conditions": list(conditions)}))
+        except aiohttp.ClientConnectorError as error:
+            raise Unavailable(f"no Fovea at {self._service}: {error}") from None
+        except (aiohttp.ClientError, TimeoutError, _Busy):
+            await self._call("PUT", "", orjson.dumps({"conditions": list(conditions)}))
+
+    async def ids(self) -> AsyncIterator[str]:
+        """The ids of its images, ascending. Raises Unavailable, Refused."""
+        after: str | None = None
+        while True:
+            query = f"?limit={IDS_A_PAGE}" + ("" if after is None else f"&after={quote(after, safe='')}")
+            page = await self._call("GET", f"/images{query}")
+            for image in page["data"]:
+                yield image["id"]
+            if not page["has_more"] or not page["data"]:
+                return
+            after = page["data"][-1]["id"]
+
+    async def add(self, body: bytes) -> dict[str, Any]:
+        """Add the images of a JSON body. Raises Unavailable, Refused."""
+        answer: dict[str, Any] = await self._call("POST", "/images", body)
+        return answer
+
+    async def progress(self) -> list[IndexProgress]:
+        """The state of every index. Raises Unavailable, Refused."""
+        status = await self._call("GET", "")
+        return [IndexProgress(c["condition"], c["indexed"], c["waiting"]) for c in status["conditions"]]
+
+    async def _call(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """The JSON that is answered in the end."""
+        patience = self._patience
+        began = time.monotonic()
+        wait_s = patience.first_wait_s
+        while True:
+            asked_s = 0.0
+            try:
+                return await self._send(method, path, body)
+            except _Busy as busy:
+                reason, asked_s = str(busy), busy.retry_after_s
+            except (aiohttp.ClientError, TimeoutError) as error:
+                reason = str(error) or type(error).__name__
+            if time.monotonic() - began > patience.give_up_after_s:
+                raise Unavailable(f"{self._service} has not answered for {patience.give_up_after_s:g} s: {reason}")
+            # apart, so that calls that failed together do not come back together
+            await asyncio.sleep(max(asked_s, wait_s * random.uniform(0.5, 1.0)))
+            wait_s = min(2 * wait_s, patience.longest_wait_s)
+
+    async def _send(self, method: str, path: str, body: bytes | None = None) -> Any:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        async with self._session.request(method, f"{self._url}{path}", data=body, headers=headers) as response:
+            content = await response.read()
+            if response.status < 300:
+                return _parsed(content, self._service)
+            message, param, code = _error(content, response)
+            if response.status in _RETRIED_STATUSES:
+                raise _Busy(f"{response.status}: {message}", _retry_after_s(response.headers))
+            raise Refused(response.status, message, param, code)
+
+
+class _Busy(Exception):
+    """An answer that asks to come again, in `retry_after_s` seconds or whenever."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def _parsed(content: bytes, service: str) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        raise Unavailable(f"what answers at {service} is no Fovea: it sends no JSON") from None
+
+
+def _error(content: bytes, response: aiohttp.ClientResponse) -> tuple[str, str | None, str | None]:
+    """Message, param and code of an error; what stands between us and the service may answer in its own way."""
+    try:
+        error = orjson.loads(content)["error"]
+        return error["message"], error.get("param"), error.get("code")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"{response.status} {response.reason}", None, None
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return min(max(float(headers[header]) * unit_s, 0.0), MAX_RETRY_AFTER_S)
+        except (KeyError, ValueError):
+            continue
+    return 0.0

@@ -1,0 +1,242 @@
+"""Images that lie in folders and in webdataset tar shards: listed first, in an order that is always the same, and
+read later.
+
+An image of a folder is called by its path in it, with forward slashes; one in a tar by its key, which is its name up
+to the first dot of the last part. A `.json` of the same key in the tar is its metadata.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+import orjson
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+
+_BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class SourceError(Exception):
+    """A source that is not there, holds no images, or two of one id; the message is fit to be shown."""
+
+
+class Unreadable(Exception):
+    """One image that can't be read; the message says why, in words for the list of what was skipped."""
+
+
+class Place(NamedTuple):
+    """Where in a tar file something lies, in bytes."""
+
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedImage:
+    """An image file, or a part of a tar file: then `name` is its name there and `place` its place.
+
+    `num_bytes` and `modified_ns` (Unix time) are those of the image, the time in a tar that of the tar.
+    """
+
+    id: str
+    name: str
+    file: Path
+    num_bytes: int
+    modified_ns: int
+    place: Place | None = None
+    metadata: Place | None = None
+
+    def __str__(self) -> str:
+        return str(self.file) if self.place is None else f"{self.name} in {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What was left out, and why; `id` is an image's, or the name of a file or folder that could not be listed."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    images: list[ListedImage]
+    skipped: list[Skipped]
+
+
+def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Listing:
+    """Every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder: its own tar
+    files, and the images in it at any depth.
+
+    Images are names that end in one of `suffixes`, whatever their case; names that begin with a dot are passed over.
+    Those of a folder stand in the order of their ids, those of a tar in its own. What can't be listed is skipped.
+    Raises SourceError for a source that is not there, no image at all, and an id that two images have.
+    """
+    endings = tuple(f".{suffix.lower().lstrip('.')}" for suffix in suffixes)
+    images: dict[str, ListedImage] = {}
+    skipped: list[Skipped] = []
+    for path in (path for source in sources for path in _expand(source)):
+        for found in _list_folder(path, endings) if path.is_dir() else _list_tar(path, endings):
+            if isinstance(found, Skipped):
+                skipped.append(found)
+            elif other := images.get(found.id):
+                raise SourceError(f"two images have the id {found.id!r}: {other}, and {found}")
+            elif not _is_text(found.id):
+                skipped.append(Skipped(ascii(found.id)[1:-1], "its name is not UTF-8"))
+            else:
+                images[found.id] = found
+    if not images:
+        reason = f" ({skipped[0].id}: {skipped[0].reason})" if skipped else ""
+        raise SourceError(f"there are no images in {', '.join(sources)}{reason}")
+    return Listing(list(images.values()), skipped)
+
+
+def read_image(image: ListedImage, max_bytes: int) -> bytes:
+    """The bytes of the file. Raises Unreadable, also for more than `max_bytes`."""
+    if image.num_bytes > max_bytes:
+        raise Unreadable(f"the file has {image.num_bytes} bytes; the limit is {max_bytes} bytes")
+    return _read(image.file, image.place)
+
+
+def read_metadata(image: ListedImage) -> dict[str, Any] | None:
+    """What the `.json` beside the image says, None where there is none. Raises Unreadable for no JSON object."""
+    if image.metadata is None:
+        return None
+    try:
+        metadata = orjson.loads(_read(image.file, image.metadata))
+        orjson.dumps(metadata)  # it reads deeper than it writes
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
+        raise Unreadable(f"its metadata is not JSON: {error}") from None
+    if not isinstance(metadata, dict):
+        raise Unreadable("its metadata is no JSON object")
+    return metadata
+
+
+def fingerprint(images: Iterable[ListedImage]) -> str:
+    """sha256 in hex of ids, sizes, times and places: equal for a folder that was moved, not for one that changed."""
+    sha256 = hashlib.sha256()
+    for image in images:
+        line = [image.id, image.num_bytes, image.modified_ns, image.place, image.metadata]
+        sha256.update(json.dumps(line).encode() + b"\n")
+    return sha256.hexdigest()
+
+
+def _expand(source: str) -> Iterator[Path]:
+    """The folders and tar files that a source names. Raises SourceError for one that is not there."""
+    path = Path(source)
+    if not path.exists() and (braces := _BRACE_RANGE.search(source)):
+        first, last = braces.groups()
+        width = len(first) if first.startswith("0") else 0
+        for number in range(int(first), int(last) + 1):
+            yield from _expand(f"{source[: braces.start()]}{number:0{width}d}{source[braces.end() :]}")
+        return
+    if not path.exists():
+        raise SourceError(f"there is no {source}")
+    if path.is_dir():
+        yield from sorted(path.glob("*.tar"))
+    yield path
+
+
+def _list_folder(folder: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
+    return iter(sorted(_walk(folder, "", (), endings), key=lambda found: found.id))
+
+
+def _walk(
+    folder: Path, prefix: str, above: tuple[tuple[int, int], ...], endings: tuple[str, ...]
+) -> Iterator[ListedImage | Skipped]:
+    """Links are followed, except to a folder that holds them (`above`: device and inode of those)."""
+    try:
+        itself = folder.stat()
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        yield Skipped(prefix or str(folder), str(error.strerror))
+        return
+    key = (itself.st_dev, itself.st_ino)
+    if key in above:
+        return
+    for entry in entries:
+        name = f"{prefix}{entry.name}"
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), f"{name}/", (*above, key), endings)
+        elif entry.name.lower().endswith(endings):
+            yield _listed_file(Path(entry.path), name)
+
+
+def _listed_file(path: Path, name: str) -> ListedImage | Skipped:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return Skipped(name, str(error.strerror))
+    if not S_ISREG(stat.st_mode):
+        return Skipped(name, "it is no file")
+    return ListedImage(name, name, path, stat.st_size, stat.st_mtime_ns)
+
+
+def _list_tar(path: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
+    images: list[tuple[str, str, Place]] = []
+    metadata: dict[str, Place] = {}
+    damage: Skipped | None = None
+    try:
+        modified_ns = path.stat().st_mtime_ns
+        for name, place in _members(path):
+            folder, slash, base = name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            if not stem:
+                continue
+            if extension.lower() == "json":
+                metadata[f"{folder}{slash}{stem}"] = place
+            elif base.lower().endswith(endings):
+                images.append((f"{folder}{slash}{stem}", name, place))
+    except (tarfile.TarError, ValueError, ArithmeticError) as error:
+        damage = Skipped(str(path), f"no readable tar file behind image {len(images)}: {error}")
+    except OSError as error:
+        damage = Skipped(str(path), str(error.strerror or error))
+    for key, name, place in images:
+        yield ListedImage(key, name, path, place.num_bytes, modified_ns, place, metadata.get(key))
+    if damage is not None:
+        yield damage
+
+
+def _members(path: Path) -> Iterator[tuple[str, Place]]:
+    """The files in a tar, read without their contents. Raises TarError where it is damaged or compressed."""
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if member.isreg() and not member.issparse():
+                yield member.name.removeprefix("./"), Place(member.offset_data, member.size)
+        # tarfile takes a damaged header for the end, where zeros, or nothing, must stand
+        with path.open("rb") as file:
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError(f"damaged at byte {archive.offset}")
+
+
+def _read(file: Path, place: Place | None) -> bytes:
+    try:
+        with file.open("rb", buffering=0) as opened:
+            if place is None:
+                return opened.read()
+            opened.seek(place.offset)
+            data = opened.read(place.num_bytes)
+    except OSError as error:
+        raise Unreadable(str(error.strerror)) from None
+    if len(data) < place.num_bytes:
+        raise Unreadable(f"the tar file ends {place.num_bytes - len(data)} bytes before the end of it")
+    return data
+
+
+def _is_text(name: str) -> bool:
+    """Whether it is Unicode throughout: names of files may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
