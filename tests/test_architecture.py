@@ -146,7 +146,11 @@ ROOMS = (
             (*HEAVY, *WEB, "structlog"),
         )
         for stem in (
+            "catalog",
+            "database",
             "image_store",
+            "image_tables",
+            "metadata",
             "image_states",
             "index",
             "contents",

@@ -1,0 +1,126 @@
+"""A collection's images as tables: the schema, and what is asked of it and done to it on one connection."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.core.errors import NotFound
+
+SCHEMA_VERSION = 1
+# Small columns stand before large ones, which then need not be read to reach them.
+SCHEMA = (
+    "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL)",
+    # counting the images themselves would read all of them
+    "CREATE TABLE totals (num_images INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
+    "INSERT INTO totals VALUES (0, 0)",
+    """CREATE TABLE contents (
+        content INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        num_bytes INTEGER NOT NULL,
+        data BLOB NOT NULL
+    )""",
+    """CREATE TABLE images (
+        row INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        content INTEGER NOT NULL REFERENCES contents,
+        created REAL NOT NULL,
+        metadata TEXT NOT NULL
+    )""",
+    "CREATE INDEX images_by_content ON images (content)",
+    "CREATE TABLE conditions (text TEXT, is_pinned INTEGER NOT NULL, used REAL NOT NULL)",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an id stands for; `metadata` is JSON text."""
+
+    id: str
+    digest: str
+    metadata: str
+
+
+def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
+    """Columns of an image and its content. Raises NotFound."""
+    try:
+        found: tuple[Any, ...] | None = connection.execute(
+            f"SELECT {columns} FROM images JOIN contents USING (content) WHERE id = ?", (image_id,)
+        ).fetchone()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no id has
+        found = None
+    if found is None:
+        raise NotFound(f"There is no image {image_id!r}.", code="image_not_found")
+    return found
+
+
+def find_rows(connection: sqlite3.Connection, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
+    """Columns of those of the rows that there are, in the order of `rows`."""
+    return connection.execute(
+        f"SELECT {columns} FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON row = value"
+        " JOIN contents USING (content)",
+        (json.dumps([int(row) for row in rows]),),
+    ).fetchall()
+
+
+def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
+    """Those of the ids that are taken."""
+    found = connection.execute(
+        "SELECT id, digest, metadata FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON id = value"
+        " JOIN contents USING (content)",
+        (json.dumps(ids),),
+    )
+    return {image_id: Record(image_id, digest, metadata) for image_id, digest, metadata in found}
+
+
+def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> set[str]:
+    """Those of the digests whose bytes are stored."""
+    found = connection.execute(
+        "SELECT digest FROM (SELECT value FROM json_each(?)) CROSS JOIN contents ON digest = value",
+        (json.dumps(list(digests)),),
+    )
+    return {digest for (digest,) in found}
+
+
+def totals(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The number of images, and that of their bytes, shared ones counted once."""
+    num_images, num_bytes = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
+    return num_images, num_bytes
+
+
+def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: Mapping[str, bytes]) -> list[int]:
+    """Store images whose ids are free, and by digest those of their bytes that are not stored yet; their rows."""
+    (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'images'").fetchone()
+    rows = list(range(last + 1, last + 1 + len(records)))
+    now = time.time()
+    connection.executemany(
+        "INSERT INTO contents (digest, num_bytes, data) VALUES (?, ?, ?)",
+        ((digest, len(data), data) for digest, data in contents.items()),
+    )
+    connection.executemany(
+        "INSERT INTO images (row, id, content, created, metadata)"
+        " SELECT ?, ?, content, ?, ? FROM contents WHERE digest = ?",
+        ((row, record.id, now, record.metadata, record.digest) for row, record in zip(rows, records, strict=True)),
+    )
+    _count(connection, len(records), sum(map(len, contents.values())))
+    return rows
+
+
+def remove(connection: sqlite3.Connection, image_id: str) -> int:
+    """Remove an image, and its bytes where no other has them; its row. Raises NotFound."""
+    row, content, num_bytes = find(connection, "row, content, num_bytes", image_id)
+    connection.execute("DELETE FROM images WHERE row = ?", (row,))
+    if connection.execute("SELECT 1 FROM images WHERE content = ?", (content,)).fetchone():
+        num_bytes = 0
+    else:
+        connection.execute("DELETE FROM contents WHERE content = ?", (content,))
+    _count(connection, -1, -num_bytes)
+    return int(row)
+
+
+def _count(connection: sqlite3.Connection, num_images: int, num_bytes: int) -> None:
+    connection.execute(
+        "UPDATE totals SET num_images = num_images + ?, num_bytes = num_bytes + ?", (num_images, num_bytes)
+    )

@@ -1,0 +1,81 @@
+"""An image's metadata, a JSON object: its one text form, and filters on its fields as SQL."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from services.core.errors import InvalidField
+
+MAX_FILTER_FIELDS = 64
+# Deeper than anybody's metadata, and less than every JSON parser takes.
+MAX_DEPTH = 32
+
+# an escaped NUL, after an even number of backslashes
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+_HAS_ONE_OF = (
+    "EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE field.key = ?"
+    " AND (iif(field.type = 'real', 'integer', field.type), field.atom)"
+    " IN (SELECT iif(type = 'real', 'integer', type), atom FROM json_each(?)))"
+)
+_LACKS = "NOT EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE field.key = ? AND field.type <> 'null')"
+
+
+def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
+    """The JSON text of metadata, one for all orders of the fields.
+
+    Raises InvalidField for what JSON or SQLite can't hold: infinities and NaN, the character U+0000, half of a
+    surrogate pair, and objects nested deeper than MAX_DEPTH.
+    """
+    if _depth_exceeds(metadata, MAX_DEPTH):
+        raise InvalidField(f"Metadata is nested deeper than {MAX_DEPTH} levels.", param=param)
+    return _json_text(metadata, param)
+
+
+def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The SQL condition, on rows of `images`, that every field has its value or one of its list of values, and what
+    to bind to it.
+
+    Values are strings, numbers (1 is 1.0), booleans (true is not 1) and null, which a missing field has too. Raises
+    InvalidField for any other, and for more than MAX_FILTER_FIELDS fields.
+    """
+    if len(fields) > MAX_FILTER_FIELDS:
+        raise InvalidField(
+            f"The filter names {len(fields)} fields; at most {MAX_FILTER_FIELDS} are possible.", param="filter"
+        )
+    conditions, bound = ["TRUE"], []
+    for name, value in fields.items():
+        _json_text(name, "filter")
+        param = f"filter.{name}"
+        values = value if isinstance(value, list) else [value]
+        if any(not isinstance(one, str | int | float | bool | None) for one in values):
+            raise InvalidField(
+                "A filter takes a string, a number, a boolean, null, or a list of these, for a field.", param=param
+            )
+        # numbers reach SQLite as text, as those of the metadata do, so that both are read alike
+        condition, arguments = _HAS_ONE_OF, [name, _json_text(values, param)]
+        if None in values:
+            condition, arguments = f"({condition} OR {_LACKS})", [*arguments, name]
+        conditions.append(condition)
+        bound += arguments
+    return " AND ".join(conditions), bound
+
+
+def _json_text(value: object, param: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+        text.encode()
+    except ValueError as error:
+        raise InvalidField("It holds something that JSON can't say.", param=param) from error
+    if _NUL.search(text):
+        raise InvalidField("It holds the character U+0000.", param=param)
+    return text
+
+
+def _depth_exceeds(value: object, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        return levels == 0 or any(_depth_exceeds(one, levels - 1) for one in value.values())
+    if isinstance(value, list):
+        return levels == 0 or any(_depth_exceeds(one, levels - 1) for one in value)
+    return False
