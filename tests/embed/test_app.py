@@ -617,7 +617,11 @@ def test_limits_are_inclusive_and_count_embeddings_too(settings: EmbedSettings) 
         assert (limits["max_inputs"], limits["max_conditions"], limits["max_embeddings"]) == (2, 8, 8)
         assert client.post("/embed", json={"texts": ["a", "b"]}).status_code == 200
         error_of(client.post("/embed", json={"texts": ["a", "b", "c"]}), 413)
-        error_of(client.post("/embed", files=[("file", PHOTO)] * 3), 413)
+        for num_files in (3, 258):
+            message = error_of(client.post("/embed", files=[("file", PHOTO)] * num_files), 413)["message"]
+            assert f"{num_files} inputs; the limit is 2" in message
+        message = error_of(client.post("/embed", files=[("file", PHOTO)] * 259), 413)["message"]
+        assert "259 parts; the limit is 258, 2 of them files" in message
         eight = [f"condition {number}" for number in range(8)]
         assert client.post("/embed", json={"images": [data_uri(PHOTO)], "condition": eight}).status_code == 200
         message = error_of(client.post("/embed", json={"images": [data_uri(PHOTO)] * 2, "condition": eight}), 413)

@@ -1,0 +1,141 @@
+"""The body of a request whatever its media type: read whole, parsed, refused by name where it is not what it says."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
+
+from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
+
+# A body under this size is parsed faster than a thread is woken for it.
+MAX_INLINE_BYTES = 128 * 1024
+# Beside the files of a multipart body: conditions and options.
+MAX_FORM_FIELDS = 256
+MAX_FORM_FIELD_BYTES = 64 * 1024
+
+IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
+
+T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True, eq=False)
+class FormFile:
+    """One part of a form named `file`; `name` is empty where the client gave none, `param` the field to blame."""
+
+    name: str
+    data: bytes
+    param: str
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """The `file` parts of a multipart body, at least one, and all values of the other parts that were asked for.
+
+    A value is bytes where it came as a file.
+    """
+
+    files: Sequence[FormFile]
+    fields: Mapping[str, Sequence[str | bytes]]
+
+
+def media_type_of(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def unsupported(request: Request, accepted: str) -> UnsupportedMediaType:
+    """What to raise for a media type that the route does not take."""
+    named = media_type_of(request)[:100]
+    sent = f"not {named}" if named else "and the request names no content type"
+    body = await request.body()
+    hint = ""
+    if body.startswith(IMAGE_SIGNATURES):
+        hint = ' The body looks like an image: send it with "Content-Type: image/jpeg", or whatever it is.'
+    return UnsupportedMediaType(f"This route takes {accepted}, {sent}.{hint}")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object in the body. Raises InvalidRequest for what is no JSON (NaN is none), InvalidField for no object."""
+    raw = await request.body()
+    try:
+        body = await off_loop(request, lambda: orjson.loads(raw))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise InvalidField("The body must be a JSON object.")
+    return body
+
+
+async def read_form(
+    request: Request, *, max_files: int, fields: Sequence[str], max_field_bytes: int = MAX_FORM_FIELD_BYTES
+) -> Form:
+    """A multipart body. Raises InvalidRequest for a malformed one, InvalidField for one without a file, TooLarge.
+
+    Up to MAX_FORM_FIELDS files more than `max_files` pass: whoever knows what they count as refuses them.
+    """
+    body = await request.body()
+    # The parser leaves out a last part that is not ended, which would answer for fewer files than were sent.
+    if not body.rstrip().endswith(b"--"):
+        raise InvalidRequest("The multipart body is truncated: it does not end with its closing boundary.")
+    _check_num_parts(request, body, max_files)
+    form = request.form(max_files=math.inf, max_fields=MAX_FORM_FIELDS, max_part_size=max_field_bytes)
+    async with form as parts:
+        files = []
+        for index, file in enumerate(parts.getlist("file")):
+            param = f"file.{index}"
+            if not isinstance(file, UploadFile):
+                raise InvalidField(f"{param}: The part is a text field, not a file.", param=param)
+            files.append(FormFile(file.filename or "", await file.read(), param))
+        if not files:
+            raise InvalidField('file: The form has no part named "file".', param="file")
+        values = {name: [await _value(part) for part in parts.getlist(name)] for name in fields}
+    return Form(files, values)
+
+
+async def off_loop(request: Request, work: Callable[[], T]) -> T:
+    """Parse in a thread where the body is large, so that the event loop serves others meanwhile."""
+    if len(await request.body()) <= MAX_INLINE_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
+    """Raises what FastAPI raises for a body that it reads itself, so that both are told to the client alike."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        complaints = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(complaints, body=body) from None
+
+
+def check_count(what: str, value: int, limit: int) -> None:
+    """Raises TooLarge for more than the limit."""
+    if value > limit:
+        raise TooLarge(f"The request asks for {value} {what}; the limit is {limit}.")
+
+
+def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
+    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    if in_query and in_body and in_query != in_body:
+        raise InvalidRequest(f"{param}: The query and the body of the request differ.", param=param)
+    return in_body or in_query
+
+
+def _check_num_parts(request: Request, body: bytes, max_files: int) -> None:
+    """Refuse a form before it is taken apart: each of its parts costs far more than its bytes."""
+    boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary")
+    limit = max_files + MAX_FORM_FIELDS
+    if boundary and (num_parts := body.count(b"--" + boundary) - 1) > limit:
+        raise TooLarge(f"The form has {num_parts} parts; the limit is {limit}, {max_files} of them files.")
+
+
+async def _value(part: str | UploadFile) -> str | bytes:
+    return part if isinstance(part, str) else await part.read()
