@@ -27,7 +27,8 @@ def test_a_split_has_its_own_images_with_their_attributes_and_identities(celeba:
     assert faces.attributes["Smiling"].tolist() == [0, 1] * 4
     assert faces.attributes["Bald"].tolist() == [0] * 8
     assert faces.identities.tolist() == [2881, 2881, 2882, 2882, 2883, 2883, 2884, 2884]
-    assert len(load_faces(celeba, split="val").paths) == 1
+    assert [path.name for path in load_faces(celeba, split="val").paths] == ["000002.jpg"]
+    assert load_faces(celeba, split="train").attributes["Smiling"].tolist() == [0]
     assert len(load_faces(celeba, limit=3).paths) == 3
 
 

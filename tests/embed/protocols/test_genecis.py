@@ -77,7 +77,11 @@ def test_an_object_is_cropped_with_its_surroundings_and_padded_with_black_to_a_s
 def test_a_crop_stays_within_its_image() -> None:
     image = Image.new("RGB", (50, 40), (255, 255, 255))
     # cut at the left and the top first, it reaches 1.7 sides from the corner, or to the other edge
-    assert crop_object(image, (5, 4, 10, 20)).size == (34, 34)
+    corner = np.asarray(crop_object(image, (5, 4, 10, 20)))
+    assert corner.shape == (34, 34, 3)
+    assert corner[:, 8:25].all()
+    assert not corner[:, :8].any()
+    assert not corner[:, 25:].any()
     assert crop_object(image, (30, 10, 40, 40)).size == (48, 48)
 
 
