@@ -1,9 +1,7 @@
 """What was stored is there, whole, until it is deleted: also after the process was killed or the disk full."""
 
-import multiprocessing
 import random
 import sqlite3
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -24,10 +22,11 @@ from services.embed.collections.image_store import (
     StoredCondition,
     check_image_id,
 )
+from tests.embed.collections.killed_process import until_killed
+from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
 NUM_KILLS = 6
-MAX_LIFE_S = 0.25
 
 
 @pytest.fixture
@@ -383,7 +382,7 @@ def test_many_threads_add_delete_and_read_at_once(store: ImageStore) -> None:
     assert len(everything(store)) == 8 * 10 + 1
 
 
-# What a process that is to be killed does: (kind, ids), announced, done, and reported as done.
+# What a process that is to be killed does: add or delete the images of these numbers.
 Operation = tuple[str, list[int]]
 
 
@@ -392,104 +391,55 @@ def data_of(number: int) -> bytes:
     return content(number // 2, 200 + number // 2 * 977 % 30_000)
 
 
-def add_and_delete(folder: Path, seed: int, first: int, reports: Connection) -> None:
+def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
     store = ImageStore.open(folder)
     dice = random.Random(seed)
     there = [int(image.id) for image in store.images(None, 1_000_000)]
+    first = 100_000 * seed
     while True:
         if there and dice.random() < 0.4:
             operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
         else:
             operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
+        kind, numbers = operation
         reports.send((operation, False))
-        if operation[0] == "add":
-            store.add([new_image(str(number), data_of(number)) for number in operation[1]], LIMITS)
-            there += operation[1]
+        if kind == "add":
+            store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
+            there += numbers
         else:
-            store.delete(str(operation[1][0]))
+            store.delete(str(numbers[0]))
         reports.send((operation, True))
 
 
-def operations_until_killed(folder: Path, seed: int, first: int) -> tuple[list[Operation], Operation | None]:
-    """Those that were reported as done, and the one that the kill may have caught."""
-    spawn = multiprocessing.get_context("spawn")
-    receiving, sending = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=add_and_delete, args=(folder, seed, first, sending), daemon=True)
-    process.start()
-    sending.close()
-    done: list[Operation] = []
-    begun: Operation | None = None
-    killing: threading.Timer | None = None
-    try:
-        while True:
-            operation, is_done = receiving.recv()
-            if is_done:
-                done.append(operation)
-            begun = None if is_done else operation
-            if killing is None:
-                # at a random moment of its work, which begins with its first report
-                killing = threading.Timer(random.Random(seed).uniform(0, MAX_LIFE_S), process.kill)
-                killing.start()
-    except EOFError:
-        return done, begun
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        receiving.close()
-        if killing is not None:
-            killing.join()
+def after(operation: Operation, there: set[int]) -> set[int]:
+    kind, numbers = operation
+    return there | set(numbers) if kind == "add" else there - set(numbers)
 
 
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
     ImageStore.create(folder, INFO).close()
     expected: set[int] = set()
-    first = 0
     num_done = 0
     for kill in range(NUM_KILLS):
-        done, begun = operations_until_killed(folder, kill, first)
-        for kind, numbers in done:
-            expected = expected | set(numbers) if kind == "add" else expected - set(numbers)
-        check_file(folder)
+        reports = until_killed(add_and_delete, folder, kill)
+        for operation in reports.done:
+            expected = after(operation, expected)
         store = ImageStore.open(folder)
         found = everything(store)
         store.close()
-        there = {int(image_id) for image_id in found}
+        check_file(folder)
         assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
-        if begun is not None:
-            kind, numbers = begun
-            after = expected | set(numbers) if kind == "add" else expected - set(numbers)
-            assert there in (expected, after)
-        else:
-            assert there == expected
+        there = {int(image_id) for image_id in found}
+        assert there in (expected, after(reports.begun, expected) if reports.begun else expected)
         expected = there
-        first = max([first, *(number + 1 for _, numbers in [*done, *([begun] if begun else [])] for number in numbers)])
-        num_done += len(done)
+        num_done += len(reports.done)
     assert num_done > NUM_KILLS
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
-
-
-def fill(path: Path) -> None:
-    """Take all that is left of a disk."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            return
+    with mounted_disk(tmp_path / "disk") as path:
+        yield path
 
 
 def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk: Path) -> None:

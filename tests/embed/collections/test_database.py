@@ -1,0 +1,83 @@
+"""One writer and some readers share a file: nobody sees a transaction before it ends, and nobody waits to read."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.embed.collections.database import MAX_READERS, Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database.create(tmp_path / "numbers", 1, [("CREATE TABLE numbers (number INTEGER UNIQUE)", ())])
+    yield database
+    database.close()
+
+
+def numbers(database: Database) -> list[int]:
+    with database.reading() as connection:
+        return [number for (number,) in connection.execute("SELECT number FROM numbers ORDER BY number")]
+
+
+def put(database: Database, *values: int) -> None:
+    with database.transaction() as connection:
+        connection.executemany("INSERT INTO numbers VALUES (?)", [(value,) for value in values])
+
+
+def test_readers_see_a_transaction_when_it_has_ended_and_do_not_wait_for_that(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO numbers VALUES (1)")
+        assert numbers(database) == []
+    assert numbers(database) == [1]
+
+
+def test_a_transaction_that_raises_changes_nothing_and_the_next_one_works(database: Database) -> None:
+    with pytest.raises(KeyError), database.transaction() as connection:
+        connection.execute("INSERT INTO numbers VALUES (1)")
+        raise KeyError
+    with pytest.raises(sqlite3.IntegrityError):
+        put(database, 2, 3, 3)
+    put(database, 4)
+    assert numbers(database) == [4]
+
+
+def test_one_transaction_runs_at_a_time(database: Database) -> None:
+    def count_up(_: int) -> None:
+        with database.transaction() as connection:
+            (highest,) = connection.execute("SELECT coalesce(max(number), 0) FROM numbers").fetchone()
+            connection.execute("INSERT INTO numbers VALUES (?)", (highest + 1,))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(count_up, range(40)))
+    assert numbers(database) == list(range(1, 41))
+
+
+def test_more_readers_than_connections_take_turns(database: Database) -> None:
+    put(database, 1)
+    with ThreadPoolExecutor(3 * MAX_READERS) as pool:
+        assert list(pool.map(lambda _: numbers(database), range(100))) == [[1]] * 100
+
+
+def test_closing_lets_reads_and_writes_end_that_have_begun(database: Database) -> None:
+    put(database, 1)
+    with database.reading() as reader, database.transaction() as writer:
+        closing = threading.Thread(target=database.close)
+        closing.start()
+        writer.execute("INSERT INTO numbers VALUES (2)")
+        assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (1,)
+    closing.join()
+    with pytest.raises(RuntimeError, match="closed"):
+        numbers(database)
+    with pytest.raises(RuntimeError, match="closed"):
+        put(database, 3)
+
+
+def test_a_file_is_made_as_a_whole_or_refused_later(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        Database.create(tmp_path / "broken", 1, [("CREATE TABLE fine (x)", ()), ("CREATE NONSENSE", ())])
+    with pytest.raises(RuntimeError, match="never finished"):
+        Database.open(tmp_path / "broken", 1)
