@@ -21,6 +21,8 @@ from services.embed.collections.vector_table import TableView
 CANDIDATES = 4
 # A query that must look into more of the lists than this is answered sooner by an exact scan.
 MAX_PROBED_SHARE = 0.25
+# Codes are read so fast that fewer and longer lists than FAISS advises for float vectors are sooner done with.
+LISTS_PER_ROOT = 1.5
 MIN_LIST_SIZE = 32
 TRAINING_VECTORS_PER_LIST = 64
 SAMPLE_SIZE = 512
@@ -55,10 +57,12 @@ class InvertedLists:
         nprobe = self._nprobe(k, share)
         if nprobe > max(self.nprobe, MAX_PROBED_SHARE * self.index.nlist):
             return None
-        parameters = faiss.SearchParametersIVF(nprobe=nprobe, sel=self._selector(table, among))
-        _, candidates = self.index.search(queries, CANDIDATES * k, params=parameters)
+        selector = self._selector(table, among)
+        _, candidates = self.index.search(
+            queries, CANDIDATES * k, params=faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
+        )
         found = scan_positions(queries, table.vectors, candidates, k)
-        return found if found.positions.shape[1] == k and (found.positions >= 0).all() else None
+        return found if (found.positions >= 0).all() else None
 
     def keeping(self, keep: NDArray[np.bool_]) -> "InvertedLists":
         """These lists for a table that holds only the positions of `keep`, bool (at least `size`,), in their order."""
@@ -99,7 +103,7 @@ class InvertedLists:
 def trained(table: TableView) -> InvertedLists:
     """Lists of all but the last few positions of a table, none of them dead. Takes seconds to minutes."""
     size = len(table) // 8 * 8
-    num_lists = max(1, min(round(4 * math.sqrt(size)), size // MIN_LIST_SIZE))
+    num_lists = max(1, min(round(LISTS_PER_ROOT * math.sqrt(size)), size // MIN_LIST_SIZE))
     index = faiss.index_factory(table.vectors.shape[1], f"IVF{num_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid = TRAINING_VECTORS_PER_LIST
     index.cp.min_points_per_centroid = 1

@@ -46,7 +46,7 @@ def scan(queries: Vectors, vectors: Vectors, k: int, *, selector: Any = None) ->
             faiss.swig_ptr(found.positions),
             selector,
         )
-    return ordered(found.positions, found.scores)
+    return _settled(found)
 
 
 def scan_positions(queries: Vectors, vectors: Vectors, positions: Rows, k: int) -> Nearest:
@@ -69,7 +69,7 @@ def scan_positions(queries: Vectors, vectors: Vectors, positions: Rows, k: int) 
             faiss.swig_ptr(found.positions),
             num_candidates if positions.ndim == 2 else 0,
         )
-    return ordered(found.positions, found.scores)
+    return _settled(found)
 
 
 def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
@@ -87,10 +87,18 @@ def shifted(found: Nearest, start: int) -> Nearest:
 
 def padded(found: Nearest, k: int) -> Nearest:
     """Exactly k columns."""
+    if found.positions.shape[1] == k:
+        return found
     lacking = ((0, 0), (0, k - found.positions.shape[1]))
     return Nearest(
         np.pad(found.positions, lacking, constant_values=-1), np.pad(found.scores, lacking, constant_values=-np.inf)
     )
+
+
+def _settled(found: Nearest) -> Nearest:
+    """What FAISS answers is sorted already, but for ties and for what stands where nothing was found."""
+    has_ties = (found.scores[:, 1:] == found.scores[:, :-1]).any()
+    return ordered(found.positions, found.scores) if has_ties or (found.positions < 0).any() else found
 
 
 def ordered(positions: Rows, scores: Vectors) -> Nearest:
