@@ -29,7 +29,16 @@ class Room:
 ROOMS = (
     Room("gateway/*.py", ("gateway", "services.core"), HEAVY),
     Room("services/core/*.py", ("services.core",), HEAVY),
-    Room("services/*/focallens.py", (), (*WEB, "os", "pathlib", "json", "structlog", "time")),
+    *(
+        Room(f"services/*/{stem}.py", may_import, (*WEB, "os", "pathlib", "json", "structlog", "time"))
+        for stem, may_import in (
+            ("vision_transformer", ()),
+            ("visibility", ("services.{service}.vision_transformer",)),
+            ("focallens", ("services.{service}.visibility",)),
+            ("condition_tokens", ()),
+            ("readout_plan", ()),
+        )
+    ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
     Room("services/*/data.py", ("services.{service}.colorshape",), WEB),
@@ -132,8 +141,23 @@ ROOMS = (
         (*HEAVY, *WEB),
     ),
     Room(
+        "services/*/encoder.py",
+        (
+            "services.{service}.checkpoint",
+            "services.{service}.condition_tokens",
+            "services.{service}.focallens",
+            "services.{service}.readout_plan",
+        ),
+        (*WEB, "os", "pathlib", "json", "structlog", "time"),
+    ),
+    Room(
         "services/*/engine.py",
-        ("services.core.errors", "services.{service}.checkpoint", "services.{service}.focallens"),
+        (
+            "services.core.errors",
+            "services.{service}.checkpoint",
+            "services.{service}.encoder",
+            "services.{service}.readout_plan",
+        ),
         (*WEB, "os"),
     ),
     Room("services/*/schemas.py", ("services.core.errors",), HEAVY),

@@ -23,7 +23,7 @@ from services.core.store import Store
 from services.core.store_errors import StoreUnavailable
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
-from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Item, is_out_of_memory
+from services.embed.engine import EmbedEngine, EngineOptions, Item, Reading, is_out_of_memory
 from services.embed.image_inputs import ImageInputs
 from services.embed.routes import EmbedService, embed_router, models_router
 from services.embed.settings import EmbedSettings
@@ -100,7 +100,7 @@ def _follow(
             raise ValueError(f"this service runs {CHECKPOINT_KIND} checkpoints, not {manifest.kind}")
         return EmbedEngine.load(directory, options)
 
-    def make_batcher(engine: EmbedEngine) -> Batcher[Item, Embeddings]:
+    def make_batcher(engine: EmbedEngine) -> Batcher[Item, Reading]:
         return Batcher(
             engine,
             thread=thread,

@@ -20,7 +20,7 @@ from services.core.errors import FoveaError
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
-from services.embed.engine import Embeddings, EmbedEngine, Item, Text
+from services.embed.engine import Embeddings, EmbedEngine, Item, Reading, Text
 from services.embed.image_inputs import ImageInputs
 from services.embed.slices import all_or_first_failure, in_slices
 
@@ -37,7 +37,7 @@ class Checkpoint:
 
     digest: str
     engine: EmbedEngine
-    batcher: Batcher[Item, Embeddings]
+    batcher: Batcher[Item, Reading]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Embedder:
         )
         job.timing.add("queue", max(answer.queue_s for answer in answers))
         job.timing.add("infer", max(answer.infer_s for answer in answers))
-        rows = np.concatenate([answer.result for answer in answers]).astype("<f4", copy=False)
+        rows = np.concatenate([answer.result.rows for answer in answers]).astype("<f4", copy=False)
         return [row.tobytes() for row in rows]
 
     async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:

@@ -3,13 +3,12 @@
 A batch mixes what different requests ask for. Each distinct image and each distinct condition of it is encoded
 once, and every (image, condition) pair once, whoever asked for it.
 
-Shapes: B images, R readouts (an image under a condition, or under none), C conditions, D width, E embedding width,
-W text tokens.
+Shapes: B images, E embedding width, W text tokens.
 """
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,27 +20,26 @@ from torch import Tensor
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
-from services.embed.focallens import Readouts
+from services.embed.encoder import BrokenModel, Encoder
+from services.embed.readout_plan import ReadoutPlan
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Pixels = Bytes
+# `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that made one can read it.
+ImageState = Bytes
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-# Conditions recur, so their tokens are kept; this many cost a few hundred kilobytes.
-MAX_REMEMBERED_CONDITIONS = 256
-# A readout copies its image's keys and values, so a batch of many is read out in slices.
-MAX_READOUTS_AT_ONCE = 256
 # No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
 # whose time grows with the square of a word's length.
 MAX_CHARACTERS_PER_TOKEN = 16
+# To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
+# multiplications of a forward pass.
+STATE_READ_COST = 32
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-
-class BrokenModel(RuntimeError):
-    """The model answered with something that is no embedding: not finite, not of unit length, not reproducible."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +69,55 @@ class ImageItem:
     """An image, transformed but still bytes (height, width, 3), to be read under each of `conditions`.
 
     `digest` names the image: items of equal digest share one pass. None is the unconditional embedding.
+    `keeps_state` asks for the image's state beside the embeddings.
     """
 
     digest: str
     pixels: Pixels
     conditions: tuple[Text | None, ...]
+    keeps_state: bool = False
 
 
-Item = ImageItem | Text
+@dataclass(frozen=True, eq=False)
+class StateItem:
+    """An image that was encoded before, to be read from its state under each of `conditions`."""
+
+    digest: str
+    state: ImageState
+    conditions: tuple[Text | None, ...]
+
+
+Item = ImageItem | StateItem | Text
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a batch answers for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
+
+    `state` is there where it was asked for, unless one of its numbers is too large for half precision or
+    `EmbedEngine.state_bytes` is None.
+    """
+
+    rows: Embeddings
+    state: ImageState | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Distinct images of a batch side by side in host memory, ready for the device: `data` (B, …) uint8 are pixels
+    or states, `place_of` finds an image by its digest."""
+
+    place_of: dict[str, int]
+    data: Tensor
 
 
 @dataclass(frozen=True)
 class CollatedBatch:
-    """A batch whose distinct images stand in host memory, ready for the device: (B, height, width, 3) uint8.
-
-    `image_of` maps an image's digest to its place; `pixels` is None in a batch of texts alone.
-    """
+    """A batch with what it needs of images."""
 
     items: Sequence[Item]
-    image_of: dict[str, int]
-    pixels: Tensor | None
+    pixels: Stack
+    states: Stack
 
 
 class EmbedEngine:
@@ -98,12 +125,16 @@ class EmbedEngine:
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
+        self._encoder = Encoder(checkpoint, device, dtype)
         self._tokenizer = checkpoint.tokenizer
         self._transform = checkpoint.transform
         self._device = device
         self._dtype = dtype
-        self._condition_tokens: OrderedDict[str, Tensor] = OrderedDict()
         self._num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1
+        blocks = checkpoint.model.clip.visual.transformer.resblocks
+        self._share_of_blocks: float = 1 - checkpoint.model.condition_layer / len(blocks)
+        num_weights = sum(parameter.numel() for parameter in blocks.parameters())
+        self._state_cost: int = math.ceil(STATE_READ_COST * (checkpoint.model.state_size or 0) / num_weights)
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions) -> "EmbedEngine":
@@ -142,6 +173,11 @@ class EmbedEngine:
         """The dtype of the forward pass, e.g. `bfloat16`; embeddings are float32 always."""
         return str(self._dtype).removeprefix("torch.")
 
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of an image's state; None where nothing can be kept that is cheaper to read than the image."""
+        return self._encoder.state_bytes
+
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
         """Tokenise a text or a condition.
 
@@ -166,118 +202,109 @@ class EmbedEngine:
         digest = hashlib.sha256(input_ids.tobytes()).hexdigest()
         return Text(text, input_ids, min(num_tokens, self.context_length), digest)
 
-    def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> list[ImageItem]:
+    def prepare_image(
+        self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
+    ) -> list[ImageItem]:
         """Transform an RGB image; the items together read it under every condition, in order.
 
-        One item where a single pass serves all conditions (`readout`), one a condition where each costs a pass.
+        One item where a single pass serves all conditions (`readout`), one a condition where each costs a pass; the
+        first is to return the state.
         """
         pixels = self._transform(image)
         if self.visibility == "readout":
-            return [ImageItem(digest, pixels, tuple(conditions))]
-        return [ImageItem(digest, pixels, (condition,)) for condition in conditions]
+            return [ImageItem(digest, pixels, tuple(conditions), keeps_state)]
+        return [
+            ImageItem(digest, pixels, (condition,), keeps_state and place == 0)
+            for place, condition in enumerate(conditions)
+        ]
 
     def cost(self, item: Item) -> int:
-        """Tokens that a tower sees: a text's, or an image's patches with what each condition adds."""
+        """Tokens that a tower sees: a text's, or an image's patches with what each condition adds; from a state, what
+        the condition adds and what reading the state takes."""
         if isinstance(item, Text):
             return item.num_tokens
         num_conditions = len(item.conditions)
-        if self.visibility == "readout":
-            return self._num_patches + 2 * num_conditions
-        return num_conditions * (self._num_patches + 2)
+        is_readout = self.visibility == "readout"
+        if isinstance(item, ImageItem):
+            return self._num_patches * (1 if is_readout else num_conditions) + 2 * num_conditions
+        num_tokens = num_conditions * (2 if is_readout else self._num_patches + 2)
+        return math.ceil(num_tokens * self._share_of_blocks) + self._state_cost
 
-    def run_batch(self, items: Sequence[Item]) -> list[Embeddings]:
-        """Each item's embeddings, (conditions, E) for an image and (1, E) for a text, L2-normalised float32.
-
-        Raises BrokenModel where one of them is not finite.
-        """
+    def run_batch(self, items: Sequence[Item]) -> list[Reading]:
+        """A reading of each item. Raises BrokenModel where a number of its rows is not finite."""
         return self.run_collated(self.collate(items))
 
     def collate(self, items: Sequence[Item]) -> CollatedBatch:
         """Put the images of a batch side by side, in page-locked memory where the device is CUDA; on any thread."""
-        distinct = {item.digest: item.pixels for item in items if isinstance(item, ImageItem)}
-        pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else None
-        if pixels is not None and self._device.type == "cuda":
-            pixels = pixels.pin_memory()
-        return CollatedBatch(items, {digest: place for place, digest in enumerate(distinct)}, pixels)
+        return CollatedBatch(
+            items,
+            pixels=self._stack({item.digest: item.pixels for item in items if isinstance(item, ImageItem)}),
+            states=self._stack({item.digest: item.state for item in items if isinstance(item, StateItem)}),
+        )
 
-    def run_collated(self, batch: CollatedBatch) -> list[Embeddings]:
+    def run_collated(self, batch: CollatedBatch) -> list[Reading]:
         """What `run_batch` answers for the items that were collated."""
-        texts = [item for item in batch.items if isinstance(item, Text)]
+        readings: dict[int, Reading] = {}
         with torch.inference_mode():
-            image_rows = self._embed_images(batch) if batch.pixels is not None else []
-            text_rows = self._embed_texts(texts) if texts else []
-        image_iterator, text_iterator = iter(image_rows), iter(text_rows)
-        return [next(image_iterator if isinstance(item, ImageItem) else text_iterator) for item in batch.items]
+            if images := [item for item in batch.items if isinstance(item, ImageItem)]:
+                readings |= zip(map(id, images), self._encode(images, batch.pixels), strict=True)
+            if kept := [item for item in batch.items if isinstance(item, StateItem)]:
+                readings |= zip(map(id, kept), self._read(kept, batch.states), strict=True)
+            if texts := [item for item in batch.items if isinstance(item, Text)]:
+                readings |= zip(map(id, texts), self._embed_texts(texts), strict=True)
+        return [readings[id(item)] for item in batch.items]
 
     def warm_up(self) -> None:
         """Run every kind of item once, alone and mixed, so that no request pays for first calls."""
-        for items in ([self._sample_text()], [self._sample_image(0)], self._sample_batch()):
+        batch = self._sample_batch()
+        kept = self._from_states(batch, self.run_batch(batch)).values()
+        for items in ([self._sample_text()], [self._sample_image(0)], list(kept), [*batch, *kept]):
             self.run_batch(items)
 
     def self_check(self) -> None:
-        """Raises BrokenModel unless embeddings are unit vectors that do not depend on what shares their batch."""
+        """Raises BrokenModel unless embeddings are unit vectors that depend neither on what shares their batch nor,
+        much, on whether they are read from pixels or from a state."""
         batch = self._sample_batch()
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
-        difference = max(float(np.abs(a - b).max()) for a, b in zip(together, alone, strict=True))
-        if difference > SELF_CHECK_TOLERANCE[self._dtype]:
+        if (difference := _difference(together, alone)) > SELF_CHECK_TOLERANCE[self._dtype]:
             raise BrokenModel(f"an embedding changes by {difference:.3g} with what shares its batch")
-        norms = np.concatenate([np.linalg.norm(rows, axis=1) for rows in together])
+        norms = np.concatenate([np.linalg.norm(reading.rows, axis=1) for reading in together])
         if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"embeddings have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
+        kept = self._from_states(batch, together)
+        again = self.run_batch(list(kept.values()))
+        difference = _difference(again, [together[place] for place in kept])
+        if difference > SELF_CHECK_TOLERANCE[self._encoder.state_dtype]:
+            raise BrokenModel(f"an embedding changes by {difference:.3g} when it is read from its image's state")
 
-    def _embed_images(self, batch: CollatedBatch) -> list[Embeddings]:
-        assert batch.pixels is not None, "a batch of texts has no images to embed"
-        items = [item for item in batch.items if isinstance(item, ImageItem)]
-        conditions = {c.digest: c for item in items for c in item.conditions if c is not None}
-        condition_of = {digest: index for index, digest in enumerate(conditions)}
-        wanted = [
-            [(batch.image_of[item.digest], -1 if c is None else condition_of[c.digest]) for c in item.conditions]
-            for item in items
+    def _stack(self, distinct: dict[str, Bytes]) -> Stack:
+        data = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
+        if distinct and self._device.type == "cuda":
+            data = data.pin_memory()
+        return Stack({digest: place for place, digest in enumerate(distinct)}, data)
+
+    def _encode(self, items: Sequence[ImageItem], stack: Stack) -> list[Reading]:
+        plan, conditions = _plan(items, stack)
+        if self.state_bytes is None or not any(item.keeps_state for item in items):
+            rows = self._encoder.encode(stack.data, conditions, plan.pairs)
+            return [Reading(rows[own]) for own in plan.rows]
+        rows, states = self._encoder.encode_with_states(stack.data, conditions, plan.pairs)
+        return [
+            Reading(rows[own], states[stack.place_of[item.digest]] if item.keeps_state else None)
+            for item, own in zip(items, plan.rows, strict=True)
         ]
-        row_of = {pair: row for row, pair in enumerate(dict.fromkeys(pair for pairs in wanted for pair in pairs))}
-        rows = self._read_out(
-            self._transform.normalise(batch.pixels.to(self._device, non_blocking=True)).to(self._dtype),
-            self._encode_conditions(list(conditions.values())),
-            torch.tensor(list(row_of), device=self._device),
-        )
-        return [rows[[row_of[pair] for pair in pairs]] for pairs in wanted]
 
-    def _read_out(self, pixels: Tensor, conditions: Tensor | None, pairs: Tensor) -> Embeddings:
-        """(B, 3, height, width), (C, D), (R, 2) of image and condition → (R, E)."""
-        if conditions is None:
-            conditions = pixels.new_zeros(1, self._model.condition_projection.out_features)
-        if self.visibility == "full" or len(pairs) <= MAX_READOUTS_AT_ONCE:
-            return _to_rows(self._model.encode_images(pixels, conditions, Readouts(pairs[:, 0], pairs[:, 1])))
-        states = self._model.encode_patches(pixels)
-        slices = torch.split(pairs, MAX_READOUTS_AT_ONCE)
-        read = [self._model.read_out(states, conditions, Readouts(s[:, 0], s[:, 1])) for s in slices]
-        return _to_rows(torch.cat(read))
+    def _read(self, items: Sequence[StateItem], stack: Stack) -> list[Reading]:
+        plan, conditions = _plan(items, stack)
+        rows = self._encoder.read(stack.data, conditions, plan.pairs)
+        return [Reading(rows[own]) for own in plan.rows]
 
-    def _embed_texts(self, texts: Sequence[Text]) -> list[Embeddings]:
-        unique = {text.digest: text for text in texts}
+    def _embed_texts(self, texts: Sequence[Text]) -> list[Reading]:
+        unique = {text.digest: text.input_ids for text in texts}
         row_of = {digest: row for row, digest in enumerate(unique)}
-        rows = _to_rows(self._model.encode_texts(self._input_ids(unique.values())))
-        return [rows[row_of[text.digest]][None] for text in texts]
-
-    def _encode_conditions(self, conditions: Sequence[Text]) -> Tensor | None:
-        """Tokens (C, D) of distinct conditions; only those not seen lately pass through the condition tower."""
-        if not conditions:
-            return None
-        remembered = self._condition_tokens
-        new = [condition for condition in conditions if condition.digest not in remembered]
-        if new:
-            for condition, token in zip(new, self._model.encode_conditions(self._input_ids(new)), strict=True):
-                remembered[condition.digest] = token.clone()  # a view would keep its whole batch in memory
-        for condition in conditions:
-            remembered.move_to_end(condition.digest)
-        tokens = torch.stack([remembered[condition.digest] for condition in conditions])
-        while len(remembered) > MAX_REMEMBERED_CONDITIONS:
-            remembered.popitem(last=False)
-        return tokens
-
-    def _input_ids(self, texts: Iterable[Text]) -> Tensor:
-        return torch.from_numpy(np.stack([text.input_ids for text in texts])).to(self._device)
+        rows = self._encoder.embed_texts(list(unique.values()))
+        return [Reading(rows[row_of[text.digest]][None]) for text in texts]
 
     def _sample_batch(self) -> list[Item]:
         condition = self.prepare_text("what color is it?")
@@ -293,7 +320,15 @@ class EmbedEngine:
 
     def _sample_image(self, seed: int, condition: Text | None = None) -> ImageItem:
         pixels = np.random.default_rng(seed).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
-        return ImageItem(f"sample-{seed}", pixels, (condition,))
+        return ImageItem(f"sample-{seed}", pixels, (condition,), keeps_state=True)
+
+    def _from_states(self, items: Sequence[Item], readings: Sequence[Reading]) -> dict[int, StateItem]:
+        """The images of a batch, by their place in it, to be read again from the states that came out of it."""
+        return {
+            place: StateItem(item.digest, reading.state, item.conditions)
+            for place, (item, reading) in enumerate(zip(items, readings, strict=True))
+            if isinstance(item, ImageItem) and reading.state is not None
+        }
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -303,12 +338,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("can't allocate" in str(error) or "out of memory" in str(error))
 
 
-def _to_rows(features: Tensor) -> Embeddings:
-    """(N, E) of any dtype → unit vectors in float32 on the host; a half-precision norm is only nearly 1."""
-    rows: Embeddings = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
-    if not np.isfinite(rows).all():
-        raise BrokenModel("an embedding holds a number that is not finite")
-    return rows
+def _difference(some: Sequence[Reading], others: Sequence[Reading]) -> float:
+    """The largest between numbers of the same rows."""
+    return max((float(np.abs(a.rows - b.rows).max()) for a, b in zip(some, others, strict=True)), default=0.0)
+
+
+def _plan(items: Sequence[ImageItem | StateItem], stack: Stack) -> tuple[ReadoutPlan, dict[str, InputIds]]:
+    """What the items ask for together, and the distinct conditions among it."""
+    conditions = {c.digest: c.input_ids for item in items for c in item.conditions if c is not None}
+    wanted = [
+        (stack.place_of[item.digest], [None if c is None else c.digest for c in item.conditions]) for item in items
+    ]
+    return ReadoutPlan.of(wanted, {digest: place for place, digest in enumerate(conditions)}), conditions
 
 
 def _choose_device(name: DeviceName) -> torch.device:

@@ -12,8 +12,10 @@ Two visibilities of the condition token:
               values of the patches do not depend on the condition, so that one pass over an image serves any
               number of conditions
 
-Shapes: B images, R readouts (an image under a condition, or under none), C conditions, P patches, D ViT width,
-E embedding width, W text tokens, H heads, A answers. Features are float of the towers' dtype.
+What no condition touches can be kept as an image's state, from which a new condition is read later on.
+
+Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions, D ViT
+width, E embedding width, W text tokens, A answers. Features are float of the towers' dtype.
 """
 
 import copy
@@ -25,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.embed.visibility import Full, Questions, Readout
+
 Visibility = Literal["full", "readout"]
 
 # CLIP clamps its learned scale here (ln 100), and so does every loss of this file.
@@ -32,22 +36,14 @@ MAX_LOG_SCALE = math.log(100.0)
 
 
 @dataclass(frozen=True)
-class PatchStates:
-    """What a readout needs of an image: each layer's patch keys and values, layer by layer, (B, H, P, D/H) each."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-
-@dataclass(frozen=True)
 class Readouts:
     """Which images are read under which conditions.
 
-    `image_index` (R,) int64 points into the batch of images; `condition_index` (R,) int64 points into the batch
-    of conditions, −1 for the unconditional embedding.
+    `image_index` (R,) int64 points into the batch of images, None where readout i is of image i; `condition_index`
+    (R,) int64 points into the batch of conditions, −1 for the unconditional embedding.
     """
 
-    image_index: Tensor
+    image_index: Tensor | None
     condition_index: Tensor
 
 
@@ -93,113 +89,54 @@ class FocalLens(nn.Module):
 
         Without `readouts` image i is read under condition i (C = B), or all under none where `conditions` is None.
         """
+        return self._tower.encode(pixels, self._questions(conditions, readouts))
+
+    @property
+    def state_size(self) -> int | None:
+        """S, None where nothing can be kept: in `full`, a condition that joins at block 0 touches everything."""
+        return self._tower.state_size
+
+    def encode_images_and_states(
+        self,
+        pixels: Tensor,
+        conditions: Tensor | None = None,
+        readouts: Readouts | None = None,
+        *,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """What `encode_images` answers, and from the same pass each image's state: (R, E) and (B, S) of `dtype`.
+
+        Raises ValueError where nothing can be kept.
+        """
+        if self.state_size is None:
+            raise ValueError("nothing of an image is the same under every condition: full visibility from block 0 on")
+        states = pixels.new_empty(pixels.shape[0], self.state_size, dtype=dtype)
+        return self._tower.encode(pixels, self._questions(conditions, readouts), states), states
+
+    def read_states(self, states: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None) -> Tensor:
+        """What `encode_images` answers, from images' states: (B, S), which may be narrower than the towers → (R, E).
+
+        Raises ValueError for states that are not this model's.
+        """
+        if states.ndim != 2 or states.shape[1] != self.state_size:
+            raise ValueError(f"states of the shape {list(states.shape)} are not this model's: (B, {self.state_size})")
+        return self._tower.read(states, self._questions(conditions, readouts))
+
+    @property
+    def _tower(self) -> Full | Readout:
+        tower = Readout if self.visibility == "readout" else Full
+        return tower(self.clip.visual, self.condition_layer)
+
+    def _questions(self, conditions: Tensor | None, readouts: Readouts | None) -> Questions:
         if readouts is None:
-            everyone = torch.arange(pixels.shape[0], device=pixels.device)
-            readouts = Readouts(everyone, torch.full_like(everyone, -1) if conditions is None else everyone)
-        if conditions is None:
-            conditions = pixels.new_zeros(1, self.clip.visual.class_embedding.shape[0])
-        if self.visibility == "readout":
-            return self._encode_and_read(pixels, conditions, readouts)
-        return self._encode_full(pixels, conditions, readouts)
-
-    def encode_patches(self, pixels: Tensor) -> PatchStates:
-        """The condition-independent pass of `readout`: (B, 3, height, width) → keys and values of every layer."""
-        visual = self.clip.visual
-        x = _embed(visual, pixels)[:, 1:]
-        states = PatchStates([], [])
-        blocks = list(visual.transformer.resblocks)
-        for depth, block in enumerate(blocks):
-            query, key, value = _project(block.attn, block.ln_1(x))
-            states.keys.append(key)
-            states.values.append(value)
-            if depth + 1 < len(blocks):  # the last block's patch outputs are read by nobody
-                x = _advance(block, x, _attend(query, key, value))
-        return states
-
-    def read_out(self, states: PatchStates, conditions: Tensor, readouts: Readouts) -> Tensor:
-        """Run CLS and condition tokens alone over the patches' keys and values: → (R, E), L2-normalised."""
-        blocks = self.clip.visual.transformer.resblocks
-        reader = _Reader(self, conditions, readouts, num_patches=states.keys[0].shape[2])
-        x = reader.begin(states.keys[0].dtype)
-        for depth, block in enumerate(blocks):
-            x = reader.enter(depth, x)
-            query, key, value = _project(block.attn, block.ln_1(x))
-            x = _advance(block, x, reader.attend(query, key, value, states.keys[depth], states.values[depth]))
-        return _pool(self.clip.visual, x[:, :1])
-
-    def _encode_and_read(self, pixels: Tensor, conditions: Tensor, readouts: Readouts) -> Tensor:
-        """`read_out` over `encode_patches` in one go: both kinds of tokens pass each weight together, which halves
-        what a small batch reads from memory."""
-        visual = self.clip.visual
-        blocks = list(visual.transformer.resblocks)
-        patches = _embed(visual, pixels)[:, 1:]
-        reader = _Reader(self, conditions, readouts, num_patches=patches.shape[1])
-        x = reader.begin(patches.dtype)
-        for depth, block in enumerate(blocks):
-            x = reader.enter(depth, x)
-            together = torch.cat([patches.flatten(0, 1), x.flatten(0, 1)])  # (B·P + R·T, D)
-            projected = _linear(block.attn, block.ln_1(together))
-            num_rows = patches.shape[0] * patches.shape[1]
-            query, key, value = _by_head(block.attn, projected[:num_rows].view(*patches.shape[:2], -1))
-            own = _by_head(block.attn, projected[num_rows:].view(*x.shape[:2], -1))
-            attended = reader.attend(*own, key, value)
-            if depth + 1 == len(blocks):  # the last block's patch outputs are read by nobody
-                x = _advance(block, x, attended)
-                break
-            attended = torch.cat([_attend(query, key, value).flatten(0, 1), attended.flatten(0, 1)])
-            together = _advance(block, together, attended)
-            patches, x = together[:num_rows].view_as(patches), together[num_rows:].view_as(x)
-        return _pool(visual, x[:, :1])
-
-    def _encode_full(self, pixels: Tensor, conditions: Tensor, readouts: Readouts) -> Tensor:
-        visual = self.clip.visual
-        blocks = visual.transformer.resblocks
-        x = _embed(visual, pixels)
-        for block in blocks[: self.condition_layer]:  # shared by all conditions of an image
-            x = block(x)
-        x = x[readouts.image_index]  # (R, 1 + P, D)
-        num_tokens = x.shape[1]
-        mask = None
-        if bool((readouts.condition_index >= 0).any()):
-            token, is_visible = _select_conditions(conditions, readouts)
-            x = torch.cat([x, token[:, None].to(x.dtype)], dim=1)
-            mask = F.pad(is_visible, (num_tokens, 0), value=True)[:, None, None, :]  # (R, 1, 1, 2 + P)
-        for block in blocks[self.condition_layer :]:
-            query, key, value = _project(block.attn, block.ln_1(x))
-            x = _advance(block, x, _attend(query, key, value, mask))
-        return _pool(visual, x[:, :num_tokens])
-
-
-class _Reader:
-    """CLS and condition tokens on their way through the blocks in `readout`: they see all, and no patch sees them."""
-
-    def __init__(self, model: FocalLens, conditions: Tensor, readouts: Readouts, *, num_patches: int) -> None:
-        self._visual = model.clip.visual
-        self._condition_layer = model.condition_layer
-        self._image_index = readouts.image_index
-        self._token, is_visible = _select_conditions(conditions, readouts)
-        self._has_conditions = bool((readouts.condition_index >= 0).any())
-        # CLS may look at the patches, itself and the condition, which is masked where there is none
-        self._mask = F.pad(is_visible, (num_patches + 1, 0), value=True)[:, None, None, :]  # (R, 1, 1, P + 2)
-
-    def begin(self, dtype: torch.dtype) -> Tensor:
-        """CLS alone: (R, 1, D)."""
-        visual = self._visual
-        cls = visual.ln_pre((visual.class_embedding + visual.positional_embedding[0]).to(dtype))
-        begun: Tensor = cls.expand(self._image_index.shape[0], 1, -1)
-        return begun
-
-    def enter(self, depth: int, x: Tensor) -> Tensor:
-        """With the condition beside it from `condition_layer` on: (R, 2, D)."""
-        if depth != self._condition_layer or not self._has_conditions:
-            return x
-        return torch.cat([x, self._token[:, None].to(x.dtype)], dim=1)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, patch_keys: Tensor, patch_values: Tensor) -> Tensor:
-        """Own queries, keys and values (R, H, T, D/H) and those of the images' patches (B, H, P, D/H) → (R, T, D)."""
-        keys = torch.cat([patch_keys[self._image_index], key], dim=2)
-        values = torch.cat([patch_values[self._image_index], value], dim=2)
-        return _attend(query, keys, values, self._mask if key.shape[2] == 2 else None)
+            return Questions(tokens=conditions)
+        index = readouts.condition_index
+        has_token = index >= 0
+        num_conditional = int(has_token.sum())
+        if conditions is None or num_conditional == 0:
+            return Questions(readouts.image_index)
+        tokens = conditions[index.clamp(min=0)]
+        return Questions(readouts.image_index, tokens, None if num_conditional == len(index) else has_token)
 
 
 def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
@@ -294,58 +231,3 @@ def _copy_of_text_tower(clip: Any) -> Any:
         del tower.visual, tower.logit_scale
     tower.text_projection = None
     return tower
-
-
-def _embed(visual: Any, pixels: Tensor) -> Tensor:
-    """Patches behind the class token, with positions, after ln_pre: (B, 1 + P, D)."""
-    patches = visual.conv1(pixels).flatten(2).transpose(1, 2)
-    cls = visual.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
-    x = torch.cat([cls, patches], dim=1) + visual.positional_embedding.to(patches.dtype)
-    embedded: Tensor = visual.ln_pre(x)
-    return embedded
-
-
-def _linear(attn: nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """The query, key and value of each token, one behind the other: (…, D) → (…, 3 D)."""
-    return F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-
-
-def _by_head(attn: nn.MultiheadAttention, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, T, 3 D) → queries, keys and values, (N, H, T, D/H) each."""
-    num_items, num_tokens, width = projected.shape
-    by_head = projected.view(num_items, num_tokens, 3, attn.num_heads, width // (3 * attn.num_heads))
-    query, key, value = by_head.permute(2, 0, 3, 1, 4)
-    return query, key, value
-
-
-def _project(attn: nn.MultiheadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values by head: (N, T, D) → three times (N, H, T, D/H)."""
-    return _by_head(attn, _linear(attn, x))
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention, heads put side by side again: → (N, T, D). `mask` is true where a key may be seen."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
-
-
-def _advance(block: Any, x: Tensor, attended: Tensor) -> Tensor:
-    """The rest of a residual block, token by token, once its attention is computed."""
-    x = x + block.ls_1(block.attn.out_proj(attended))
-    advanced: Tensor = x + block.ls_2(block.mlp(block.ln_2(x)))
-    return advanced
-
-
-def _pool(visual: Any, x: Tensor) -> Tensor:
-    """Class token (or the mean of the patches, as the model was built) → shared space, L2-normalised."""
-    if not visual.final_ln_after_pool:
-        x = visual.ln_post(x)
-    pooled = x[:, 1:].mean(dim=1) if visual.pool_type == "avg" else x[:, 0]
-    if visual.final_ln_after_pool:
-        pooled = visual.ln_post(pooled)
-    return F.normalize(pooled @ visual.proj, dim=-1)
-
-
-def _select_conditions(conditions: Tensor, readouts: Readouts) -> tuple[Tensor, Tensor]:
-    """Each readout's condition token (R, D), and whether it may be seen (R, 1) bool."""
-    index = readouts.condition_index
-    return conditions[index.clamp(min=0)], (index >= 0)[:, None]

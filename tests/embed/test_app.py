@@ -72,11 +72,12 @@ def of_images(engine: EmbedEngine, images: Sequence[bytes], conditions: Sequence
     texts: list[Text | None] = [None if c is None else engine.prepare_text(c) for c in conditions]
     pictures = {PHOTO: scene(), OTHER: scene().rotate(90, expand=True)}
     items = [item for data in images for item in engine.prepare_image(pictures[data], str(hash(data)), texts)]
-    return np.concatenate(engine.run_batch(items))
+    return np.concatenate([reading.rows for reading in engine.run_batch(items)])
 
 
 def of_texts(engine: EmbedEngine, texts: Sequence[str]) -> Embeddings:
-    return np.concatenate(engine.run_batch([engine.prepare_text(text) for text in texts]))
+    readings = engine.run_batch([engine.prepare_text(text) for text in texts])
+    return np.concatenate([reading.rows for reading in readings])
 
 
 def rows_of(response: Any) -> Embeddings:

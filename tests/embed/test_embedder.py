@@ -19,7 +19,7 @@ from services.core.images import ImageLimits
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.embedder import Checkpoint, Embedded, Embedder
-from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Item
+from services.embed.engine import EmbedEngine, EngineOptions, Item, Reading
 from services.embed.image_inputs import ImageInputs
 from services.embed.slices import SLICE_INPUTS
 from tests.core.image_files import encode
@@ -31,7 +31,7 @@ class NotingEngine(EmbedEngine):
 
     num_run = 0
 
-    def run_batch(self, items: Sequence[Item]) -> list[Embeddings]:
+    def run_batch(self, items: Sequence[Item]) -> list[Reading]:
         self.num_run += len(items)
         return super().run_batch(items)
 
@@ -66,7 +66,7 @@ async def service_of(
 ) -> AsyncIterator[Service]:
     metrics, thread = Metrics("embed"), ComputeThread("test")
     thread.start()
-    batcher: Batcher[Item, Embeddings] = Batcher(
+    batcher: Batcher[Item, Reading] = Batcher(
         engine, thread=thread, limits=BatchLimits(4096, 64, 100_000), metrics=metrics
     )
     inputs = ImageInputs(

@@ -13,15 +13,16 @@ from safetensors.torch import load_file, save_file
 from services.core.batching import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
+from services.embed.condition_tokens import MAX_REMEMBERED_CONDITIONS
+from services.embed.encoder import MAX_READOUTS_AT_ONCE, BrokenModel
 from services.embed.engine import (
-    MAX_READOUTS_AT_ONCE,
-    MAX_REMEMBERED_CONDITIONS,
-    BrokenModel,
     Embeddings,
     EmbedEngine,
     EngineOptions,
     ImageItem,
+    ImageState,
     Item,
+    StateItem,
     Text,
     is_out_of_memory,
 )
@@ -59,7 +60,7 @@ def items_of(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -
 
 
 def embed(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -> Embeddings:
-    return np.concatenate(engine.run_batch(items_of(engine, seed, conditions)))
+    return np.concatenate([reading.rows for reading in engine.run_batch(items_of(engine, seed, conditions))])
 
 
 def assert_close(actual: Embeddings, expected: Embeddings, tolerance: float = 1e-5) -> None:
@@ -80,14 +81,14 @@ def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine
     together = engine.run_batch(batch)
     assert len(together) == len(batch)
     for item, rows in zip(batch, together, strict=True):
-        assert_close(rows, engine.run_batch([item])[0])
+        assert_close(rows.rows, engine.run_batch([item])[0].rows)
 
 
 def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: EmbedEngine) -> None:
     assert isinstance(engine, CollatingEngine)
     batch: list[Item] = [engine.prepare_text("a red square"), *items_of(engine, 1, ["color", None])]
     for ahead, at_once in zip(engine.run_collated(engine.collate(batch)), engine.run_batch(batch), strict=True):
-        np.testing.assert_array_equal(ahead, at_once)
+        np.testing.assert_array_equal(ahead.rows, at_once.rows)
 
 
 def test_embeddings_are_float32_unit_vectors_in_the_order_of_conditions(engine: EmbedEngine) -> None:
@@ -114,7 +115,7 @@ def test_the_engine_answers_what_the_model_computes(readout_directory: Path) -> 
     loaded = EmbedEngine.load(readout_directory, CPU)
     assert_close(embed(loaded, 5, ["which shape?"]), expected)
     text = checkpoint.model.encode_texts(checkpoint.tokenizer(["a red square"])).numpy()
-    assert_close(loaded.run_batch([loaded.prepare_text("a red square")])[0], text)
+    assert_close(loaded.run_batch([loaded.prepare_text("a red square")])[0].rows, text)
 
 
 class CountingModel(torch.nn.Module):
