@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.embed.protocols.datasets import Source, progress
+from services.embed.protocols.datasets import Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import CELEBA_ATTRIBUTES, CELEBA_IDENTITY, celeba_attribute
 from services.embed.protocols.metrics import (
@@ -59,7 +59,7 @@ def evaluate_celeba(embedder: ImageEmbedder, faces: Faces, settings: dict[str, o
     Memory: the embeddings under all 30 instructions at once. An attribute that all images agree on has no score.
     """
     instructions = [*map(celeba_attribute, CELEBA_ATTRIBUTES), CELEBA_IDENTITY]
-    images = SOURCE.images(progress(faces.paths, f"{embedder.name}, CelebA"))
+    images = SOURCE.images(faces.paths, f"{embedder.name}, CelebA")
     *by_attribute, by_identity = embedder.embed_images(images, instructions)
     scores = {
         attribute: 100 * scaled_mean_ap(embeddings, faces.attributes[attribute])

@@ -29,11 +29,20 @@ class Source:
             raise MissingData(f"{path} is missing. It belongs to {self.name}, which comes from {self.address}")
         return path
 
-    def images(self, paths: Iterable[Path]) -> Iterator[Image.Image]:
-        """The files as RGB images, one at a time. Raises MissingData at the first that is not there."""
+    def images(self, paths: Sequence[Path], description: str) -> Iterator[Image.Image]:
+        """The files as RGB images, one at a time, with a progress bar of that name.
+
+        Raises MissingData before the first is read, if any is not there.
+        """
         for path in paths:
-            with Image.open(self.existing(path)) as image:
-                yield image.convert("RGB")
+            self.existing(path)
+        return map(read_image, progress(paths, description))
+
+
+def read_image(path: Path) -> Image.Image:
+    """A file as an RGB image."""
+    with Image.open(path) as image:
+        return image.convert("RGB")
 
 
 def progress(items: Sequence[T], description: str) -> Iterable[T]:

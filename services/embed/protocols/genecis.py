@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from services.embed.protocols.datasets import Source, progress
+from services.embed.protocols.datasets import Source, progress, read_image
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import focus_on_attribute, focus_on_object
 from services.embed.protocols.metrics import target_recall
@@ -41,10 +41,9 @@ class Picture:
     path: Path
     box: Box | None = None
 
-    def read(self, source: Source) -> Image.Image:
-        with Image.open(source.existing(self.path)) as image:
-            picture = image.convert("RGB")
-        return picture if self.box is None else crop_object(picture, self.box)
+    def read(self) -> Image.Image:
+        image = read_image(self.path)
+        return image if self.box is None else crop_object(image, self.box)
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class Query:
     condition: str
     reference: Picture
     gallery: tuple[Picture, ...]
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        return (self.reference, *self.gallery)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,12 @@ def load_genecis(annotations: Path, images: Path, focus: Focus, *, limit: int | 
 
 
 def evaluate_genecis(embedder: ImageEmbedder, task: GeneCis) -> float:
-    """Recall@3 in points; a distractor as similar as the target counts as nearer."""
+    """Recall@3 in points; a distractor as similar as the target counts as nearer.
+
+    Raises MissingData before the first image is read, if any is not there.
+    """
+    for picture in {picture for query in task.queries for picture in query.pictures}:
+        task.source.existing(picture.path)
     similarity = np.stack(list(_similarities(embedder, task)))
     return 100 * target_recall(similarity, RECALL_AT)
 
@@ -135,8 +143,8 @@ def _similarities(embedder: ImageEmbedder, task: GeneCis) -> Iterator[np.ndarray
         for condition, queries in groupby(sorted(task.queries, key=lambda q: q.condition), key=lambda q: q.condition)
     ]
     for condition, queries in progress(by_condition, f"{embedder.name}, GeneCIS focus {task.focus}"):
-        pictures = list(dict.fromkeys(p for query in queries for p in (query.reference, *query.gallery)))
-        images = (picture.read(task.source) for picture in pictures)
+        pictures = list(dict.fromkeys(picture for query in queries for picture in query.pictures))
+        images = (picture.read() for picture in pictures)
         (embeddings,) = embedder.embed_images(images, [task.instruction(condition)])
         row_of = {picture: row for row, picture in enumerate(pictures)}
         for query in queries:

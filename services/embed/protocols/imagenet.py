@@ -49,8 +49,9 @@ def evaluate_imagenet(
     embedder: ImageEmbedder, directory: Path, nodes: Sequence[Node], *, images_per_class: int | None = None
 ) -> dict[str, float]:
     """mAP in points by column of Table D.5. Raises MissingData."""
-    scores = {}
-    for node in nodes:
-        images = load_node(directory, node).first_of_each_class(images_per_class)
-        scores[node.column] = evaluate_category(embedder, images, node.node.lower())
-    return scores
+    # all are found before the first is embedded
+    images = [load_node(directory, node).first_of_each_class(images_per_class) for node in nodes]
+    return {
+        node.column: evaluate_category(embedder, of_node, node.node.lower())
+        for node, of_node in zip(nodes, images, strict=True)
+    }

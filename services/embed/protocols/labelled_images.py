@@ -1,13 +1,11 @@
 """Retrieval of images of the same class, the task of ImageNet-Subset and of the fine-grained data sets."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from services.embed.protocols.datasets import Source, progress
+from services.embed.protocols.datasets import Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import type_of
 from services.embed.protocols.metrics import Labels, cosine_rows, mean_average_precision
@@ -28,13 +26,9 @@ class LabelledImages:
         kept = np.sort(np.concatenate([np.flatnonzero(self.labels == c)[:num_images] for c in np.unique(self.labels)]))
         return LabelledImages(self.source, tuple(self.paths[i] for i in kept), self.labels[kept])
 
-    def images(self, description: str) -> Iterator[Image.Image]:
-        """The images as RGB, with a progress bar of that name."""
-        return self.source.images(progress(self.paths, description))
-
 
 def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category: str) -> float:
     """mAP in points of retrieving images of the same class, asked for the type of the category. Raises MissingData."""
-    pictures = images.images(f"{embedder.name}, {category}")
+    pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
     (embeddings,) = embedder.embed_images(pictures, [type_of(category)])
     return 100 * mean_average_precision(cosine_rows(embeddings), images.labels)

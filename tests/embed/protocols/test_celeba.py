@@ -81,8 +81,10 @@ def test_a_missing_file_is_named_with_where_it_comes_from(celeba: Path, name: st
         load_faces(celeba)
 
 
-def test_a_missing_image_is_named(celeba: Path) -> None:
+def test_a_missing_image_is_named_before_any_is_embedded(celeba: Path) -> None:
     faces = load_faces(celeba)
     (celeba / "img_align_celeba" / "000005.jpg").unlink()
+    embedder = MeanColor()
     with pytest.raises(MissingData, match=r"img_align_celeba/000005.jpg is missing"):
-        evaluate_celeba(MeanColor(), faces, {})
+        evaluate_celeba(embedder, faces, {})
+    assert embedder.num_images == 0

@@ -96,8 +96,10 @@ def test_annotations_may_be_gzipped(genecis: Path) -> None:
 def test_missing_annotations_and_images_are_named_with_where_they_come_from(genecis: Path) -> None:
     task = load(genecis, "attribute")
     task.queries[0].reference.path.unlink()
+    embedder = MeanColor()
     with pytest.raises(MissingData, match=r"1.jpg is missing. It belongs to Visual Genome"):
-        evaluate_genecis(MeanColor(), task)
+        evaluate_genecis(embedder, replace(task, queries=task.queries[::-1]))
+    assert embedder.num_images == 0
     (genecis / "focus_attribute.json").unlink()
     with pytest.raises(MissingData, match=r"focus_attribute.json is missing.*github.com/facebookresearch/genecis"):
         load(genecis, "attribute")
