@@ -5,7 +5,6 @@ Shapes: B images of a batch, C conditions (1 where there are none), E embedding 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +21,7 @@ from services.embed.focallens import FocalLens, Readouts
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]
 
-# A readout copies its image's keys and values, so many are read out in slices.
+# A readout costs memory of its own, so images under many conditions pass in smaller batches.
 MAX_READOUTS_AT_ONCE = 256
 
 
@@ -94,21 +93,19 @@ class BulkEmbedder:
         return embeddings
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        """(B, 3, height, width) → (B, C, E); `readout` passes over the images once for all conditions."""
-        num_images, num_conditions = len(pixels), self.num_conditions
-        image = torch.arange(num_images, device=self.device)
+        """(B, 3, height, width) → (B, C, E): one pass over an image for all conditions, as many images at a time as
+        their readouts allow."""
         if self._conditions is None:
             return self._model.encode_images(pixels)[:, None]
-        read = partial(self._model.encode_images, pixels, self._conditions)
-        if self._model.visibility == "readout" and num_images * num_conditions > MAX_READOUTS_AT_ONCE:
-            read = partial(self._model.read_out, self._model.encode_patches(pixels), self._conditions)
-        columns = []
-        step = max(1, MAX_READOUTS_AT_ONCE // num_images)
-        for start in range(0, num_conditions, step):
-            index = torch.arange(start, min(start + step, num_conditions), device=self.device)
-            readouts = Readouts(image.repeat_interleave(len(index)), index.repeat(num_images))
-            columns.append(read(readouts).view(num_images, len(index), -1))
-        return torch.cat(columns, dim=1)
+        step = max(1, MAX_READOUTS_AT_ONCE // self.num_conditions)
+        return torch.cat([self._read_out(part, self._conditions) for part in pixels.split(step)])
+
+    def _read_out(self, pixels: Tensor, conditions: Tensor) -> Tensor:
+        num_images, num_conditions = len(pixels), len(conditions)
+        image_index = torch.arange(num_images, device=self.device).repeat_interleave(num_conditions)
+        condition_index = torch.arange(num_conditions, device=self.device).repeat(num_images)
+        features = self._model.encode_images(pixels, conditions, Readouts(image_index, condition_index))
+        return features.view(num_images, num_conditions, -1)
 
 
 def devices() -> list[str]:

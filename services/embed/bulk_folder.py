@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.durable_files import delete_durably, half_written_files, make_folder_durably, write_durably
+from services.core.durable_files import half_written_files, make_folder_durably, write_durably
 from services.embed.image_sources import ListedImage, Skipped, fingerprint
 
 Array = NDArray[np.float32]
@@ -142,13 +142,13 @@ class BulkFolder:
             lines = [*_skipped_lines(unlisted), *(part.read_bytes() for part in parts)]
             write_durably(self.directory / SKIPPED_FILE, lines)
         for part in parts:
-            delete_durably(part)
+            part.unlink()
         return (self.directory / SKIPPED_FILE).read_bytes().count(b"\n")
 
     def _begin(self, *, overwrite: bool) -> None:
         for leftover in half_written_files(self.directory):
             if leftover.parent == self.directory and _OURS.fullmatch(leftover.name.rpartition("#")[0]):
-                delete_durably(leftover)
+                leftover.unlink(missing_ok=True)
         if overwrite:
             self._clear()
         plan_file = self.directory / PLAN_FILE

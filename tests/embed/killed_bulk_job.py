@@ -1,0 +1,89 @@
+"""`python -m tests.embed.killed_bulk_job`: bulk jobs that are killed and begun again.
+
+    writes CHECKPOINT SOURCE FOLDER           one job after the other, each killed once, in FOLDER/1, FOLDER/2, …: job n
+                                              before the nth time that it opens, renames or removes a file of its output
+    times CHECKPOINT SOURCE OUTPUT SECONDS…   one job, killed after so many seconds, again and again
+
+In the end every job is given its time. Prints how many there were. Each is forked from a process that has torch
+and open_clip imported, so it begins in milliseconds.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from services.embed.bulk_files import OutputRequest, embed_into_files
+from services.embed.bulk_progress import Bars
+from services.embed.checkpoint import open_clip
+from services.embed.image_sources import list_images
+
+
+def run_job(checkpoint: str, source: str, output: Path) -> None:
+    request = OutputRequest(
+        output, checkpoint, ["what color is it?"], shard_size=8, batch_size=3, num_threads=2, devices=["cpu"]
+    )
+    with Path(os.devnull).open("w") as nowhere:
+        embed_into_files(request, list_images([source]), Bars(Console(file=nowhere)))
+
+
+def kill_at_event(number: int, output: Path) -> None:
+    """An audit event comes before what it announces."""
+    seen = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(str(output)):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def run_and_kill(job: tuple[str, str, Path], *, event: int | None = None, after_s: float | None = None) -> bool:
+    """Whether the job came to its end."""
+    child = os.fork()
+    if child == 0:
+        if event is not None:
+            kill_at_event(event, job[2])
+        run_job(*job)
+        os._exit(0)
+    if after_s is not None:
+        time.sleep(after_s)  # the moment itself
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+        raise SystemExit(f"a job ended with status {os.WEXITSTATUS(status)}")
+    return os.WIFEXITED(status)
+
+
+def kill_at_writes(checkpoint: str, source: str, folder: Path) -> int:
+    for event in itertools.count(1):
+        job = (checkpoint, source, folder / str(event))
+        has_ended = run_and_kill(job, event=event)
+        assert run_and_kill(job)
+        if has_ended:
+            return event
+    raise AssertionError
+
+
+def kill_at_times(checkpoint: str, source: str, output: Path, seconds: list[float]) -> int:
+    for after_s in seconds:
+        run_and_kill((checkpoint, source, output), after_s=after_s)
+    assert run_and_kill((checkpoint, source, output))
+    return 1
+
+
+if __name__ == "__main__":
+    open_clip()  # imports it
+    mode, checkpoint, source, output, *seconds = sys.argv[1:]
+    if mode == "writes":
+        print(kill_at_writes(checkpoint, source, Path(output)))
+    else:
+        print(kill_at_times(checkpoint, source, Path(output), [float(after_s) for after_s in seconds]))
