@@ -87,7 +87,7 @@ class Collection:
         self._settled_at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._num_users = 0
-        self._is_closing = False
+        self._closing = asyncio.Event()
 
     async def start(self) -> None:
         """Begin to index what is not indexed yet."""
@@ -97,7 +97,7 @@ class Collection:
 
     async def close(self) -> None:
         """Let running requests end, save the indexes, let go of the files."""
-        self._is_closing = True
+        self._closing.set()
         async with self._progress:
             await self._progress.wait_for(lambda: self._num_users == 0)
         if self._task is not None:
@@ -110,14 +110,14 @@ class Collection:
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[ImageStore]:
         """Its store, which stays open until the block ends. Raises NotFound where the collection is being deleted."""
-        if self._is_closing:
+        if self._closing.is_set():
             raise NotFound(f"There is no collection {self.info.name!r}.")
         self._num_users += 1
         try:
             yield self._store
         finally:
             self._num_users -= 1
-            if self._is_closing:
+            if self._closing.is_set():
                 await self._notify()
 
     async def add(self, images: Sequence[NewImage]) -> Added:

@@ -95,9 +95,9 @@ class Added:
 
 @dataclass(frozen=True)
 class StoredCondition:
-    """`text` None is the unconditional embedding; `used` is Unix time in seconds."""
+    """`used` is the Unix time in seconds at which it was last put."""
 
-    text: str | None
+    text: str
     is_pinned: bool
     used: float
 
@@ -208,7 +208,7 @@ class ImageStore:
             found = connection.execute("SELECT text, is_pinned, used FROM conditions ORDER BY rowid")
             return [StoredCondition(text, bool(is_pinned), used) for text, is_pinned, used in found]
 
-    def put_condition(self, text: str | None, is_pinned: bool) -> None:  # noqa: FBT001
+    def put_condition(self, text: str, *, is_pinned: bool) -> None:
         """Index a condition, used now. One that is pinned stays so until it is dropped."""
         now = time.time()
         with self._database.transaction() as connection:
@@ -218,15 +218,10 @@ class ImageStore:
             if not changed.rowcount:
                 connection.execute("INSERT INTO conditions VALUES (?, ?, ?)", (text, is_pinned, now))
 
-    def drop_condition(self, text: str | None) -> None:
+    def drop_condition(self, text: str) -> None:
         """Index a condition no longer; one that is not indexed is left so."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM conditions WHERE text IS ?", (text,))
-
-    def touch_condition(self, text: str | None) -> None:
-        """A condition, if it is indexed, was used now."""
-        with self._database.transaction() as connection:
-            connection.execute("UPDATE conditions SET used = ? WHERE text IS ?", (time.time(), text))
 
     def _rows(self, statement: str, bound: Sequence[object]) -> Rows:
         with self._database.reading() as connection:

@@ -326,27 +326,21 @@ def test_what_can_not_be_an_id_is_refused(store: ImageStore, image_id: str) -> N
 
 def test_conditions_are_kept_until_they_are_dropped(store: ImageStore, folder: Path) -> None:
     began = time.time()
-    store.put_condition("the color", False)
-    store.put_condition(None, True)
-    store.put_condition("the shape", True)
-    store.put_condition("the shape", False)
-    store.put_condition("the color", True)
+    store.put_condition("the color", is_pinned=False)
+    store.put_condition("the shape", is_pinned=True)
+    store.put_condition("the shape", is_pinned=False)
+    store.put_condition("the color", is_pinned=True)
     store.drop_condition("the size")
-    store.touch_condition("the size")
     other = ImageStore.open(folder)
     found = other.conditions()
     other.close()
     assert [replace(condition, used=0.0) for condition in found] == [
         StoredCondition("the color", True, 0.0),
-        StoredCondition(None, True, 0.0),
         StoredCondition("the shape", True, 0.0),
     ]
     assert all(began <= condition.used <= time.time() for condition in found)
-    store.drop_condition(None)
-    store.touch_condition("the color")
-    color, shape = store.conditions()
-    assert (color.text, shape.text) == ("the color", "the shape")
-    assert color.used >= shape.used
+    store.drop_condition("the color")
+    assert [condition.text for condition in store.conditions()] == ["the shape"]
 
 
 def test_a_closed_store_fails_and_closes_again(folder: Path) -> None:
@@ -475,7 +469,7 @@ def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_d
     with pytest.raises(StorageFull):
         store.add([new_image("b", content(2, 100_000))], LIMITS)
     with pytest.raises(StorageFull):
-        store.put_condition("long " * 20_000, True)
+        store.put_condition("long " * 20_000, is_pinned=True)
     assert store.data("a") == content(1, 50_000)
     (small_disk / "ballast").unlink()
     store.add([new_image("b", content(2, 100_000))], LIMITS)
