@@ -53,7 +53,7 @@ def read_header(data: bytes) -> ImageHeader:
     Raises UnsupportedMediaType for a known file type that is not accepted, InvalidRequest for anything else that
     is no image or ends before its size is known, TooLarge for more parts than MAX_… names.
     """
-    for accepts, read in _READERS:
+    for _, accepts, read in _READERS:
         if accepts(data):
             try:
                 return read(data)
@@ -63,6 +63,11 @@ def read_header(data: bytes) -> ImageHeader:
         if data.startswith(magic, offset):
             raise UnsupportedMediaType(f"The image is {name}; JPEG, PNG, WebP, GIF and BMP are accepted.")
     raise InvalidRequest("The image is none: its content is not JPEG, PNG, WebP, GIF or BMP.")
+
+
+def media_type_of(data: bytes) -> str | None:
+    """`image/png` and the like by how the content begins; None for what `read_header` refuses whatever follows."""
+    return next((media_type for media_type, accepts, _ in _READERS if accepts(data)), None)
 
 
 def orientation(exif: bytes) -> int:
@@ -205,12 +210,12 @@ def _read_bmp(data: bytes) -> ImageHeader:
     return ImageHeader("BMP", data, width, abs(height))
 
 
-_READERS: tuple[tuple[Callable[[bytes], bool], Callable[[bytes], ImageHeader]], ...] = (
-    (lambda data: data.startswith(b"\xff\xd8\xff"), _read_jpeg),
-    (lambda data: data.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), _read_png),
-    (lambda data: data.startswith(b"RIFF") and data[8:12] == b"WEBP", _read_webp),
-    (lambda data: data.startswith((b"GIF87a", b"GIF89a")), _read_gif),
-    (lambda data: data.startswith(b"BM"), _read_bmp),
+_READERS: tuple[tuple[str, Callable[[bytes], bool], Callable[[bytes], ImageHeader]], ...] = (
+    ("image/jpeg", lambda data: data.startswith(b"\xff\xd8\xff"), _read_jpeg),
+    ("image/png", lambda data: data.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), _read_png),
+    ("image/webp", lambda data: data.startswith(b"RIFF") and data[8:12] == b"WEBP", _read_webp),
+    ("image/gif", lambda data: data.startswith((b"GIF87a", b"GIF89a")), _read_gif),
+    ("image/bmp", lambda data: data.startswith(b"BM"), _read_bmp),
 )
 
 _REFUSED = (

@@ -11,6 +11,7 @@ from services.core.image_headers import (
     MAX_JPEG_SCANS,
     MAX_JPEG_SEGMENTS,
     MAX_PNG_CHUNKS,
+    media_type_of,
     read_header,
 )
 from services.core.images import ImageLimits, decode_image
@@ -25,6 +26,7 @@ def test_the_size_is_known_before_anything_is_decoded(kind: str) -> None:
     header = read_header(every_kind()[kind])
     assert (header.width, header.height) == SIZE
     assert kind.upper().startswith(header.format)
+    assert media_type_of(every_kind()[kind]) == f"image/{header.format.lower()}"
 
 
 @pytest.mark.parametrize(

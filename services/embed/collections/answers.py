@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.core.images import ImageReference
 from services.embed.calls import ImageInput, TextInput
 
 State = Literal["ready", "building"]
@@ -15,11 +14,12 @@ IndexKind = Literal["flat", "ivf"]
 class ImageToAdd:
     """An image to store under `id`, or under the sha256 of its bytes where that is None.
 
-    `metadata` None says nothing about it: a stored image keeps what it has. `param` is the request field to blame.
+    `metadata` None says nothing about it: a stored image keeps what it has. `param` is the request field to blame for
+    anything but the image itself.
     """
 
     id: str | None
-    reference: ImageReference
+    image: ImageInput
     metadata: dict[str, Any] | None
     param: str
 

@@ -126,10 +126,10 @@ class Library:
     async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
         """Their bytes, once it is sure that they decode."""
 
-        async def read(image: ImageToAdd) -> NewImage:
-            data = await self._inputs.bytes_of(image.reference, image.param)
-            digest = await self._inputs.decode(data, image.param, lambda _: content_digest(data))
-            return NewImage(image.id if image.id is not None else digest, data, digest, image.metadata, image.param)
+        async def read(asked: ImageToAdd) -> NewImage:
+            data = await self._inputs.bytes_of(asked.image.reference, asked.image.param)
+            digest = await self._inputs.decode(data, asked.image.param, lambda _: content_digest(data))
+            return NewImage(asked.id if asked.id is not None else digest, data, digest, asked.metadata, asked.param)
 
         return await all_or_first_failure([read(image) for image in images])
 
