@@ -1,0 +1,723 @@
+"""The wire of collections: every form of a request, what the library is asked, its answers, and all that is refused."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from services.core.app import AppParts, create_app
+from services.core.errors import NotFound
+from services.core.exchange import Timing
+from services.core.health import Health
+from services.core.images import ImageLimits, ImageUrl
+from services.core.images import StoredImage as StoredImageReference
+from services.core.metrics import Metrics
+from services.core.settings import ProcessSettings
+from services.embed.calls import CallLimits, ImageInput, TextInput
+from services.embed.collections.answers import (
+    CollectionStatus,
+    ImageToAdd,
+    IndexStatus,
+    SearchAnswer,
+    SearchHit,
+    SearchQuery,
+    StatesStatus,
+)
+from services.embed.collections.image_store import Added, StoredImage
+from services.embed.collections.routes import collections_router
+from tests.core.image_files import encode, every_kind, scene
+
+COLOR, SHAPE = "What is the color?", "What is the shape?"
+PHOTO = encode(scene(), "PNG")
+OTHER = encode(scene().rotate(90, expand=True), "JPEG")
+LIMITS = CallLimits(max_inputs=8, max_conditions=3, images=ImageLimits(max_image_bytes=100_000), max_k=50)
+MODEL = "tiny@0123456789ab"
+UNCONDITIONAL = IndexStatus(None, "flat", 2, exact=True, state="ready", num_bytes=192)
+COLORS = IndexStatus(COLOR, "ivf", 1, exact=False, state="building", num_waiting=1, num_bytes=96, recall_at_10=0.98)
+
+
+class InMemory:
+    """A library at the interface that the routes use; it keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, dict[str, StoredImage]] = {}
+        self.data: dict[str, bytes] = {}
+        self.conditions: Sequence[str] = ()
+        self.model: str | None = None
+        self.added: Sequence[ImageToAdd] = ()
+        self.waited = False
+        self.query: SearchQuery | None = None
+        self.deadline = 0.0
+
+    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+        self.conditions, self.model = conditions, model
+        is_new = name not in self.stored
+        self.stored.setdefault(name, {})
+        return await self.describe(name), is_new
+
+    async def list(self) -> Sequence[CollectionStatus]:
+        return [await self.describe(name) for name in sorted(self.stored)]
+
+    async def describe(self, name: str) -> CollectionStatus:
+        images = self._images(name).values()
+        num_bytes = sum(image.num_bytes for image in images)
+        states = StatesStatus(1, 64, 64, 4096) if images else None
+        return CollectionStatus(
+            name, "tiny", 1700000000.75, len(images), num_bytes, "building", [UNCONDITIONAL, COLORS], states
+        )
+
+    async def delete(self, name: str) -> None:
+        self._images(name)
+        del self.stored[name]
+
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
+    ) -> Added:
+        stored = self._images(name)
+        self.added, self.deadline, self.waited = images, deadline, wait
+        timing.add("store", 0.001)
+        ids = []
+        for image in images:
+            assert isinstance(image.image.reference, bytes)
+            data = image.image.reference
+            digest = hashlib.sha256(data).hexdigest()
+            ids.append(image.id if image.id is not None else digest)
+            self.data[ids[-1]] = data
+            metadata = image.metadata or {}
+            stored[ids[-1]] = StoredImage(len(stored) + 1, ids[-1], digest, len(data), metadata, 1700000001.5)
+        return Added(len(ids) - 1, 1, ids, [])
+
+    async def image(self, name: str, image_id: str) -> bytes:
+        self._image(name, image_id)
+        return self.data[image_id]
+
+    async def delete_image(self, name: str, image_id: str) -> None:
+        self._image(name, image_id)
+        del self.stored[name][image_id]
+
+    async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
+        stored = self._images(name)
+        return [stored[image_id] for image_id in sorted(stored) if image_id > (after or "")][:limit]
+
+    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+        stored = self._images(name)
+        self.query, self.deadline = query, deadline
+        hits = [SearchHit(image.id, 1 - image.row / 8, image.metadata) for image in stored.values()]
+        return SearchAnswer(MODEL, query.condition, hits, dataclasses.replace(COLORS, condition=query.condition))
+
+    def _images(self, name: str) -> dict[str, StoredImage]:
+        if name not in self.stored:
+            raise NotFound(f"There is no collection {name!r}.", param="collection")
+        return self.stored[name]
+
+    def _image(self, name: str, image_id: str) -> StoredImage:
+        try:
+            return self._images(name)[image_id]
+        except KeyError:
+            raise NotFound(f"There is no image {image_id!r}.") from None
+
+
+@pytest.fixture
+def library() -> InMemory:
+    """With one empty collection, `things`."""
+    library = InMemory()
+    library.stored["things"] = {}
+    return library
+
+
+@pytest.fixture
+def client(library: InMemory) -> Iterator[TestClient]:
+    parts = AppParts("embed", "test", Metrics("embed"), Health(), routers=[collections_router(library, LIMITS)])
+    with TestClient(create_app(ProcessSettings(port=0), parts), raise_server_exceptions=False) as client:
+        yield client
+
+
+def as_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def bytes_of(image: ImageToAdd) -> bytes:
+    assert isinstance(image.image.reference, bytes)
+    return image.image.reference
+
+
+# --- collections ---
+
+
+def test_a_collection_is_created_once_and_then_confirmed(client: TestClient, library: InMemory) -> None:
+    body = {"model": "tiny", "conditions": [COLOR, SHAPE], "a field that nobody knows": 1}
+    created = client.put("/collections/birds", json=body)
+    assert created.status_code == 201
+    assert created.json()["name"] == "birds"
+    assert (library.model, library.conditions) == ("tiny", [COLOR, SHAPE])
+    confirmed = client.put("/collections/birds")
+    assert confirmed.status_code == 200
+    assert confirmed.json() == created.json() == client.get("/collections/birds").json()
+    assert (library.model, library.conditions) == (None, [])
+
+
+def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClient) -> None:
+    client.post("/collections/things/images", files={"file": ("a.png", PHOTO)})
+    collection = client.get("/collections/things").json()
+    assert collection == {
+        "object": "collection",
+        "name": "things",
+        "model": "tiny",
+        "created": 1700000000,
+        "size": 1,
+        "bytes": len(PHOTO),
+        "state": "building",
+        "conditions": [
+            {
+                "condition": None,
+                "state": "ready",
+                "kind": "flat",
+                "indexed": 2,
+                "waiting": 0,
+                "bytes": 192,
+                "exact": True,
+                "recall_at_10": None,
+            },
+            {
+                "condition": COLOR,
+                "state": "building",
+                "kind": "ivf",
+                "indexed": 1,
+                "waiting": 1,
+                "bytes": 96,
+                "exact": False,
+                "recall_at_10": 0.98,
+            },
+        ],
+        "image_states": {"images": 1, "bytes": 64, "bytes_per_image": 64, "max_bytes": 4096},
+    }
+    assert client.get("/collections").json() == {"object": "list", "data": [collection]}
+
+
+def test_image_states_are_null_where_there_are_none(client: TestClient) -> None:
+    assert client.get("/collections/things").json()["image_states"] is None
+
+
+def test_a_deleted_collection_is_gone(client: TestClient) -> None:
+    response = client.delete("/collections/things")
+    assert (response.status_code, response.content) == (204, b"")
+    assert client.get("/collections").json()["data"] == []
+    error_of(client.get("/collections/things"), 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options"),
+    [
+        ("GET", "", {}),
+        ("DELETE", "", {}),
+        ("GET", "/images", {}),
+        ("POST", "/images", {"files": {"file": PHOTO}}),
+        ("GET", "/images/a", {}),
+        ("DELETE", "/images/a", {}),
+        ("POST", "/search", {"json": {"text": "a"}}),
+    ],
+)
+def test_an_unknown_collection_is_named(client: TestClient, method: str, path: str, options: dict[str, Any]) -> None:
+    error = error_of(client.request(method, f"/collections/nothing{path}", **options), 404)
+    assert "'nothing'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/collections", "/collections/things", "/collections/things/images", "/collections/things/images/a/b.png"]
+)
+def test_every_path_answers_with_the_version_in_front(client: TestClient, path: str) -> None:
+    client.post("/v1/collections/things/images", json={"images": [{"id": "a/b.png", "image": as_base64(PHOTO)}]})
+    plain, versioned = client.get(path), client.get(f"/v1{path}")
+    assert plain.status_code == versioned.status_code == 200
+    assert plain.content == versioned.content
+    searched = client.post("/v1/collections/things/search", json={"text": "a"})
+    assert searched.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "param"),
+    [
+        ({"json": {"conditions": COLOR}}, 422, "conditions"),
+        ({"json": {"conditions": [COLOR, 3]}}, 422, "conditions.1"),
+        ({"json": {"model": 3}}, 422, "model"),
+        ({"json": []}, 422, None),
+        ({"json": {"conditions": ["a", "b", "c", "d"]}}, 413, None),
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, None),
+        ({"content": b"[" * 100_000, "headers": {"content-type": "application/json"}}, 400, None),
+        ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, None),
+    ],
+)
+def test_a_creation_that_does_not_fit_makes_nothing(
+    client: TestClient, library: InMemory, options: dict[str, Any], status: int, param: str | None
+) -> None:
+    assert error_of(client.put("/collections/birds", **options), status)["param"] == param
+    assert "birds" not in library.stored
+
+
+# --- adding images ---
+
+
+def test_a_form_adds_each_file_under_its_name_with_its_metadata(client: TestClient, library: InMemory) -> None:
+    response = client.post(
+        "/collections/things/images",
+        files=[
+            ("file", ("a.png", PHOTO, "image/png")),
+            ("file", ("sub/ü b.jpg", OTHER, "image/jpeg")),
+            ("file", ("c.png", PHOTO)),
+        ],
+        data={"metadata": json.dumps({"sub/ü b.jpg": {"color": "blue", "size": 3}, "c.png": {}})},
+    )
+    assert response.status_code == 201
+    assert response.json() == {"added": 2, "unchanged": 1, "ids": ["a.png", "sub/ü b.jpg", "c.png"]}
+    assert [image.id for image in library.added] == ["a.png", "sub/ü b.jpg", "c.png"]
+    assert [bytes_of(image) for image in library.added] == [PHOTO, OTHER, PHOTO]
+    assert [image.metadata for image in library.added] == [None, {"color": "blue", "size": 3}, {}]
+    assert [image.param for image in library.added] == ["file.0", "file.1", "file.2"]
+    assert [image.image.param for image in library.added] == ["file.0", "file.1", "file.2"]
+
+
+def test_the_metadata_of_a_form_may_be_a_file_and_larger_than_other_fields(
+    client: TestClient, library: InMemory
+) -> None:
+    metadata = {"a.png": {"text": "x" * 200_000}}
+    part = ("meta.json", json.dumps(metadata), "application/json")
+    for form in (
+        {"files": [("file", ("a.png", PHOTO)), ("metadata", part)]},
+        {"files": [("file", ("a.png", PHOTO))], "data": {"metadata": json.dumps(metadata)}},
+    ):
+        response = client.post("/collections/things/images", **form)
+        assert response.status_code == 201, response.text
+        assert library.added[0].metadata == metadata["a.png"]
+
+
+def test_a_file_without_a_name_has_no_id_of_its_own(client: TestClient, library: InMemory) -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename=""\r\n\r\n' + PHOTO + b"\r\n--b--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    response = client.post("/collections/things/images", content=body, headers=headers)
+    assert response.json()["ids"] == [hashlib.sha256(PHOTO).hexdigest()]
+    assert library.added[0].id is None
+
+
+def test_json_adds_images_with_or_without_ids_and_metadata(client: TestClient, library: InMemory) -> None:
+    images = [
+        {"id": "a", "image": as_base64(PHOTO), "metadata": {"n": [1, {"deep": None}]}},
+        {"image": f"data:image/jpeg;base64,{as_base64(OTHER)}"},
+        {"id": None, "image": as_base64(PHOTO), "metadata": None, "unknown": 1},
+    ]
+    response = client.post("/collections/things/images", json={"images": images})
+    assert response.status_code == 201
+    assert [image.id for image in library.added] == ["a", None, None]
+    assert [bytes_of(image) for image in library.added] == [PHOTO, OTHER, PHOTO]
+    assert [image.metadata for image in library.added] == [{"n": [1, {"deep": None}]}, None, None]
+    assert [image.param for image in library.added] == ["images.0", "images.1", "images.2"]
+    assert [image.image.param for image in library.added] == ["images.0.image", "images.1.image", "images.2.image"]
+
+
+@pytest.mark.parametrize("image_id", [None, "one", "sub/ü b.png"])
+def test_a_body_that_is_an_image_takes_its_id_from_the_url(
+    client: TestClient, library: InMemory, image_id: str | None
+) -> None:
+    response = client.post(
+        "/collections/things/images",
+        params={} if image_id is None else {"id": image_id},
+        content=PHOTO,
+        headers={"content-type": "image/png"},
+    )
+    assert response.status_code == 201
+    (image,) = library.added
+    assert (image.id, bytes_of(image), image.metadata, image.param) == (image_id, PHOTO, None, "body")
+
+
+@pytest.mark.parametrize(("query", "waits"), [("", False), ("?wait=true", True), ("?wait=false", False)])
+def test_adding_waits_for_the_indexes_where_that_is_asked(
+    client: TestClient, library: InMemory, query: str, waits: bool
+) -> None:
+    response = client.post(f"/collections/things/images{query}", files={"file": ("a.png", PHOTO)})
+    assert response.status_code == 201
+    assert library.waited == waits
+    assert library.deadline > 0
+    assert "store;dur=" in response.headers["server-timing"]
+
+
+BROKEN = {"image": "?"}
+GOOD = {"image": as_base64(PHOTO)}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 422, "images"),
+        ({"images": []}, 422, "images"),
+        ({"images": GOOD}, 422, "images"),
+        ({"images": [GOOD, {}]}, 422, "images.1.image"),
+        ({"images": [GOOD, {"image": 3}]}, 422, "images.1.image"),
+        ({"images": [GOOD, GOOD, GOOD, {**GOOD, "id": 3}]}, 422, "images.3.id"),
+        ({"images": [GOOD, {**GOOD, "metadata": "red"}]}, 422, "images.1.metadata"),
+        ({"images": [GOOD, GOOD, GOOD, BROKEN]}, 400, "images.3.image"),
+        ({"images": [GOOD, {"image": {"id": "nowhere"}}]}, 422, "images.1.image"),
+        ({"images": [{"image": as_base64(bytes(100_001))}]}, 413, "images.0.image"),
+        ({"images": [GOOD] * 9}, 413, None),
+    ],
+)
+def test_images_in_json_that_do_not_fit_are_named_and_nothing_is_added(
+    client: TestClient, library: InMemory, body: Any, status: int, param: str | None
+) -> None:
+    assert error_of(client.post("/collections/things/images", json=body), status)["param"] == param
+    assert not library.added
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status", "param"),
+    [
+        (["{"], 400, "metadata"),
+        (["[]"], 422, "metadata"),
+        (["3"], 422, "metadata"),
+        (['{"a.png": 3}'], 422, "metadata.a.png"),
+        (['{"b.png": {}}'], 422, "metadata.b.png"),
+        (['{"": {}}'], 422, "metadata."),
+        (["{}", "{}"], 422, "metadata"),
+    ],
+)
+def test_metadata_of_a_form_that_does_not_fit_is_named_and_nothing_is_added(
+    client: TestClient, library: InMemory, metadata: list[str], status: int, param: str
+) -> None:
+    form: dict[str, Any] = {"files": [("file", ("a.png", PHOTO))], "data": {"metadata": metadata}}
+    assert error_of(client.post("/collections/things/images", **form), status)["param"] == param
+    assert not library.added
+
+
+def test_more_images_than_the_limit_are_refused_naming_both(client: TestClient, library: InMemory) -> None:
+    assert client.post("/collections/things/images", files=[("file", ("a", PHOTO))] * 8).status_code == 201
+    library.added = ()
+    for form in ({"files": [("file", ("a", PHOTO))] * 9}, {"json": {"images": [GOOD] * 9}}):
+        message = error_of(client.post("/collections/things/images", **form), 413)["message"]
+        assert "9 images; the limit is 8" in message
+    message = error_of(client.post("/collections/things/images", files=[("file", PHOTO)] * 265), 413)["message"]
+    assert "265 parts; the limit is 264" in message
+    assert not library.added
+
+
+@pytest.mark.parametrize("path", ["images", "search"])
+def test_other_content_types_are_refused_saying_what_to_send(client: TestClient, path: str) -> None:
+    for content_type in ("", "text/plain", "application/octet-stream"):
+        response = client.post(f"/collections/things/{path}", content=PHOTO, headers={"content-type": content_type})
+        error = error_of(response, 415)
+        assert "image/*, multipart/form-data or application/json" in error["message"]
+        assert "looks like an image" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["images", "search"])
+def test_malformed_bodies_are_a_400(client: TestClient, path: str) -> None:
+    for content_type in ("application/json", "multipart/form-data; boundary=b", "multipart/form-data"):
+        for content in (b"", b"{", b"[" * 100_000, b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx'):
+            response = client.post(
+                f"/collections/things/{path}", content=content, headers={"content-type": content_type}
+            )
+            error_of(response, 400)
+
+
+@pytest.mark.parametrize("path", ["images", "search"])
+def test_a_form_without_a_file_is_refused(client: TestClient, path: str) -> None:
+    url = f"/collections/things/{path}"
+    assert error_of(client.post(url, files={"image": PHOTO}), 422)["param"] == "file"
+    assert error_of(client.post(url, files={"file": (None, "text")}), 422)["param"] == "file.0"
+
+
+def test_an_id_in_the_url_contradicts_a_body_that_may_hold_several(client: TestClient, library: InMemory) -> None:
+    for form in ({"files": {"file": ("a.png", PHOTO)}}, {"json": {"images": [GOOD]}}):
+        response = client.post("/collections/things/images?id=a", **form)
+        assert error_of(response, 400)["param"] == "id"
+    assert not library.added
+
+
+# --- images that are there ---
+
+
+@pytest.fixture
+def filled(client: TestClient) -> TestClient:
+    """With the images 00.png to 07.png."""
+    images = [{"id": f"{n:02}.png", "image": as_base64(PHOTO), "metadata": {"n": n}} for n in range(8)]
+    assert client.post("/collections/things/images", json={"images": images}).status_code == 201
+    return client
+
+
+def test_a_listing_tells_what_is_known_of_each_image(filled: TestClient) -> None:
+    listing = filled.get("/collections/things/images", params={"limit": 1}).json()
+    entry = {"id": "00.png", "bytes": len(PHOTO), "metadata": {"n": 0}, "created": 1700000001}
+    assert listing == {"object": "list", "data": [entry], "has_more": True}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 8, 9, 1000])
+def test_pages_hold_every_image_once_in_order(filled: TestClient, limit: int) -> None:
+    found: list[str] = []
+    after: dict[str, str] = {}
+    while True:
+        page = filled.get("/collections/things/images", params={"limit": limit, **after}).json()
+        found += [image["id"] for image in page["data"]]
+        assert page["has_more"] == (len(found) < 8)
+        if not page["has_more"]:
+            break
+        assert len(page["data"]) == limit
+        after = {"after": found[-1]}
+    assert found == [f"{n:02}.png" for n in range(8)]
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many", ""])
+def test_a_page_of_an_impossible_size_is_refused(filled: TestClient, limit: str) -> None:
+    assert error_of(filled.get("/collections/things/images", params={"limit": limit}), 422)["param"] == "limit"
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_an_image_comes_back_byte_by_byte_with_its_type(client: TestClient, kind: str) -> None:
+    data = every_kind()[kind]
+    added = client.post("/collections/things/images", files={"file": ("a", data, "application/octet-stream")})
+    assert added.status_code == 201
+    response = client.get("/collections/things/images/a")
+    assert response.content == data
+    assert kind.startswith(response.headers["content-type"].removeprefix("image/"))
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["etag"] == f'"{hashlib.sha256(data).hexdigest()}"'
+
+
+def test_an_image_that_the_client_has_is_not_sent_again(filled: TestClient) -> None:
+    url = "/collections/things/images/00.png"
+    etag = filled.get(url).headers["etag"]
+    for known in (etag, f"W/{etag}", f'"another", {etag}', "*"):
+        response = filled.get(url, headers={"if-none-match": known})
+        assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", etag)
+    assert filled.get(url, headers={"if-none-match": '"another"'}).content == PHOTO
+
+
+@pytest.mark.parametrize(
+    ("image_id", "path"),
+    [
+        ("a b.png", "a%20b.png"),
+        ("sub/folder/a.png", "sub/folder/a.png"),
+        ("sub/folder/a.png", "sub%2Ffolder%2Fa.png"),
+        ("ü/日本.png", "%C3%BC/%E6%97%A5%E6%9C%AC.png"),
+        ("what?#&=+.png", "what%3F%23%26%3D%2B.png"),
+        ("images", "images"),
+        ("x/search", "x/search"),
+    ],
+)
+def test_ids_stand_in_paths_percent_encoded_or_with_their_slashes(
+    client: TestClient, library: InMemory, image_id: str, path: str
+) -> None:
+    added = client.post("/collections/things/images", json={"images": [{"id": image_id, **GOOD}]})
+    assert added.json()["ids"] == [image_id]
+    assert client.get(f"/collections/things/images/{path}").content == PHOTO
+    assert client.delete(f"/collections/things/images/{path}").status_code == 204
+    assert not library.stored["things"]
+    for method in ("GET", "DELETE"):
+        message = error_of(client.request(method, f"/collections/things/images/{path}"), 404)["message"]
+        assert repr(image_id) in message
+
+
+# --- search ---
+
+
+def query_of(library: InMemory) -> SearchQuery:
+    assert library.query is not None
+    return library.query
+
+
+def test_a_search_answers_its_hits_and_which_index_gave_them(filled: TestClient) -> None:
+    response = filled.post("/collections/things/search", json={"text": "red", "condition": COLOR})
+    assert response.status_code == 200
+    body = response.json()
+    hits = body.pop("results")
+    assert hits[:2] == [
+        {"id": "00.png", "score": 0.875, "metadata": {"n": 0}},
+        {"id": "01.png", "score": 0.75, "metadata": {"n": 1}},
+    ]
+    index = {
+        "condition": COLOR,
+        "kind": "ivf",
+        "size": 1,
+        "exact": False,
+        "state": "building",
+        "recall_at_10": 0.98,
+    }
+    assert body == {"object": "search", "model": MODEL, "condition": COLOR, "index": index}
+    assert response.headers["x-fovea-model"] == MODEL
+
+
+def test_the_query_may_be_the_body_with_everything_else_in_the_url(client: TestClient, library: InMemory) -> None:
+    response = client.post(
+        "/collections/things/search",
+        params={"condition": COLOR, "k": 7, "model": "tiny"},
+        content=PHOTO,
+        headers={"content-type": "image/png"},
+    )
+    assert response.status_code == 200
+    query = query_of(library)
+    assert isinstance(query.input, ImageInput)
+    assert (query.input.reference, query.input.param) == (PHOTO, "body")
+    assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, None, "tiny")
+
+
+def test_the_query_may_be_the_file_of_a_form(client: TestClient, library: InMemory) -> None:
+    fields = {"condition": COLOR, "k": "7", "model": "tiny", "filter": '{"n": [1, 2]}'}
+    response = client.post("/collections/things/search", files={"file": PHOTO}, data=fields)
+    assert response.status_code == 200, response.text
+    query = query_of(library)
+    assert isinstance(query.input, ImageInput)
+    assert (query.input.reference, query.input.param) == (PHOTO, "file.0")
+    assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, {"n": [1, 2]}, "tiny")
+
+
+def test_the_query_in_json_is_an_image_a_text_or_a_stored_image(client: TestClient, library: InMemory) -> None:
+    options = {"condition": COLOR, "k": 7, "filter": {"n": 1, "kind": ["a", None]}, "model": "tiny"}
+    for field, value, reference in (
+        ("image", as_base64(PHOTO), PHOTO),
+        ("image", "https://example.org/a.png", ImageUrl("https://example.org/a.png")),
+        ("image", {"id": "birds/a/b"}, StoredImageReference("birds", "a/b")),
+        ("id", "a/b", StoredImageReference("things", "a/b")),
+    ):
+        assert client.post("/collections/things/search", json={field: value, **options}).status_code == 200
+        query = query_of(library)
+        assert isinstance(query.input, ImageInput)
+        assert (query.input.reference, query.input.param) == (reference, field)
+        assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, options["filter"], "tiny")
+    client.post("/collections/things/search", json={"text": "a red bird"})
+    query = query_of(library)
+    assert query.input == TextInput("a red bird", "text")
+    assert (query.condition, query.k, query.filter, query.model) == (None, 10, None, None)
+
+
+@pytest.mark.parametrize(
+    ("in_url", "in_body"),
+    [
+        ({"condition": COLOR, "k": 3, "model": "tiny"}, {}),
+        ({}, {"condition": COLOR, "k": 3, "model": "tiny"}),
+        ({}, {"condition": [COLOR], "k": 3, "model": "tiny"}),
+        ({"condition": COLOR, "k": 3, "model": "tiny"}, {"condition": COLOR, "k": 3, "model": "tiny"}),
+        ({"condition": COLOR, "k": 3, "model": "tiny"}, {"condition": [], "k": None, "model": None}),
+    ],
+)
+def test_options_stand_in_the_url_or_in_the_body_or_agree(
+    client: TestClient, library: InMemory, in_url: dict[str, Any], in_body: dict[str, Any]
+) -> None:
+    response = client.post("/collections/things/search", params=in_url, json={"text": "a", **in_body})
+    assert response.status_code == 200, response.text
+    query = query_of(library)
+    assert (query.condition, query.k, query.model) == (COLOR, 3, "tiny")
+
+
+@pytest.mark.parametrize(("param", "one", "other"), [("condition", COLOR, SHAPE), ("k", 3, 4), ("model", "a", "b")])
+def test_options_that_contradict_each_other_are_refused(
+    client: TestClient, library: InMemory, param: str, one: Any, other: Any
+) -> None:
+    response = client.post("/collections/things/search", params={param: one}, json={"text": "a", param: other})
+    assert error_of(response, 400)["param"] == param
+    assert library.query is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "said"),
+    [
+        ({}, 422, "image", "image, text and id; the body has none of them"),
+        ({"k": 3}, 422, "image", "none of them"),
+        ({"image": as_base64(PHOTO), "text": "a"}, 422, "text", "has image and text"),
+        ({"image": as_base64(PHOTO), "text": "a", "id": "b"}, 422, "id", "has image and text and id"),
+        ({"text": "a", "id": "b"}, 422, "id", "has text and id"),
+        ({"text": 3}, 422, "text", "string"),
+        ({"image": "?"}, 400, "image", "base64"),
+        ({"image": {"id": "no slash"}}, 422, "image", "collection/image-id"),
+        ({"text": "a", "condition": [COLOR, SHAPE]}, 422, "condition", "under one condition, not 2"),
+        ({"text": "a", "condition": 3}, 422, "condition", "string"),
+        ({"text": "a", "k": 0}, 422, "k", "greater than or equal to 1"),
+        ({"text": "a", "k": -1}, 422, "k", "greater than or equal to 1"),
+        ({"text": "a", "k": 51}, 422, "k", "51 results; the limit is 50"),
+        ({"text": "a", "k": "many"}, 422, "k", "integer"),
+        ({"text": "a", "filter": "red"}, 422, "filter", "dictionary"),
+        ({"text": "a", "filter": [1]}, 422, "filter", "dictionary"),
+    ],
+)
+def test_a_search_that_does_not_fit_names_the_field(
+    client: TestClient, library: InMemory, body: Any, status: int, param: str, said: str
+) -> None:
+    error = error_of(client.post("/collections/things/search", json=body), status)
+    assert error["param"] == param
+    assert said in error["message"]
+    assert library.query is None
+
+
+@pytest.mark.parametrize(
+    ("params", "param", "said"),
+    [
+        ({"k": 0}, "k", "1"),
+        ({"k": 51}, "k", "50"),
+        ({"k": "x"}, "k", "integer"),
+        ({"condition": [COLOR, SHAPE]}, "condition", "not 2"),
+    ],
+)
+def test_options_of_the_url_that_do_not_fit_are_named(
+    client: TestClient, library: InMemory, params: dict[str, Any], param: str, said: str
+) -> None:
+    error = error_of(client.post("/collections/things/search", params=params, json={"text": "a"}), 422)
+    assert error["param"] == param
+    assert said in error["message"]
+    assert library.query is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_files", "status", "param"),
+    [
+        ({}, 2, 422, "file.1"),
+        ({"condition": [COLOR, SHAPE]}, 1, 422, "condition"),
+        ({"k": "0"}, 1, 422, "k"),
+        ({"k": "51"}, 1, 422, "k"),
+        ({"filter": "{"}, 1, 400, "filter"),
+        ({"filter": "3"}, 1, 422, "filter"),
+    ],
+)
+def test_a_form_that_does_not_fit_names_the_field(
+    client: TestClient, library: InMemory, fields: dict[str, Any], num_files: int, status: int, param: str
+) -> None:
+    response = client.post("/collections/things/search", files=[("file", PHOTO)] * num_files, data=fields)
+    assert error_of(response, status)["param"] == param
+    assert library.query is None
+
+
+def test_as_many_results_as_the_limit_may_be_asked_for(client: TestClient, library: InMemory) -> None:
+    for params, body in (({"k": 50}, {}), ({}, {"k": 50})):
+        assert client.post("/collections/things/search", params=params, json={"text": "a", **body}).status_code == 200
+        assert query_of(library).k == 50
+
+
+# --- the document ---
+
+
+def test_the_openapi_document_describes_every_route_and_form(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {(path, method) for path, methods in paths.items() for method in methods if "/collections" in path} == {
+        ("/collections", "get"),
+        ("/collections/{name}", "put"),
+        ("/collections/{name}", "get"),
+        ("/collections/{name}", "delete"),
+        ("/collections/{name}/images", "post"),
+        ("/collections/{name}/images", "get"),
+        ("/collections/{name}/images/{id}", "get"),
+        ("/collections/{name}/images/{id}", "delete"),
+        ("/collections/{name}/search", "post"),
+    }
+    forms = {"image/*", "multipart/form-data", "application/json"}
+    add, search = paths["/collections/{name}/images"]["post"], paths["/collections/{name}/search"]["post"]
+    assert set(add["requestBody"]["content"]) == set(search["requestBody"]["content"]) == forms
+    assert set(paths["/collections/{name}"]["put"]["requestBody"]["content"]) == {"application/json"}
+    assert {"200", "201"} <= set(paths["/collections/{name}"]["put"]["responses"])
+    bounds = search["requestBody"]["content"]["application/json"]["schema"]["properties"]["k"]["anyOf"][0]
+    assert (bounds["minimum"], bounds["maximum"]) == (1, 50)
