@@ -210,12 +210,14 @@ async def test_nothing_acknowledged_is_lost_when_the_process_is_killed_at_any_mo
             assert response.status in (200, 201), await response.text()
         if library.lives > 1:
             await check(url, library)
-        killing = asyncio.get_running_loop().call_later(
+        asyncio.get_running_loop().call_later(
             library.dice.uniform(0.01, MAX_LIFE_S), process.process.send_signal, signal.SIGKILL
         )
-        await use(url, library)
-        killing.cancel()
-        process.process.wait()
+        try:
+            await use(url, library)
+        finally:
+            process.process.kill()
+            process.process.wait()
     process = library.start()
     try:
         await check(f"{process.url}/collections/killed", library)

@@ -6,8 +6,8 @@ the live images behind that point. Indexes that stand at the same image are fed 
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import structlog
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from services.core.errors import InternalError, Overloaded
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
-from services.embed.collections.reader import ImageReader, Prepared, Read, Source, pieces
+from services.embed.collections.reader import ImageReader, Prepared, Read, Source
 from services.embed.embedder import Checkpoint
 from services.embed.engine import Text
 
@@ -58,16 +58,11 @@ class Indexer:
         if step is None:
             return False
         keeps_states = indexes.states is not None and indexes.states.has_room
-        parts = pieces(checkpoint.engine, step.sources, step.conditions)
-        parts.append([])  # behind the last image there may be deleted ones to pass
-        coming = self._begin(checkpoint, parts[0], step, keeps_states=keeps_states)
-        try:
-            for piece, following in pairwise(parts):
-                prepared = await coming
-                coming = self._begin(checkpoint, following, step, keeps_states=keeps_states)
-                await self._take_in(checkpoint, indexes, step, prepared, through=piece[-1].row)
-        finally:
-            coming.cancel()
+        in_pieces = self._reader.in_pieces(checkpoint.engine, step.sources, step.conditions, keeps_states=keeps_states)
+        async with aclosing(in_pieces) as some:
+            async for prepared in some:
+                await self._take_in(checkpoint, indexes, step, prepared)
+        # behind the last image there may be deleted ones to pass
         await self._append(indexes, step, [], through=step.through)
         return True
 
@@ -104,20 +99,14 @@ class Indexer:
             if row in digests and (row in data or row in states)
         ]
 
-    def _begin(
-        self, checkpoint: Checkpoint, piece: Sequence[Source], step: Step, *, keeps_states: bool
-    ) -> asyncio.Task[Prepared]:
-        preparing = self._reader.prepare(checkpoint.engine, piece, step.conditions, keeps_states=keeps_states)
-        return asyncio.create_task(preparing)
-
     async def _take_in(
-        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, step: Step, prepared: Prepared, *, through: int
+        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, step: Step, prepared: Prepared
     ) -> None:
         try:
             reads = await self._run(checkpoint, prepared)
         except InternalError:  # one image's fault: the others shall not be left out with it
             reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(checkpoint, one)]
-        await self._append(indexes, step, reads, through=through)
+        await self._append(indexes, step, reads, through=prepared.through)
         for read in reads:  # one that was deleted while it was read has come back with the others
             if self._is_deleted(read.row):
                 indexes.delete(read.row)

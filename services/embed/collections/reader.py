@@ -2,8 +2,9 @@
 
 import asyncio
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,13 +42,15 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Images ready for a batch: what each row's items are, in order. Those that do not decode are left out."""
+    """Images ready for a batch: what each row's items are, in order. Those that do not decode are left out;
+    `through` is the last row, whether it decodes or not."""
 
+    through: int
     items: Sequence[tuple[int, Sequence[Item]]]
 
     def one_by_one(self) -> "list[Prepared]":
         """Every image on its own."""
-        return [Prepared([one]) for one in self.items]
+        return [Prepared(one[0], [one]) for one in self.items]
 
 
 class ImageReader:
@@ -64,7 +67,8 @@ class ImageReader:
         decode = functools.partial(self._decode, engine, conditions=conditions, keeps_state=keeps_states)
         loop = asyncio.get_running_loop()
         decoded = await asyncio.gather(*[loop.run_in_executor(self._threads, decode, source) for source in sources])
-        return Prepared([(source.row, items) for source, items in zip(sources, decoded, strict=True) if items])
+        items = [(source.row, some) for source, some in zip(sources, decoded, strict=True) if some]
+        return Prepared(sources[-1].row if sources else 0, items)
 
     async def run(self, checkpoint: Checkpoint, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
         """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
@@ -84,6 +88,24 @@ class ImageReader:
             reads.append(Read(row, vectors, own[0].state))
         return reads
 
+    async def in_pieces(
+        self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
+    ) -> AsyncGenerator[Prepared]:
+        """All `sources`, prepared for one submission after the other; the next is decoded while one is used."""
+
+        def begin(piece: Sequence[Source]) -> asyncio.Task[Prepared]:
+            return asyncio.create_task(self.prepare(engine, piece, conditions, keeps_states=keeps_states))
+
+        first, *others = [*pieces(engine, sources, conditions), ()]
+        coming = begin(first)
+        try:
+            for following in others:
+                prepared = await coming
+                coming = begin(following)
+                yield prepared
+        finally:
+            coming.cancel()
+
     async def read(
         self,
         checkpoint: Checkpoint,
@@ -92,24 +114,10 @@ class ImageReader:
         *,
         deadline: float | None = None,
     ) -> list[Read]:
-        """All `sources`, piece by piece: the next is decoded while one is computed."""
-        reads: list[Read] = []
-        coming: asyncio.Task[Prepared] | None = None
-        try:
-            for piece, following in _with_next(pieces(checkpoint.engine, sources, conditions)):
-                begun = coming or self._begin(checkpoint, piece, conditions)
-                prepared = await begun
-                coming = self._begin(checkpoint, following, conditions) if following else None
-                reads += await self.run(checkpoint, prepared, deadline=deadline)
-        finally:
-            if coming is not None:
-                coming.cancel()
-        return reads
-
-    def _begin(
-        self, checkpoint: Checkpoint, piece: Sequence[Source], conditions: Sequence[Text | None]
-    ) -> asyncio.Task[Prepared]:
-        return asyncio.create_task(self.prepare(checkpoint.engine, piece, conditions, keeps_states=False))
+        """All `sources`, piece by piece. Raises what `run` raises."""
+        in_pieces = self.in_pieces(checkpoint.engine, sources, conditions, keeps_states=False)
+        async with aclosing(in_pieces) as some:
+            return [read async for prepared in some for read in await self.run(checkpoint, prepared, deadline=deadline)]
 
     def _decode(
         self, engine: EmbedEngine, source: Source, *, conditions: Sequence[Text | None], keeps_state: bool
@@ -131,7 +139,3 @@ def pieces(engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[
     cost = engine.cost(ImageItem("", no_pixels, tuple(conditions)))
     size = max(1, min(PIECE_IMAGES, PIECE_COST // cost))
     return [sources[start : start + size] for start in range(0, len(sources), size)]
-
-
-def _with_next(some: Sequence[Sequence[Source]]) -> Iterator[tuple[Sequence[Source], Sequence[Source] | None]]:
-    return zip(some, [*some[1:], None], strict=True)

@@ -373,3 +373,10 @@ def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(checkpoint
         service.create()
         assert service.describe()["size"] == 0
         assert service.search(text="a")["results"] == []
+
+
+def test_a_collection_without_images_answers_every_condition_with_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    with running(settings_in(tmp_path, checkpoint)) as service:
+        service.create(COLOR)
+        for condition in (None, COLOR, SHAPE):
+            assert service.search(text="a", condition=condition)["results"] == []
