@@ -98,7 +98,7 @@ class BulkEmbedder:
         if self._conditions is None:
             return self._model.encode_images(pixels)[:, None]
         step = max(1, MAX_READOUTS_AT_ONCE // self.num_conditions)
-        return torch.cat([self._read_out(part, self._conditions) for part in pixels.split(step)])
+        return torch.cat([self._read_out(part, self._conditions) for part in torch.split(pixels, step)])
 
     def _read_out(self, pixels: Tensor, conditions: Tensor) -> Tensor:
         num_images, num_conditions = len(pixels), len(conditions)

@@ -19,10 +19,10 @@ from services.embed.image_sources import ListedImage, Listing, Skipped, Unreadab
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 # What a service takes of one image is its own affair; this is what its body could hold at most.
 MAX_IMAGE_BYTES = 47 * 1024 * 1024
-POLL_S = 0.5
 
 # A wrong key, no such collection any more, a full one: they are not about one image.
 _ABOUT_EVERY_IMAGE = frozenset({401, 403, 404, 405})
+_COLLECTION_FULL = "collection_full"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class UploadTarget:
     """A collection of the Fovea at `url`, with the conditions to index ahead, and how it is filled.
 
     `batch_size` are the images of one request, `num_in_flight` the requests on their way at a time. `skips_present`
-    leaves out ids that are there already, `waits` stays until every index holds every image.
+    leaves out ids that are there already, `waits` stays until every index holds every image and looks every `poll_s`.
     """
 
     url: str
@@ -42,6 +42,7 @@ class UploadTarget:
     skips_present: bool = True
     waits: bool = True
     patience: Patience | None = None
+    poll_s: float = 0.5
 
 
 @dataclass
@@ -76,7 +77,7 @@ async def upload(target: UploadTarget, listing: Listing, bars: Bars, on_skipped:
         bars.say(f"{sent.num_added} added, {num_present} there already, {num_skipped} skipped: {target.collection}")
         if target.waits:
             with bars.bar("Indexing", "embeddings", total=None) as bar:
-                await _wait_for_indexes(client, bar)
+                await _wait_for_indexes(client, bar, target.poll_s)
     return num_skipped
 
 
@@ -122,7 +123,7 @@ class _Upload:
             try:
                 answer = await self._client.add(orjson.dumps({"images": waiting}))
             except Refused as refused:
-                if refused.status in _ABOUT_EVERY_IMAGE:
+                if refused.status in _ABOUT_EVERY_IMAGE or refused.code == _COLLECTION_FULL:
                     raise
                 waiting = await self._without_the_refused(waiting, refused)
             else:
@@ -149,7 +150,7 @@ class _Upload:
         self._bar.advance(1)
 
 
-async def _wait_for_indexes(client: CollectionClient, bar: Bar) -> None:
+async def _wait_for_indexes(client: CollectionClient, bar: Bar, poll_s: float) -> None:
     """Until every index of the collection holds every image."""
     while True:
         indexes = await client.progress()
@@ -158,7 +159,7 @@ async def _wait_for_indexes(client: CollectionClient, bar: Bar) -> None:
         bar.set(num_indexed, num_indexed + num_waiting)
         if num_waiting == 0:
             return
-        await asyncio.sleep(POLL_S)  # the service announces nothing
+        await asyncio.sleep(poll_s)  # the service announces nothing
 
 
 def cut_batches(images: Iterable[ListedImage], batch_size: int) -> Iterator[list[ListedImage]]:

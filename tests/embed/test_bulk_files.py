@@ -61,10 +61,10 @@ def contents(output: Path) -> dict[str, bytes]:
 def expected_embeddings(checkpoint: Path, images: Sequence[Path], conditions: Sequence[str]) -> np.ndarray[Any, Any]:
     """What the service's engine answers, an image at a time."""
     engine = EmbedEngine.load(checkpoint, EngineOptions("cpu"))
-    texts = [engine.prepare_text(text) for text in conditions] or [None]
+    texts = tuple(engine.prepare_text(text) for text in conditions)
     answers = []
     for path in images:
-        items = engine.prepare_image(Image.open(path).convert("RGB"), path.name, texts)
+        items = engine.prepare_image(Image.open(path).convert("RGB"), path.name, texts or (None,))
         answers.append(np.concatenate([engine.run_batch([item])[0].rows for item in items]))
     return np.stack(answers)
 
