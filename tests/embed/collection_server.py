@@ -10,13 +10,16 @@ from typing import Any
 
 from aiohttp import web
 
-Fault = Callable[[web.Request], web.StreamResponse | None]
-
 
 def error(
-    status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
 ) -> web.Response:
-    body = {"error": {"message": message, "type": "…", "param": param, "code": None}}
+    body = {"error": {"message": message, "type": "…", "param": param, "code": code}}
     return web.json_response(body, status=status, headers=headers)
 
 
