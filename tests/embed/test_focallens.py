@@ -87,6 +87,112 @@ def test_in_readout_the_patches_do_not_depend_on_the_condition_and_in_full_they_
     assert (full - fresh).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("condition_layer", [0, 1, 2])
+@pytest.mark.parametrize("visibility", VISIBILITIES)
+def test_an_embedding_is_what_the_masked_tower_computes_with_all_tokens_in_one_sequence(
+    clip: ClipModel, pixels: Tensor, visibility: Visibility, condition_layer: int
+) -> None:
+    model = FocalLens(clip.model, visibility=visibility, condition_layer=condition_layer)
+    conditions = model.encode_conditions(clip.tokenizer(["a color", "its shape", "where it is"]))
+    visual, (cls, last) = clip.model.visual, (0, 17)
+    patches = visual.conv1(pixels).flatten(2).transpose(1, 2)
+    x = torch.cat([visual.class_embedding.expand(3, 1, -1), patches], dim=1)
+    x = visual.ln_pre(x + visual.positional_embedding)
+    x = torch.cat([x, conditions[:, None]], dim=1)
+    for depth, block in enumerate(visual.transformer.resblocks):
+        is_seen = torch.ones(18, 18, dtype=torch.bool)  # by the token of the row
+        if depth < condition_layer:
+            is_seen[:last, last] = False
+        if visibility == "readout":
+            is_seen[1:last, [cls, last]] = False
+        x = block(x, attn_mask=torch.zeros(18, 18).masked_fill(~is_seen, float("-inf")))
+        if depth < condition_layer:
+            x[:, last] = conditions  # it has not joined yet
+    expected = torch.nn.functional.normalize(visual.ln_post(x[:, cls]) @ visual.proj, dim=-1)
+    torch.testing.assert_close(model.encode_images(pixels, conditions), expected, atol=1e-6, rtol=0)
+
+
+KEPT: list[tuple[Visibility, int]] = [("readout", 0), ("readout", 1), ("readout", 2), ("full", 1), ("full", 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("visibility", "condition_layer"), KEPT)
+def test_what_is_read_from_states_is_what_the_pixels_give(
+    clip: ClipModel, pixels: Tensor, visibility: Visibility, condition_layer: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = FocalLens(clip.model, visibility=visibility, condition_layer=condition_layer)
+    conditions = model.encode_conditions(clip.tokenizer(["a color", "its shape", "where it is"]))
+    alone, states = model.encode_images_and_states(pixels, conditions, dtype=dtype)
+    torch.testing.assert_close(alone, model.encode_images(pixels, conditions), atol=1e-6, rtol=0)
+    assert states.shape == (3, model.state_size)
+    assert states.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 3e-4
+    everyone = torch.arange(3)
+    for asked in (
+        readouts((2, 1), (0, -1), (0, 0), (1, 2), (0, 2), (2, 1)),
+        readouts((1, -1), (2, -1)),
+        Readouts(None, torch.tensor([2, -1, 0])),
+        Readouts(everyone, everyone),
+        None,
+    ):
+        read = model.read_states(states, conditions, asked)
+        torch.testing.assert_close(read, model.encode_images(pixels, conditions, asked), atol=tolerance, rtol=0)
+    unconditional = model.encode_images(pixels)
+    torch.testing.assert_close(model.read_states(states), unconditional, atol=tolerance, rtol=0)
+    assert (alone - unconditional).abs().max() > 10 * tolerance  # a condition that were lost would show
+
+
+@pytest.mark.parametrize(("visibility", "condition_layer"), KEPT)
+def test_a_state_belongs_to_its_image_whatever_conditions_it_was_read_under(
+    clip: ClipModel, pixels: Tensor, visibility: Visibility, condition_layer: int
+) -> None:
+    model = FocalLens(clip.model, visibility=visibility, condition_layer=condition_layer)
+    conditions = model.encode_conditions(clip.tokenizer(["a color", "its shape"]))
+    _, together = model.encode_images_and_states(
+        pixels, conditions, readouts((0, 0), (1, 1), (1, 0), (2, -1)), dtype=torch.float32
+    )
+    for state, image in zip(together, pixels, strict=True):
+        _, (alone,) = model.encode_images_and_states(image[None], dtype=torch.float32)
+        torch.testing.assert_close(state, alone, atol=1e-5, rtol=0)
+
+
+def test_where_a_condition_touches_everything_there_is_no_state(clip: ClipModel, pixels: Tensor) -> None:
+    model = FocalLens(clip.model, visibility="full", condition_layer=0)
+    assert model.state_size is None
+    with pytest.raises(ValueError, match="nothing"):
+        model.encode_images_and_states(pixels, dtype=torch.float32)
+    with pytest.raises(ValueError, match="not this model's"):
+        model.read_states(torch.zeros(1, 1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0,)])
+def test_states_of_another_model_are_refused(clip: ClipModel, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="not this model's"):
+        FocalLens(clip.model, visibility="readout").read_states(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("visibility", "condition_layer", "size"),
+    [
+        ("readout", 0, 3 * 2 * 16 * 64),  # 3 blocks, keys and values, 16 patches, width 64
+        ("readout", 2, 2 * 16 * 64 + 64),
+        ("full", 2, 17 * 64),
+    ],
+)
+def test_a_state_holds_no_more_than_a_new_condition_needs(
+    clip: ClipModel, visibility: Visibility, condition_layer: int, size: int
+) -> None:
+    assert FocalLens(clip.model, visibility=visibility, condition_layer=condition_layer).state_size == size
+
+
+def test_states_serve_towers_that_average_their_patches(clip: ClipModel, pixels: Tensor) -> None:
+    model = FocalLens(tiny_clip(pool_type="avg").model, visibility="full", condition_layer=1)
+    conditions = model.encode_conditions(clip.tokenizer(["a color"] * 3))
+    conditional, states = model.encode_images_and_states(pixels, conditions, dtype=torch.float32)
+    torch.testing.assert_close(model.read_states(states, conditions), conditional, atol=1e-6, rtol=0)
+
+
 def test_embeddings_have_norm_one(clip: ClipModel, pixels: Tensor) -> None:
     model = FocalLens(clip.model)
     conditions = model.encode_conditions(clip.tokenizer(["a color"] * 3))
