@@ -7,7 +7,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition, Lock
 
@@ -18,6 +18,8 @@ MAX_READERS = 4
 BUSY_TIMEOUT_S = 30.0
 # A log that one large transaction has made longer is cut back to this.
 LOG_BYTES = 16 * 1024 * 1024
+# Left free for what is small: deleting, and the list of conditions.
+RESERVE_BYTES = 128 * 1024
 # More than a nearly full disk still has between the pages of a file.
 PROBE_BYTES = 64 * 1024
 
@@ -109,11 +111,20 @@ class Database:
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
-            except BaseException as error:
+            except BaseException:
                 self._roll_back()
-                if isinstance(error, sqlite3.OperationalError):
-                    self._cut_log()
                 raise
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raise StorageFull, before anything is written, where the disk has no room for a transaction of this size.
+
+        It needs it twice: what is in the log must get into the file, or the log never shrinks.
+        """
+        disk = os.statvfs(self._path.parent)
+        log = self._path.with_name(f"{self._path.name}-wal")
+        log_bytes = log.stat().st_size if log.exists() else 0
+        if disk.f_bavail * disk.f_frsize < 2 * num_bytes + log_bytes + RESERVE_BYTES:
+            raise StorageFull
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -150,11 +161,6 @@ class Database:
         # SQLite has done so itself after some errors
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
-
-    def _cut_log(self) -> None:
-        """Give back what a transaction that failed has taken of a full disk."""
-        with suppress(sqlite3.OperationalError):
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 @contextmanager

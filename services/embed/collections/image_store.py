@@ -34,6 +34,7 @@ Rows = NDArray[np.int64]
 DATABASE_NAME = "images.sqlite"
 MAX_ID_CHARACTERS = 256
 NO_METADATA = "{}"
+PAGE_BYTES = 4096
 
 IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
 
@@ -146,7 +147,9 @@ class ImageStore:
             contents = {image.digest: image.data for image in images}
             for digest in stored_digests(connection, contents):
                 del contents[digest]
-            _check_room(connection, len(new), sum(map(len, contents.values())), limits)
+            if new:
+                _check_limits(connection, len(new), sum(map(len, contents.values())), limits)
+                self._database.check_room(_bytes_on_disk(new, contents))
             rows = insert(connection, new, contents) if new else []
         return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
 
@@ -277,20 +280,25 @@ def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record])
     raise Conflict(f"The image {image.id!r} exists with other {what}.", param=image.param, code="image_exists")
 
 
-def _check_room(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:
+def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:
     """Raises TooLarge where the collection would grow over a limit."""
-    num_images, num_bytes = totals(connection)
-    if num_new and num_images + num_new > limits.max_images:
+    num_images, num_bytes = (old + new for old, new in zip(totals(connection), (num_new, num_new_bytes), strict=True))
+    if num_images > limits.max_images:
         raise TooLarge(
-            f"The collection would hold {num_images + num_new} images; the limit is {limits.max_images}.",
+            f"The collection would hold {num_images} images; the limit is {limits.max_images}.",
             code="collection_full",
         )
-    if num_new and num_bytes + num_new_bytes > limits.max_bytes:
+    if num_bytes > limits.max_bytes:
         raise TooLarge(
-            f"The images of the collection would have {num_bytes + num_new_bytes} bytes;"
-            f" the limit is {limits.max_bytes}.",
+            f"The images of the collection would have {num_bytes} bytes; the limit is {limits.max_bytes}.",
             code="collection_full",
         )
+
+
+def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> int:
+    """About what images take of the file, with the pages that they fill only in part."""
+    lengths = [*map(len, contents.values()), *(len(record.metadata.encode()) for record in records)]
+    return sum(lengths) + PAGE_BYTES * len(lengths)
 
 
 def _stored_image(record: tuple[Any, ...]) -> StoredImage:

@@ -1,7 +1,9 @@
 """A process that works and reports until it is killed at a random moment."""
 
 import multiprocessing
+import os
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -9,7 +11,11 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-MAX_LIFE_S = 0.25
+# How often the tests kill one; a few times by default.
+NUM_KILLS = int(os.environ.get("FOVEA_TEST_KILLS", "6"))
+MAX_REPORTS = 80
+# From the last report that it may still send to the kill: longer than most operations take.
+MAX_DELAY_S = 0.01
 
 
 @dataclass
@@ -22,7 +28,7 @@ class Reports:
 
 def until_killed(work: Callable[[Path, int, Connection], None], folder: Path, seed: int) -> Reports:
     """Run `work(folder, seed, connection)` in a process of its own, which sends (operation, whether it is done)
-    before and after each, and kill it at a moment after its first report that follows from `seed`.
+    before and after each, and kill it after a number of reports and a delay that follow from `seed`.
 
     Pipes carry what was sent before the kill, and a message of this size as a whole or not at all.
     """
@@ -31,20 +37,25 @@ def until_killed(work: Callable[[Path, int, Connection], None], folder: Path, se
     process = spawn.Process(target=work, args=(folder, seed, sending), daemon=True)
     process.start()
     sending.close()
-    killing = Timer(random.Random(seed).uniform(0, MAX_LIFE_S), process.kill)
+    dice = random.Random(seed)
+    wait_for = dice.randint(1, MAX_REPORTS)
+    killing = Timer(dice.uniform(0, MAX_DELAY_S), process.kill)
     reports = Reports([])
     try:
-        reports.begun, _ = receiving.recv()
-        killing.start()
         while True:
             operation, is_done = receiving.recv()
             reports.begun = None if is_done else operation
             if is_done:
                 reports.done.append(operation)
+            wait_for -= 1
+            if wait_for == 0:
+                killing.start()
     except EOFError:
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it ended by itself"
         return reports
     finally:
+        killing.cancel()
         process.kill()
         process.join()
-        process.close()
         receiving.close()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.collections.database import MAX_READERS, Database
+from services.embed.collections.database import MAX_READERS, Database, StorageFull
+from tests.embed.collections.small_disk import mounted_disk
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_more_readers_than_connections_take_turns(database: Database) -> None:
         assert list(pool.map(lambda _: numbers(database), range(100))) == [[1]] * 100
 
 
-def test_closing_lets_reads_and_writes_end_that_have_begun(database: Database) -> None:
+def test_closing_lets_reads_and_writes_end_that_have_begun(database: Database, tmp_path: Path) -> None:
     put(database, 1)
     with database.reading() as reader, database.transaction() as writer:
         closing = threading.Thread(target=database.close)
@@ -70,6 +71,8 @@ def test_closing_lets_reads_and_writes_end_that_have_begun(database: Database) -
         writer.execute("INSERT INTO numbers VALUES (2)")
         assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (1,)
     closing.join()
+    # SQLite removes the log with the last connection
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers"]
     with pytest.raises(RuntimeError, match="closed"):
         numbers(database)
     with pytest.raises(RuntimeError, match="closed"):
@@ -81,3 +84,19 @@ def test_a_file_is_made_as_a_whole_or_refused_later(tmp_path: Path) -> None:
         Database.create(tmp_path / "broken", 1, [("CREATE TABLE fine (x)", ()), ("CREATE NONSENSE", ())])
     with pytest.raises(RuntimeError, match="never finished"):
         Database.open(tmp_path / "broken", 1)
+
+
+def test_a_transaction_that_fills_the_disk_changes_nothing_and_later_ones_work(tmp_path: Path) -> None:
+    with mounted_disk(tmp_path / "disk") as disk:
+        database = Database.create(disk / "file", 1, [("CREATE TABLE numbers (number)", ())])
+        put(database, 1)
+        database.check_room(100_000)
+        with pytest.raises(StorageFull):
+            database.check_room(1_000_000)
+        with pytest.raises(StorageFull), database.transaction() as connection:
+            connection.execute("UPDATE numbers SET number = 2")
+            connection.execute("INSERT INTO numbers VALUES (zeroblob(2000000))")
+        assert numbers(database) == [1]
+        put(database, 3)
+        assert numbers(database) == [1, 3]
+        database.close()
