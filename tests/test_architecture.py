@@ -198,9 +198,14 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Where whatever is raised must be caught: a batch is retried in halves, a request gets its answer, a checkpoint
-# that does not load is refused while the old one serves on, and work done for somebody else fails for them.
+# that does not load is refused while the old one serves on, work done for somebody else fails for them, and indexing
+# goes on.
 CATCH_ALL = {
-    f"services/core/{stem}.py" for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware")
+    "services/embed/collections/collection.py",
+    *(
+        f"services/core/{stem}.py"
+        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware")
+    ),
 }
 
 

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from services.core.app import AppParts, create_app
 from services.core.batching import Batcher, BatchLimits
@@ -56,6 +57,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         metrics=metrics,
     )
     embedder = Embedder(cache, inputs, metrics)
+    collection_routers, collections_opened = _collections(settings, checkpoint, inputs, embedder, limits)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: _computes(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
@@ -64,7 +66,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     async def computing() -> AsyncIterator[None]:
         thread.start()
         try:
-            async with inputs:
+            async with inputs, collections_opened:
                 yield
         finally:
             await checkpoint.close()
@@ -83,11 +85,29 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
             description="Image embeddings conditioned on a text, and texts in the same space.",
             metrics=metrics,
             health=health,
-            routers=[embed_router(service), models_router(service)],
+            routers=[embed_router(service), *collection_routers, models_router(service)],
             resources=[computing],
             warm_up=warm_up,
         ),
     )
+
+
+def _collections(
+    settings: EmbedSettings,
+    checkpoint: ServedCheckpoint[EmbedEngine],
+    inputs: ImageInputs,
+    embedder: Embedder,
+    limits: CallLimits,
+) -> tuple[list[APIRouter], AbstractAsyncContextManager[None]]:
+    """Routes of collections and what they need open; none of both where FAISS is not installed."""
+    if find_spec("faiss") is None:
+        structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
+        return [], nullcontext()
+    from services.embed.collections.composition import create_library
+    from services.embed.collections.routes import collections_router
+
+    library = create_library(settings, checkpoint, inputs, embedder)
+    return [collections_router(library, limits)], library.opened()
 
 
 def _follow(

@@ -63,6 +63,11 @@ class Serving:
     reader: ImageReader
     search_threads: Executor
 
+    def close(self) -> None:
+        """End the threads that are the collections' own."""
+        self.reader.close()
+        self.search_threads.shutdown(wait=False)
+
 
 class Collection:
     """Started once; every method runs on the event loop, disk and search on worker threads."""

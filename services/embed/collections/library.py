@@ -54,6 +54,7 @@ class Library:
             with suppress(asyncio.CancelledError):
                 await opening
             await asyncio.gather(*[collection.close() for collection in self._collections.values()])
+            self._serving.close()
             if self._catalog is not None:
                 self._catalog.close()
 

@@ -60,6 +60,9 @@ class ImageReader:
         self._limits = limits
         self._threads = threads
 
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
     async def prepare(
         self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
     ) -> Prepared:
