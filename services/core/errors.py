@@ -19,6 +19,8 @@ Handlers raise these and never catch them; `services.core.app` renders them.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 # OpenAI's client gives up on a longer one instead of waiting.
@@ -130,3 +132,13 @@ class DeadlineExceeded(FoveaError):
 class InternalError(FoveaError):
     status = 500
     type = "internal_error"
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Errors that name no field of the request name this one."""
+    try:
+        yield
+    except FoveaError as error:
+        error.param = error.param or param
+        raise

@@ -6,17 +6,15 @@ device with them.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeVar
 
 import numpy as np
 
 from services.core.batching import Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
-from services.core.errors import FoveaError
+from services.core.errors import blaming
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
@@ -27,8 +25,6 @@ from services.embed.slices import all_or_first_failure, in_slices
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class Embedder:
         return known
 
     def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
-        with _blaming(param), self._tokenize_seconds.time():
+        with blaming(param), self._tokenize_seconds.time():
             return engine.prepare_text(text, truncate=truncate)
 
     async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
@@ -179,13 +175,3 @@ class Embedder:
 def _cache_digest(one: _Known) -> str:
     """A text's tokens and an image's bytes never meet under one key."""
     return f"image:{one.digest}" if isinstance(one, _Image) else f"text:{one.digest}"
-
-
-@contextmanager
-def _blaming(param: str) -> Iterator[None]:
-    """Errors about one input name the field that held it."""
-    try:
-        yield
-    except FoveaError as error:
-        error.param = error.param or param
-        raise
