@@ -169,12 +169,19 @@ async def when_ready(session: aiohttp.ClientSession, url: str) -> dict[str, Any]
         await asyncio.sleep(0.02)  # an index tells nobody when it is ready
 
 
+async def posted(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with session.post(url, json=body) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
+
+
 async def check_index(session: aiohttp.ClientSession, url: str, library: Library, condition: str | None) -> None:
     """All images are found, each with the cosine that embedding it anew gives."""
     ids = list(library.ledger.stored)
     query = library.dice.choice(ids)
     body = {"id": query, "condition": condition, "k": 1000}
-    answer = await (await session.post(f"{url}/search", json=body)).json()
+    answer = await posted(session, f"{url}/search", body)
     assert answer["index"] | {"exact": True, "state": "ready"} == answer["index"]
     scores = {hit["id"]: hit["score"] for hit in answer["results"]}
     assert len(scores) == min(1000, len(ids) - 1)
@@ -182,7 +189,7 @@ async def check_index(session: aiohttp.ClientSession, url: str, library: Library
     some = [query, *library.dice.sample(sorted(scores), min(8, len(scores)))]
     images = [base64.b64encode(library.ledger.stored[image_id]).decode() for image_id in some]
     to_embed = {"images": images, "condition": condition}
-    embedded = await (await session.post(f"{url.partition('/collections')[0]}/embed", json=to_embed)).json()
+    embedded = await posted(session, f"{url.partition('/collections')[0]}/embed", to_embed)
     vectors = np.array([row["embedding"] for row in embedded["data"]])
     expected = vectors[1:] @ vectors[0]
     np.testing.assert_allclose([scores[image_id] for image_id in some[1:]], expected, atol=COSINE_TOLERANCE)
