@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from services.core.batching import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
+from services.embed import focallens
 from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
 from services.embed.condition_tokens import MAX_REMEMBERED_CONDITIONS
 from services.embed.encoder import MAX_READOUTS_AT_ONCE, BrokenModel
 from services.embed.engine import (
+    SELF_CHECK_TOLERANCE,
     Embeddings,
     EmbedEngine,
     EngineOptions,
@@ -29,10 +31,22 @@ from services.embed.engine import (
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint
 
 CPU = EngineOptions(device="cpu", dtype="float32")
+# A number of a state is rounded to 11 bits, an embedding read from it differs in its fourth digit.
+STATE_TOLERANCE = 1e-3
+STARTER = Path(focallens.__file__).parent / "starter" / "focallens-shapes"
 
 
 @pytest.fixture(scope="module", params=[("readout", 0), ("full", 0), ("readout", 1), ("full", 1)])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EmbedEngine:
+    visibility, condition_layer = request.param
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_tiny_checkpoint(directory, visibility=visibility, condition_layer=condition_layer)
+    return EmbedEngine.load(directory, CPU)
+
+
+@pytest.fixture(scope="module", params=[("readout", 0), ("readout", 1), ("full", 1)])
+def keeping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EmbedEngine:
+    """An engine that has something to keep of an image."""
     visibility, condition_layer = request.param
     directory = tmp_path_factory.mktemp("checkpoint")
     write_tiny_checkpoint(directory, visibility=visibility, condition_layer=condition_layer)
@@ -63,6 +77,21 @@ def embed(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -> E
     return np.concatenate([reading.rows for reading in engine.run_batch(items_of(engine, seed, conditions))])
 
 
+def encoded(engine: EmbedEngine, seed: int, conditions: Sequence[str | None]) -> tuple[Embeddings, ImageState]:
+    """The rows of an image and its state, from one pass."""
+    texts = [None if condition is None else engine.prepare_text(condition) for condition in conditions]
+    items = engine.prepare_image(picture(seed), f"image-{seed}", texts, keeps_state=True)
+    first, *others = engine.run_batch(items)
+    assert first.state is not None
+    assert all(other.state is None for other in others)
+    return np.concatenate([first.rows, *(other.rows for other in others)]), first.state
+
+
+def from_state(engine: EmbedEngine, seed: int, state: ImageState, conditions: Sequence[str | None]) -> StateItem:
+    texts = tuple(None if condition is None else engine.prepare_text(condition) for condition in conditions)
+    return StateItem(f"image-{seed}", state, texts)
+
+
 def assert_close(actual: Embeddings, expected: Embeddings, tolerance: float = 1e-5) -> None:
     difference = np.abs(actual - expected)
     assert difference.max() <= tolerance, f"max {difference.max():.3g}, mean {difference.mean():.3g}"
@@ -82,6 +111,60 @@ def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine
     assert len(together) == len(batch)
     for item, rows in zip(batch, together, strict=True):
         assert_close(rows.rows, engine.run_batch([item])[0].rows)
+
+
+def test_an_image_read_from_its_state_answers_as_from_its_pixels(keeping: EmbedEngine) -> None:
+    _, state = encoded(keeping, 1, ["an old condition"])
+    assert (state.shape, state.dtype) == ((keeping.state_bytes,), np.dtype(np.uint8))
+    conditions = ["what color is it?", None, "which shape?", "what color is it?"]
+    (read,) = keeping.run_batch([from_state(keeping, 1, state, conditions)])
+    assert read.state is None
+    fresh = embed(keeping, 1, conditions)
+    assert_close(read.rows, fresh, STATE_TOLERANCE)
+    assert_close(np.linalg.norm(read.rows, axis=1), np.ones(4, np.float32))
+    assert np.abs(fresh - embed(keeping, 2, conditions)).max() > 10 * STATE_TOLERANCE
+    assert np.abs(fresh[0] - fresh[1]).max() > 10 * STATE_TOLERANCE
+
+
+def test_images_states_and_texts_share_batches_without_showing_it(keeping: EmbedEngine) -> None:
+    states = {seed: encoded(keeping, seed, [None])[1] for seed in (1, 2, 3)}
+    batch: list[Item] = [
+        from_state(keeping, 2, states[2], ["which shape?", None]),
+        *items_of(keeping, 4, ["which shape?"]),
+        keeping.prepare_text("a red square"),
+        from_state(keeping, 1, states[1], ["what color is it?"]),
+        *items_of(keeping, 1, ["what color is it?", None]),
+        from_state(keeping, 2, states[2], ["what color is it?", "which shape?"]),
+        from_state(keeping, 3, states[3], [None]),
+    ]
+    for item, reading in zip(batch, keeping.run_batch(batch), strict=True):
+        assert_close(reading.rows, keeping.run_batch([item])[0].rows)
+
+
+def test_a_state_is_returned_to_whom_asked_for_it_alone_and_costs_the_rows_nothing(engine: EmbedEngine) -> None:
+    text = engine.prepare_text("which shape?")
+    asking = engine.prepare_image(picture(1), "image-1", [text], keeps_state=True)
+    others = [*items_of(engine, 2, ["which shape?"]), *items_of(engine, 1, ["which shape?"])]
+    asked, *unasked = engine.run_batch([*asking, *others])
+    assert (asked.state is None) == (engine.state_bytes is None)
+    assert all(reading.state is None for reading in unasked)
+    for reading, plain in zip(
+        [asked, *unasked], engine.run_batch(items_of(engine, 1, ["which shape?"]) + others), strict=True
+    ):
+        assert_close(reading.rows, plain.rows)
+
+
+def test_a_state_is_the_same_whatever_shared_its_batch(keeping: EmbedEngine) -> None:
+    _, alone = encoded(keeping, 1, [None])
+    batch = [
+        item
+        for seed in (3, 1, 2)
+        for item in keeping.prepare_image(picture(seed), f"image-{seed}", [None], keeps_state=True)
+    ]
+    together = keeping.run_batch(batch)[1].state
+    assert together is not None
+    numbers = [state.view(np.float16).astype(np.float32) for state in (alone, together)]
+    np.testing.assert_allclose(numbers[0], numbers[1], rtol=2e-3, atol=1e-5)
 
 
 def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: EmbedEngine) -> None:
@@ -201,6 +284,30 @@ def test_more_readouts_than_one_slice_holds_keep_their_order(readout: EmbedEngin
         assert_close(rows[index], embed(readout, 1, [conditions[index]])[0])
 
 
+def test_more_readouts_than_one_slice_holds_leave_the_same_state(readout: EmbedEngine) -> None:
+    conditions = [f"condition {number}" for number in range(MAX_READOUTS_AT_ONCE + 3)]
+    rows, state = encoded(readout, 1, conditions)
+    assert_close(rows, embed(readout, 1, conditions))
+    np.testing.assert_array_equal(state, encoded(readout, 1, ["one"])[1])
+    (read,) = readout.run_batch([from_state(readout, 1, state, conditions)])
+    assert_close(read.rows, rows, STATE_TOLERANCE)
+
+
+def test_reading_a_state_costs_less_than_its_image_and_grows_with_the_conditions(keeping: EmbedEngine) -> None:
+    _, state = encoded(keeping, 1, [None])
+
+    def cost(*conditions: str | None) -> int:
+        cost = keeping.cost(from_state(keeping, 1, state, conditions))
+        assert cost < sum(keeping.cost(item) for item in items_of(keeping, 1, conditions))
+        return cost
+
+    # of two blocks, those behind the condition's layer are passed, in `full` by all tokens
+    num_layers_passed = {"readout": 2 if len(state) > 2048 * 2 - 1 else 1, "full": 1}[keeping.visibility]
+    num_tokens = {"readout": 2, "full": NUM_PATCHES + 2}[keeping.visibility]
+    assert cost("a", "b", None) - cost("a") == 2 * num_tokens * num_layers_passed // 2
+    assert cost("a") > num_tokens * num_layers_passed // 2
+
+
 def test_cost_counts_one_pass_for_all_conditions_in_readout_and_a_pass_each_in_full(engine: EmbedEngine) -> None:
     cost = sum(engine.cost(item) for item in items_of(engine, 1, ["a", "b", None]))
     passes = {"readout": NUM_PATCHES + 2 * 3, "full": 3 * (NUM_PATCHES + 2)}
@@ -278,9 +385,33 @@ def test_a_model_that_answers_zero_fails_its_self_check(readout_directory: Path,
         engine.self_check()
 
 
+def test_a_state_with_a_number_beyond_half_precision_is_not_kept(readout_directory: Path, tmp_path: Path) -> None:
+    block = "clip.visual.transformer.resblocks.0"
+    large = poisoned(readout_directory, tmp_path / "large", f"{block}.attn.in_proj_weight", 60_000.0)
+    engine = EmbedEngine.load(poisoned(large, tmp_path / "larger", f"{block}.ln_1.bias", 1.0), CPU)
+    (reading,) = engine.run_batch(engine.prepare_image(picture(1), "image", [None], keeps_state=True))
+    assert reading.state is None
+    assert np.isfinite(reading.rows).all()
+
+
 def test_a_sound_checkpoint_warms_up_and_passes_its_self_check(engine: EmbedEngine) -> None:
     engine.warm_up()
     engine.self_check()
+
+
+def test_a_model_whose_states_say_something_else_than_its_pixels_fails_its_self_check(readout_directory: Path) -> None:
+    class MisreadingModel(CountingModel):
+        def read_states(self, states: torch.Tensor, *asked: Any) -> torch.Tensor:
+            rows: torch.Tensor = self.model.read_states(states, *asked)
+            return rows.flip(1)
+
+    checkpoint = load_focallens(readout_directory)
+    misreading: Any = MisreadingModel(checkpoint.model)
+    engine = EmbedEngine(
+        type(checkpoint)(misreading, checkpoint.tokenizer, checkpoint.transform), torch.device("cpu"), torch.float32
+    )
+    with pytest.raises(BrokenModel, match="state"):
+        engine.self_check()
 
 
 def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readout_directory: Path) -> None:
@@ -292,6 +423,31 @@ def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readou
     assert_close(np.linalg.norm(rows, axis=1), np.ones(2, np.float32))
     full = EmbedEngine.load(readout_directory, CPU)
     assert_close(rows, embed(full, 1, conditions), tolerance=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_states_of_half_precision_are_those_of_the_forward_pass(
+    readout_directory: Path, dtype: Literal["bfloat16", "float16"]
+) -> None:
+    half = EmbedEngine.load(readout_directory, EngineOptions(device="cpu", dtype=dtype))
+    half.self_check()
+    conditions = [None, "what color is it?"]
+    rows, state = encoded(half, 1, conditions)
+    assert len(state) == half.state_bytes
+    (read,) = half.run_batch([from_state(half, 1, state, conditions)])
+    assert_close(read.rows, rows, tolerance=SELF_CHECK_TOLERANCE[getattr(torch, dtype)])
+    assert_close(read.rows, embed(EmbedEngine.load(readout_directory, CPU), 1, conditions), tolerance=0.1)
+
+
+def test_the_packaged_checkpoint_reads_the_same_from_states_and_pixels() -> None:
+    engine = EmbedEngine.load(STARTER, CPU)
+    assert engine.state_bytes == 2 * 2 * 4 * 16 * 128  # bytes of a number, keys and values, blocks, patches, width
+    for seed in range(8):
+        _, state = encoded(engine, seed, [None])
+        conditions = ["What is the color of the object in the image?", "What is the shape of the object?", None]
+        (read,) = engine.run_batch([from_state(engine, seed, state, conditions)])
+        cosines = (read.rows * embed(engine, seed, conditions)).sum(axis=1)
+        assert cosines.min() > 1 - 1e-6, f"cosines {cosines}"
 
 
 def test_a_missing_device_is_named(readout_directory: Path) -> None:
