@@ -216,9 +216,9 @@ class CountingModel(torch.nn.Module):
         if not name.startswith("encode_"):
             return attribute
 
-        def counted(tensor: torch.Tensor, *rest: Any) -> Any:
+        def counted(tensor: torch.Tensor, *rest: Any, **options: Any) -> Any:
             self.seen.append((name, tensor.shape[0]))
-            return attribute(tensor, *rest)
+            return attribute(tensor, *rest, **options)
 
         return counted
 
