@@ -41,6 +41,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         settings.max_inputs,
         settings.max_conditions,
         ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
+        settings.max_k,
     )
     checkpoint = _follow(settings, store, thread, metrics)
     cache = open_cache(
