@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.settings import GatewaySettings
 from services.core.metrics import Metrics
-from services.core.settings import SettingRow, describe_settings
+from services.core.settings import COMMAND_LINE_VARIABLES, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +95,8 @@ def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
         name.removeprefix("FOVEA_") for name in settings() if not name.startswith(("FOVEA_EMBED_", "FOVEA_GATEWAY_"))
     ]
     for_one_process = {f"FOVEA_{process}_{name}" for process in ("EMBED", "GATEWAY") for name in shared}
-    assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= settings().keys() | for_one_process
+    known = settings().keys() | for_one_process | COMMAND_LINE_VARIABLES
+    assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= known
     assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
 
 

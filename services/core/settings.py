@@ -25,6 +25,8 @@ SHARED_PREFIX = "FOVEA_"
 PROCESS_PREFIXES = tuple(
     f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
 )
+# What commands read, and no process: a shell that exports them may start one.
+COMMAND_LINE_VARIABLES = frozenset({f"{SHARED_PREFIX}API_KEY", f"{SHARED_PREFIX}CODE_REVISION"})
 # One value for all processes would make them fight over it.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
@@ -194,7 +196,7 @@ def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
     own_prefix = _own_prefix(settings_cls)
     # A shared variable that this process has no use for is legal: its neighbours read it.
     shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if _is_shared(name)}
-    known = shared | {own_prefix + name.upper() for name in settings_cls.model_fields}
+    known = shared | COMMAND_LINE_VARIABLES | {own_prefix + name.upper() for name in settings_cls.model_fields}
     foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)
     unknown = [
         variable

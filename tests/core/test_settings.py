@@ -67,6 +67,11 @@ def test_variables_of_other_processes_are_passed_over(monkeypatch: pytest.Monkey
     assert read_settings(EmbedLikeSettings) == EmbedLikeSettings()
 
 
+def test_variables_of_the_command_line_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_API_KEY", "a key")
+    assert read_settings(EmbedLikeSettings) == EmbedLikeSettings()
+
+
 @pytest.mark.parametrize("variable", ["FOVEA_REQUEST_TIMEOUT_S", "FOVEA_EMBED_REQUEST_TIMEOUT_S"])
 def test_a_bad_value_is_blamed_on_the_variable_that_held_it(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "soon")
