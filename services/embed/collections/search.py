@@ -19,7 +19,7 @@ from services.core.exchange import Timing
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.indexer import Indexer
-from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read
 from services.embed.embedder import Checkpoint, Embedder
 from services.embed.engine import Embeddings, Text
@@ -28,6 +28,8 @@ Rows = NDArray[np.int64]
 
 # An image without a kept state costs about as much as this many with one, so the short list is shorter by it.
 ENCODING_COST = 8
+# The query is embedded under each of their conditions: the unconditional one and those asked lately.
+MAX_SHORTLISTING_INDEXES = 8
 # Fewer images than this say too little about whether two wordings mean the same.
 MIN_COMPARED_IMAGES = 16
 
@@ -128,7 +130,10 @@ class Searcher:
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
         if sum(cost.values()) <= self._options.shortlist_size:
             return lacking
-        others = [other for other in indexes if other.vectors.num_vectors and other.text is not question.text]
+        others = [
+            other for other in indexes if other.vectors.num_vectors and key_of(other.text) != key_of(question.text)
+        ]
+        others = sorted(others, key=lambda other: (other.text is not None, -other.used))[:MAX_SHORTLISTING_INDEXES]
         ranked = [lacking[::-1].tolist()]
         if others:
             queries = await self._embed(checkpoint, question, [other.text for other in others])
