@@ -13,12 +13,25 @@ from rich.console import Console
 from services.embed.protocols.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
 from services.embed.protocols.datasets import MissingData
-from services.embed.protocols.embedders import ImageEmbedder, Unconditioned, load_embedder
+from services.embed.protocols.embedders import ImageEmbedder, NoTextSide, Unconditioned, load_embedder
+from services.embed.protocols.features import NoProjection
 from services.embed.protocols.fine_grained import LOADERS
 from services.embed.protocols.genecis import Focus, evaluate_genecis, load_genecis
+from services.embed.protocols.grid import (
+    SCENE_CONDITIONS,
+    FolderGallery,
+    Gallery,
+    GridOptions,
+    SceneGallery,
+    retrieve_grid,
+)
+from services.embed.protocols.grid_picture import Names, draw_grid
 from services.embed.protocols.imagenet import evaluate_imagenet, read_nodes
 from services.embed.protocols.labelled_images import evaluate_category
+from services.embed.protocols.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
+from services.embed.protocols.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.protocols.results import Result, load_results, save_results
+from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe, load_sugarcrepe
 from services.embed.protocols.tables import print_tables
 
 app = typer.Typer(no_args_is_help=True)
@@ -168,6 +181,116 @@ def fine_grained(
 
 
 @app.command()
+def sugarcrepe(
+    data: Annotated[Path, typer.Option(help="The folder with replace_obj.json and the six others.")],
+    coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
+    swap_obj: Annotated[
+        Path | None, typer.Option(help="Another swap_obj.json, such as the first published one of 246 choices.")
+    ] = None,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many choices of each type, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Of two captions that differ by little, the one that is true of an image: accuracy (Table 5.5)."""
+    with missing_data_as_bad_parameter():
+        choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
+        settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
+        counts = ", ".join(f"{kind} {len(some):,}" for kind, some in choices.items())
+        typer.echo(f"{sum(map(len, choices.values())):,} choices: {counts}")
+        results = [
+            Result(embedder.name, "sugarcrepe", evaluate_sugarcrepe(embedder, coco, choices), settings)
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def mmvp(
+    data: Annotated[Path, typer.Option(help="The folder with Questions.csv and 'MLLM_VLM Images'.")],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Which of two images that CLIP confuses a statement is true of: pairs that are right (Table 5.6)."""
+    with missing_data_as_bad_parameter():
+        patterns = load_mmvp(data)
+        results = [
+            Result(embedder.name, "mmvp", evaluate_mmvp(embedder, patterns))
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def linear_probe(
+    data: Annotated[Path, typer.Option(help="A folder with train and val, each with a folder of images a class.")],
+    category: Annotated[
+        str | None, typer.Option(help="What every folder of train is a type of; without it ImageNet's 118 dogs.")
+    ] = None,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of the images to train on.")] = ProbeOptions.num_seeds,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """A linear classifier on the frozen tower, from a few images of each class: top-1 accuracy (Figure 5.4)."""
+    options = ProbeOptions(num_seeds=seeds)
+    with missing_data_as_bad_parameter():
+        images = load_dogs(data, options) if category is None else load_probe(data, category, options)
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = evaluate_linear_probe(embedder, images, options)
+            settings = {
+                "category": images.category,
+                "classes": images.num_classes,
+                "seeds": seeds,
+                "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
+            }
+            results.append(Result(embedder.name, "linear-probe", points(scores), settings))
+    report(results, save)
+
+
+@app.command()
+def grid(
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of images to search; without it rendered scenes.")
+    ] = None,
+    condition: Annotated[
+        list[str] | None, typer.Option(help="A text; several times for several rows. Scenes have a default.")
+    ] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Blocks, a query each.")] = GridOptions.num_queries,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours in a row.")] = GridOptions.k,
+    seed: Annotated[int, typer.Option(help="Another one draws other queries.")] = GridOptions.seed,
+    scenes: Annotated[int, typer.Option(min=2, help="How many scenes to render.")] = 1000,
+    output: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("grid.png"),
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Annotated[str, typer.Option(help="The CLIP to compare with; its row has no condition.")] = "clip-shapes",
+    pretrained: Pretrained = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Draw the nearest neighbours of some queries under several conditions, beside CLIP's (Figures 5.1, 5.5)."""
+    if images is not None and not condition:
+        raise typer.BadParameter("name at least one, for images of your own", param_hint="--condition")
+    with missing_data_as_bad_parameter():
+        gallery: Gallery = SceneGallery(scenes) if images is None else FolderGallery(images)
+        clip, embedder = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        options = GridOptions(condition or SCENE_CONDITIONS, queries, k, seed)
+        blocks = retrieve_grid(gallery, clip, embedder, options)
+    draw_grid(blocks, Names(clip.name, embedder.name)).save(output, optimize=True)
+    typer.echo(output)
+
+
+@app.command()
 def table(results: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
     """Put saved scores together in the dissertation's tables."""
     try:
@@ -198,7 +321,7 @@ def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list
 def missing_data_as_bad_parameter() -> Iterator[None]:
     try:
         yield
-    except MissingData as error:
+    except (MissingData, NoTextSide, NoProjection) as error:
         raise typer.BadParameter(str(error)) from error
 
 

@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from services.embed.evaluate import app
-from tests.embed.protocols.data_sets import write_celeba, write_fine_grained, write_genecis, write_imagenet
+from tests.embed.protocols.data_sets import (
+    write_celeba,
+    write_fine_grained,
+    write_genecis,
+    write_imagenet,
+    write_mmvp,
+    write_probe,
+    write_sugarcrepe,
+)
+from tests.embed.protocols.tiny_instructblip import write_tiny_instructblip
 from tests.embed.tiny import write_tiny_checkpoint
 
 
@@ -23,12 +33,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_celeba(directory / "celeba")
     write_genecis(directory / "genecis")
     write_imagenet(directory / "imagenet")
+    write_mmvp(directory / "mmvp")
+    write_probe(directory / "probe")
+    write_sugarcrepe(directory / "sugarcrepe")
     write_fine_grained(directory)
     return directory
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    # a wide terminal breaks no message into lines
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
 
 
 def answer(*arguments: str | Path) -> list[dict[str, Any]]:
@@ -58,15 +72,56 @@ def test_every_protocol_scores_baseline_and_checkpoint_and_their_rows_come_toget
     assert subset["scores"].keys() == {"Bag", "Piano"}
     (fine, _) = answer("fine-grained", "--data", data, *options)
     assert fine["scores"].keys() == {"Flower", "Car", "Aircraft", "Food"}
+    coco = data / "sugarcrepe" / "val2017"
+    (captions, _) = answer("sugarcrepe", "--data", data / "sugarcrepe", "--coco", coco, "--limit", "3", *options)
+    assert len(captions["scores"]) == 7
+    assert captions["settings"]["choices"]["swap_obj"] == 3
+    (pairs, _) = answer("mmvp", "--data", data / "mmvp", *options)
+    assert len(pairs["scores"]) == 9
     together = run("table", saved)
-    for number in ("5.2", "5.3", "5.4", "D.4", "D.5"):
+    for number in ("5.2", "5.3", "5.4", "5.5", "5.6", "D.4", "D.5"):
         assert f"Table {number}" in together.stdout
-    assert len(json.loads(together.stdout.splitlines()[-1])) == 5
+    assert len(json.loads(together.stdout.splitlines()[-1])) == 7
 
 
-def test_colorshape_prints_plain_and_conditioned_rows(checkpoint: str) -> None:
-    rows = answer("colorshape", "--checkpoint", checkpoint, "--baseline", checkpoint, "--images-per-class", "3")
-    assert [row["embedder"] for row in rows] == [checkpoint, f"{checkpoint}, no condition", checkpoint]
+def test_a_linear_probe_reports_mean_and_deviation_and_the_learning_rates_that_did_best(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    data = write_probe(tmp_path, num_train=15)
+    (row,) = answer("linear-probe", "--data", data, "--category", "colour", "--checkpoint", checkpoint, "--seeds", "2")
+    assert row["scores"].keys() == {"5", "5 ±", "10", "10 ±", "15", "15 ±"}
+    assert row["settings"]["classes"] == 3
+    assert row["settings"]["best_learning_rates"].keys() == {"5", "10", "15"}
+
+
+def test_a_grid_is_written_of_scenes_or_of_a_folder(checkpoint: str, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "grid.png"
+    models: list[str | Path] = ["--checkpoint", checkpoint, "--baseline", checkpoint, "--output", output]
+    assert run("grid", "--scenes", "20", "--queries", "1", *models).exit_code == 0
+    with Image.open(output) as picture:
+        of_scenes = picture.size
+    own: list[str | Path] = ["--images", data / "sugarcrepe", "--condition", "Which color?", "--k", "4"]
+    assert run("grid", *own, *models).exit_code == 0
+    with Image.open(output) as picture:
+        assert picture.format == "PNG"
+        # two images, so a neighbour each under none and one condition
+        assert picture.width < of_scenes[0]
+    assert "name at least one" in run("grid", *own[:2], *models).stderr
+
+
+def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path: Path) -> None:
+    write_tiny_instructblip(tmp_path / "blip")
+    probe = write_probe(tmp_path / "probe", num_train=15)
+    runs: list[tuple[str, Path, list[str | Path], str]] = [
+        ("mmvp", data / "mmvp", [], "embeds images only"),
+        ("sugarcrepe", data / "sugarcrepe", ["--coco", data / "sugarcrepe" / "val2017"], "embeds images only"),
+        ("linear-probe", probe, ["--category", "colour"], "projection"),
+    ]
+    for command, folder, options, message in runs:
+        told = run(command, "--data", folder, *options, "--checkpoint", tmp_path / "blip")
+        assert told.exit_code == 2
+        assert message in told.stderr
+        assert "Traceback" not in told.output
 
 
 @pytest.mark.parametrize(
@@ -78,19 +133,22 @@ def test_colorshape_prints_plain_and_conditioned_rows(checkpoint: str) -> None:
         (["genecis", "--data", "nowhere", "--focus", "colour"], "'colour' is neither"),
         (["imagenet", "--data", "nowhere", "--node", "Whale"], "'Whale' is none of Dog, Bird"),
         (["fine-grained", "--data", "nowhere"], "imagelabels.mat is missing"),
+        (["sugarcrepe", "--data", "nowhere"], "replace_obj.json is missing"),
+        (["mmvp", "--data", "nowhere"], "Questions.csv is missing"),
+        (["linear-probe", "--data", "nowhere"], "n02085620 is missing"),
+        (["linear-probe", "--data", "nowhere", "--category", "pet"], "train is missing"),
+        (["grid", "--images", "nowhere", "--condition", "color"], "nowhere is missing"),
         (["table", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_what_is_missing_or_unknown_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
+    result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
 
 
 def test_missing_images_are_told_without_a_traceback(checkpoint: str, tmp_path: Path) -> None:
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(
-        app, ["imagenet", "--data", str(tmp_path), "--checkpoint", checkpoint]
-    )
+    result = run("imagenet", "--data", tmp_path, "--checkpoint", checkpoint)
     assert result.exit_code == 2
     assert "n02085620 is missing" in result.stderr

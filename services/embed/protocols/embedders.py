@@ -3,10 +3,11 @@
 Shapes: N images or texts, C instructions, B images of a batch, E embedding width. Embeddings are L2-normalised.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +37,10 @@ T = TypeVar("T")
 MAX_READOUTS = 256
 
 
+class NoTextSide(ValueError):
+    """A protocol asks for texts, and the model embeds images only; the message names it."""
+
+
 class ImageEmbedder(Protocol):
     """A model under evaluation.
 
@@ -54,7 +59,7 @@ class ImageEmbedder(Protocol):
         ...
 
     def embed_texts(self, texts: Sequence[str]) -> Array32:
-        """Texts → (N, E), in the space of the images. Raises ValueError where the model has no text side."""
+        """Texts → (N, E), in the space of the images. Raises NoTextSide where the model embeds images only."""
         ...
 
 
@@ -66,6 +71,11 @@ class FocalLensEmbedder:
         self.image_size = checkpoint.transform.size[0]
         self._checkpoint = checkpoint
         self._max_readouts = max_readouts
+
+    @property
+    def visual(self) -> Any:
+        """The image tower, open_clip's."""
+        return self._checkpoint.model.clip.visual
 
     @torch.inference_mode()
     def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
@@ -109,6 +119,11 @@ class ClipEmbedder:
         self._clip = clip
         self._batch_size = batch_size
 
+    @property
+    def visual(self) -> Any:
+        """The image tower."""
+        return self._model.visual
+
     @torch.inference_mode()
     def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
         parts = []
@@ -148,8 +163,8 @@ class Unconditioned:
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """The embedder that a command line names: a FocalLens or open_clip folder, a name in the store, or, with
-    `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
+    """The embedder that a command line names: a folder of FocalLens's, open_clip's or InstructBLIP's, a name in the
+    store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
 
     Raises ValueError for an open_clip name that is unknown, StoreError where the store has no such name.
     """
@@ -158,6 +173,10 @@ def load_embedder(
     directory = checkpoint_directory(reference, store_url)
     if (directory / FOCALLENS_CONFIG).is_file():
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
+    if is_instructblip(directory):
+        from services.embed.protocols.instructblip import InstructBlipEmbedder  # transformers is an extra
+
+        return InstructBlipEmbedder(directory, name=reference, device=device)
     return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
 
 
@@ -173,6 +192,12 @@ def checkpoint_directory(reference: str, store_url: str | None) -> Path:
     store.publish_starters(packaged_starters(Path(__file__).parents[2]))
     name, _, version = reference.partition("@")
     return store.fetch(name, store.resolve(name, version or "latest"), settings.checkpoint_cache_dir)
+
+
+def is_instructblip(directory: Path) -> bool:
+    """Whether a Hugging Face folder says that it is such a model."""
+    path = directory / "config.json"
+    return path.is_file() and json.loads(path.read_text()).get("model_type") == "instructblip"
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Beside a task's score may stand its standard deviation over seeds, under the task's name with this behind it.
+DEVIATION = " ±"
+
 
 @dataclass(frozen=True)
 class Result:

@@ -2,14 +2,26 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from services.embed.protocols.instructions import CELEBA_ATTRIBUTES
-from services.embed.protocols.results import Result, merge_results
+from services.embed.protocols.instructions import CELEBA_ATTRIBUTES, MMVP, SUGARCREPE
+from services.embed.protocols.linear_probe import ProbeOptions
+from services.embed.protocols.results import DEVIATION, Result, merge_results
 
 MISSING = "–"
+
+
+class Cell(NamedTuple):
+    """A score in points and, where there is one, its standard deviation."""
+
+    score: float
+    deviation: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.score:.2f}" if self.deviation is None else f"{self.score:.2f} ± {self.deviation:.2f}"
 
 
 @dataclass(frozen=True)
@@ -25,9 +37,14 @@ class Group:
     average: str | None = None
     num_tasks: int = 0
 
-    def cells(self, scores: Mapping[str, float]) -> list[float | None]:
-        cells = [scores.get(key) for key in self.columns.values()]
-        return cells if self.average is None else [*cells, average(scores, self.num_tasks)]
+    def cells(self, scores: Mapping[str, float]) -> list[Cell | None]:
+        cells = [
+            Cell(scores[key], scores.get(key + DEVIATION)) if key in scores else None for key in self.columns.values()
+        ]
+        if self.average is None:
+            return cells
+        mean = average(scores, self.num_tasks)
+        return [*cells, None if mean is None else Cell(mean)]
 
     def headings(self) -> list[str]:
         return [*self.columns, *([] if self.average is None else [self.average])]
@@ -44,6 +61,10 @@ class Layout:
 def average(scores: Mapping[str, float], num_tasks: int) -> float | None:
     """The unweighted mean over a benchmark's tasks; None where one is missing."""
     return sum(scores.values()) / num_tasks if len(scores) == num_tasks else None
+
+
+def _heading(kind: str) -> str:
+    return kind.capitalize().replace("_", "-")
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -79,6 +100,15 @@ LAYOUTS = (
         ),
     ),
     Layout("Table 5.4: CelebA-Identity (mAP)", (Group("celeba-identity", "", _same("CelebA-Identity")),)),
+    Layout(
+        "Table 5.5: SugarCrepe (accuracy)",
+        (Group("sugarcrepe", "", {_heading(kind): kind for kind in SUGARCREPE}, "Avg.", len(SUGARCREPE)),),
+    ),
+    Layout("Table 5.6: MMVP-VLM (pairs that are right)", (Group("mmvp", "", _same(*MMVP), "Avg.", len(MMVP)),)),
+    Layout(
+        "Figure 5.4: linear probe with k images of each class (top-1 accuracy)",
+        (Group("linear-probe", "", {f"k = {shots}": str(shots) for shots in ProbeOptions.shots}),),
+    ),
     *(
         Layout("Table D.4: CelebA-Attribute (scaled mAP)", (Group("celeba", "", _same(*CELEBA[start : start + 10])),))
         for start in range(0, len(CELEBA), 10)
@@ -105,7 +135,7 @@ def print_tables(results: Sequence[Result], console: Console, layouts: Sequence[
             console.print(_table(layout, rows))
 
 
-def _table(layout: Layout, rows: Mapping[str, Sequence[float | None]]) -> Table:
+def _table(layout: Layout, rows: Mapping[str, Sequence[Cell | None]]) -> Table:
     table = Table(title=layout.title)
     table.add_column("Model")
     for group in layout.groups:
@@ -117,12 +147,12 @@ def _table(layout: Layout, rows: Mapping[str, Sequence[float | None]]) -> Table:
     return table
 
 
-def _styled(column: Sequence[float | None]) -> Iterator[str]:
+def _styled(column: Sequence[Cell | None]) -> Iterator[str]:
     """A column's cells as text; of several the best is bold and the second underlined."""
-    ranking = sorted({cell for cell in column if cell is not None}, reverse=True)
+    ranking = sorted({cell.score for cell in column if cell is not None}, reverse=True)
     styles = dict(zip(ranking, ("bold", "underline"), strict=False)) if len(ranking) > 1 else {}
     for cell in column:
         if cell is None:
             yield MISSING
         else:
-            yield f"[{styles[cell]}]{cell:.2f}[/]" if cell in styles else f"{cell:.2f}"
+            yield f"[{styles[cell.score]}]{cell}[/]" if cell.score in styles else str(cell)

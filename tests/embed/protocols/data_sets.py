@@ -1,5 +1,6 @@
 """The benchmarks' files, as their owners lay them out, with a few tiny images each."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from services.embed.protocols.imagenet import read_nodes
+from services.embed.protocols.instructions import MMVP, SUGARCREPE
 
 CELEBA_COLUMNS = (
     *("5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs", "Big_Lips", "Big_Nose"),
@@ -130,4 +132,53 @@ def write_fine_grained(directory: Path) -> Path:
         write_image(food / "images" / f"{name}.jpg", color)
     (food / "meta").mkdir()
     (food / "meta" / "test.txt").write_text("\n".join(names) + "\n")
+    return directory
+
+
+RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)
+
+
+def write_mmvp(directory: Path) -> Path:
+    """135 pairs of a red and a blue image; both are red in Color, and State has one the wrong way round."""
+    rows = [["Question ID", "Type", "Statement"]]
+    for number in range(135):
+        folder = list(MMVP)[number // 15]
+        first = BLUE if number == 32 else RED
+        second = RED if folder == "Color" or number == 32 else BLUE
+        for place, (color, words) in enumerate(((first, 'a red thing, "large"'), (second, "a blue thing"))):
+            identity = 2 * number + place + 1
+            write_image(directory / "MLLM_VLM Images" / folder / f"{identity}.jpg", color, size=(8, 8))
+            rows.append([str(identity), folder, words])
+    with (directory / "Questions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return directory
+
+
+def write_sugarcrepe(directory: Path) -> Path:
+    """Four choices of each type about a red and a green image in `val2017`; the last one's captions are equal.
+
+    One of swap_att's is true of the other image.
+    """
+    for number, color in ((1, RED), (2, GREEN)):
+        write_image(directory / "val2017" / f"{number:012d}.jpg", color)
+    words = {1: ("a red thing", "a green thing"), 2: ("a green thing", "a red thing")}
+    for kind in SUGARCREPE:
+        records = {}
+        for place, number in enumerate((1, 2, 1, 2)):
+            caption, negative = words[number if (kind, place) != ("swap_att", 0) else 2]
+            negative = caption if place == 3 else negative
+            # ids have gaps where a choice was withdrawn
+            filename = f"{number:012d}.jpg"
+            records[str(2 * place)] = {"filename": filename, "caption": caption, "negative_caption": negative}
+        (directory / f"{kind}.json").write_text(json.dumps(records))
+    return directory
+
+
+def write_probe(directory: Path, *, num_train: int = 3) -> Path:
+    """Three classes of plain colours, some images each to train on and two to be tested on."""
+    for name, color in (("red", RED), ("green", GREEN), ("blue", BLUE)):
+        for part, num_images in (("train", num_train), ("val", 2)):
+            for number in range(num_images):
+                shade = [max(0, value - 10 * number) for value in color]
+                write_image(directory / part / name / f"{number}.jpg", shade)
     return directory

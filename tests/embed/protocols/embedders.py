@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from services.embed.protocols.embedders import NoTextSide
+
 
 class MeanColor:
     """Sees an image's mean colour, whatever it is asked."""
@@ -25,4 +27,22 @@ class MeanColor:
         return np.broadcast_to(means, (len(instructions), *means.shape))
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        raise ValueError("a colour has no text side")
+        raise NoTextSide("a colour has no text side")
+
+
+class ColorWords(MeanColor):
+    """Reads the first of three colours that a text names."""
+
+    name = "colour words"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.read += texts
+        primaries = np.eye(3, dtype=np.float32) * 255 - 127
+        rows = [primaries[next(i for i, word in enumerate(("red", "green", "blue")) if word in t)] for t in texts]
+        features = np.stack(rows)
+        unit: NDArray[np.float32] = features / np.linalg.norm(features, axis=1, keepdims=True)
+        return unit

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from services.embed.protocols.instructions import MMVP, SUGARCREPE
 from services.embed.protocols.results import Result, load_results, merge_results, save_results
 from services.embed.protocols.tables import CELEBA, FINE_GRAINED, IMAGENET, average, print_tables
 
@@ -30,7 +31,7 @@ def printed(results: list[Result]) -> dict[str, list[list[str]]]:
     tables: dict[str, list[list[str]]] = {}
     title = ""
     for line in output.getvalue().splitlines():
-        if "Table" in line:
+        if "Table" in line or "Figure" in line:
             title = line.split(":")[0].strip()
         elif line.startswith("│"):
             tables.setdefault(title, []).append([cell.strip() for cell in line.strip("│").split("│")])
@@ -66,6 +67,36 @@ def test_published_scores_give_the_published_rows(published: list[Result]) -> No
     # three blocks of attributes and two of kinds, five rows each
     assert [len(row) - 1 for row in tables["Table D.4"]] == [10] * 10 + [9] * 5
     assert [len(row) - 1 for row in tables["Table D.5"]] == [7] * 10
+
+
+# Rows of Tables 5.5 and 5.6, averages last.
+SUGARCREPE_ROW = ["95.64", "84.51", "75.53", "65.30", "66.36", "86.12", "83.09", "79.51"]
+MMVP_ROW = ["6.70", "33.30", "33.30", "40.00", "26.70", "66.70", "20.00", "26.70", "20.00", "30.38"]
+
+
+def test_sugarcrepe_and_mmvp_have_the_published_columns_and_averages() -> None:
+    results = [
+        Result("FocalLens-CLIP", "sugarcrepe", dict(zip(SUGARCREPE, map(float, SUGARCREPE_ROW), strict=False))),
+        Result("FocalLens-CLIP", "mmvp", dict(zip(MMVP, map(float, MMVP_ROW), strict=False))),
+    ]
+    tables = printed(results)
+    assert tables["Table 5.5"] == [["FocalLens-CLIP", *SUGARCREPE_ROW]]
+    assert tables["Table 5.6"] == [["FocalLens-CLIP", *MMVP_ROW]]
+    assert list(SUGARCREPE)[3] == "swap_obj"
+    assert list(MMVP) == [
+        *("Orientation", "Presence", "State", "Quantity", "Spatial"),
+        *("Color", "Structural", "Text", "Camera"),
+    ]
+
+
+def test_a_score_with_a_deviation_shows_it() -> None:
+    results = [
+        Result(name, "linear-probe", {"5": score, "5 ±": 1.25}) for name, score in {"a": 60.0, "b": 70.0}.items()
+    ]
+    assert printed(results)["Figure 5.4"] == [
+        ["a", "60.00 ± 1.25", "–", "–"],
+        ["b", "70.00 ± 1.25", "–", "–"],
+    ]
 
 
 def test_an_average_stands_only_where_every_task_is_scored() -> None:
