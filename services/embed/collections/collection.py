@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from services.core.checkpoints import Served, ServedCheckpoint
-from services.core.errors import Conflict, NotFound, Overloaded
+from services.core.errors import Conflict, NotFound, Overloaded, blaming
 from services.core.exchange import Timing
 from services.core.images import StoredImage as StoredImageReference
 from services.embed.calls import ImageInput
@@ -153,7 +153,7 @@ class Collection:
         """Keep an index of each condition. Raises TooLarge for more than the limit, and what the tokenizer refuses."""
         async with self.in_use():
             with self._serving.checkpoint.lease() as served:
-                texts = [served.engine.prepare_text(condition) for condition in conditions]
+                texts = prepare_conditions(served.engine, conditions)
                 indexes = await self._indexes.of(checkpoint_of(served))
             await self._conditions.index_ahead(indexes, texts)
             self._wake.set()
@@ -163,7 +163,8 @@ class Collection:
         async with self.in_use() as store:
             with self._serving.checkpoint.lease() as served:
                 self._check_model(served, query.model)
-                text = served.engine.prepare_text(query.condition) if query.condition is not None else None
+                with blaming("condition"):
+                    text = served.engine.prepare_text(query.condition) if query.condition is not None else None
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
                 own = await self._own_row(query)
                 checkpoint = checkpoint_of(served)
@@ -187,16 +188,19 @@ class Collection:
         async with self.in_use() as store:
             num_images, num_bytes = await asyncio.to_thread(store.size)
             indexes = self._indexes.newest
-            statuses = [self._status_of(index, num_images) for index in indexes] if indexes else []
+            if indexes is not None:
+                statuses = [self._status_of(index, num_images) for index in indexes]
+            else:
+                conditions = [None, *(stored.text for stored in await asyncio.to_thread(store.conditions))]
+                statuses = [_not_open(condition, num_images) for condition in conditions]
             states = indexes.states if indexes else None
-            is_ready = bool(statuses) and all(status.state == "ready" for status in statuses)
             return CollectionStatus(
                 name=self.info.name,
                 model=self.info.model,
                 created=self.info.created,
                 num_images=num_images,
                 num_bytes=num_bytes,
-                state="ready" if is_ready else "building",
+                state="ready" if all(status.state == "ready" for status in statuses) else "building",
                 indexes=statuses,
                 states=StatesStatus(states.num_images, states.num_bytes, states.record_bytes, states.max_bytes)
                 if states
@@ -223,7 +227,8 @@ class Collection:
         reference = query.input.reference if isinstance(query.input, ImageInput) else None
         if not isinstance(reference, StoredImageReference) or reference.collection != self.info.name:
             return set()
-        return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
+        with blaming(query.input.param):
+            return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
 
     async def _keep_indexing(self) -> None:
         while True:
@@ -297,6 +302,20 @@ class Collection:
             num_bytes=vectors.num_bytes,
             recall_at_10=vectors.recall_at_10,
         )
+
+
+def prepare_conditions(engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+    """Raises what the tokenizer refuses, naming the condition."""
+    texts = []
+    for index, condition in enumerate(conditions):
+        with blaming(f"conditions.{index}"):
+            texts.append(engine.prepare_text(condition))
+    return texts
+
+
+def _not_open(condition: str | None, num_images: int) -> IndexStatus:
+    """An index until a checkpoint is served that it belongs to: what it holds is not known."""
+    return IndexStatus(condition, "flat", 0, exact=True, state="building", num_waiting=num_images)
 
 
 def checkpoint_of(served: Served[EmbedEngine]) -> Checkpoint:

@@ -15,7 +15,7 @@ from services.core.exchange import Timing
 from services.core.images import StoredImage as StoredImageReference
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.catalog import Catalog, CatalogInUse, check_name
-from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
 from services.embed.collections.image_store import Added, CollectionInfo, NewImage, StoredImage
 from services.embed.slices import all_or_first_failure, in_slices
 
@@ -73,8 +73,7 @@ class Library:
                     param="model",
                     code="model_not_found",
                 )
-            for condition in conditions:
-                served.engine.prepare_text(condition)
+            prepare_conditions(served.engine, conditions)
             info = CollectionInfo(name, served.name, time())
         collection, is_new = await asyncio.shield(self._get_or_make(info))
         await collection.index_ahead(conditions)

@@ -310,6 +310,23 @@ def test_a_lost_or_damaged_index_is_made_again(checkpoint: Path, tmp_path: Path,
         assert_alike(service.scores(image=as_base64(query), condition=SHAPE), service.expected(query, SHAPE))
 
 
+def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wait(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path, checkpoint)
+    with running(settings) as service:
+        service.create(COLOR)
+        service.add(PICTURES)
+    with TestClient(create_embed(settings.model_copy(update={"model": "absent"}))) as client:
+        wait_until_ready(lambda: client.get("/collections").status_code == 200)
+        description = Service(client, settings).describe()
+        assert description["state"] == "building"
+        waiting = {index["condition"]: index["waiting"] for index in description["conditions"]}
+        assert waiting == {None: len(PICTURES), COLOR: len(PICTURES)}
+        assert client.get("/collections/things/images/picture-00.png").content == PICTURES["picture-00.png"]
+        assert client.post("/collections/things/search", json={"text": "a thing"}).status_code == 503
+
+
 def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     query = picture(107)
