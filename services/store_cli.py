@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
 import typer
 from rich.console import Console
 from rich.filesize import decimal as human_bytes
@@ -16,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from services.core.logs import log_warnings_to_stderr
 from services.core.settings import ServiceSettings
 from services.core.starters import packaged_starters, read_description
 from services.core.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
@@ -56,25 +56,9 @@ Expected = Annotated[
 ]
 
 
-class _StderrLogger:
-    """Standard output belongs to the answer."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def msg(self, line: str) -> None:
-        typer.echo(line, err=True)
-
-    debug = info = warning = error = critical = exception = msg
-
-
 @app.callback()
 def configure() -> None:
-    structlog.configure(
-        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=_StderrLogger,
-    )
+    log_warnings_to_stderr()
 
 
 @app.command("ls")

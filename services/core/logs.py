@@ -1,4 +1,4 @@
-"""Structured logs on stdout: one pipeline for our lines and for those of the libraries."""
+"""Structured logs on stdout: one pipeline for our lines and for those of the libraries. A command only warns."""
 
 import logging
 import re
@@ -46,6 +46,15 @@ def configure_logging(settings: ProcessSettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 
+def log_warnings_to_stderr() -> None:
+    """For a command, whose standard output belongs to its answer."""
+    structlog.configure(
+        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        logger_factory=_StderrLogger,
+    )
+
+
 class _StdoutLogger:
     """A line a call, flushed: what a process said before it was killed must be readable."""
 
@@ -56,6 +65,16 @@ class _StdoutLogger:
         # One write, since two threads may log at the same time.
         self._stream.write(line + "\n")
         self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _StderrLogger:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
 
     debug = info = warning = error = critical = exception = msg
 

@@ -6,7 +6,6 @@ computed here.
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 from rich.console import Console
 
+from services.core.logs import log_warnings_to_stderr
 from services.core.store_errors import StoreError
 from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
@@ -32,6 +31,9 @@ EXIT_INTERRUPTED = 130
 # Options by their parameters: those that only one of the two targets has.
 ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait", "in_flight")
 ONLY_OUTPUT = ("checkpoint", "store_url", "dtype", "precision", "shard_size", "device", "threads", "overwrite")
+
+COLLECTION_PANEL = "With --collection"
+OUTPUT_PANEL = "With --output"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -52,40 +54,66 @@ class Precision(StrEnum):
 def embed_bulk(
     context: typer.Context,
     sources: Annotated[
-        list[str], typer.Argument(help="Folders of images, and webdataset tar files: a.tar, shards-{000..010}.tar.")
+        list[str],
+        typer.Argument(metavar="SOURCE", help="Folders, and webdataset tar files: a.tar, shards-{000..010}.tar."),
     ],
     collection: Annotated[str | None, typer.Option(help="Send the images to this collection.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write embeddings into this folder instead.")] = None,
     condition: Annotated[
         list[str] | None,
-        typer.Option(help="Embed under it, or index it ahead; repeatable. None: the unconditional embedding."),
+        typer.Option(help="Index it ahead, or embed under it; repeatable. None: the unconditional embedding."),
     ] = None,
     suffix: Annotated[
-        list[str] | None, typer.Option(help=f"What an image's name ends in; repeatable. [{', '.join(IMAGE_SUFFIXES)}]")
+        list[str] | None,
+        typer.Option(help="What an image's name ends in; repeatable.", show_default=", ".join(IMAGE_SUFFIXES)),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images of a request [64], or of a forward pass [32].")
+        int | None, typer.Option(min=1, help="Images of a request, or of a forward pass.", show_default="64, or 32")
     ] = None,
-    url: Annotated[str, typer.Option(help="Where Fovea listens (collection).")] = "http://127.0.0.1:8080",
-    api_key: Annotated[str | None, typer.Option(envvar="FOVEA_API_KEY", help="A key of it (collection).")] = None,
-    in_flight: Annotated[int, typer.Option(min=1, help="Requests on their way at a time (collection).")] = 4,
-    no_skip: Annotated[bool, typer.Option("--no-skip", help="Send also what is there already (collection).")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the indexes (collection).")] = False,
+    url: Annotated[
+        str, typer.Option(help="Where Fovea listens.", rich_help_panel=COLLECTION_PANEL)
+    ] = "http://127.0.0.1:8080",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOVEA_API_KEY", help="A key of it.", rich_help_panel=COLLECTION_PANEL)
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Requests on their way at a time.", rich_help_panel=COLLECTION_PANEL)
+    ] = 4,
+    no_skip: Annotated[
+        bool, typer.Option("--no-skip", help="Send also what is there already.", rich_help_panel=COLLECTION_PANEL)
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Do not wait for the indexes.", rich_help_panel=COLLECTION_PANEL)
+    ] = False,
     checkpoint: Annotated[
-        str, typer.Option(help="A name in the store, also with @version, or a folder (output).")
+        str, typer.Option(help="A folder, or a name in the store, also with @version.", rich_help_panel=OUTPUT_PANEL)
     ] = "focallens-shapes",
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store (output).")] = None,
-    dtype: Annotated[StoredDtype, typer.Option(help="Of the files (output).")] = StoredDtype.float32,
-    precision: Annotated[
-        Precision, typer.Option(help="Of the forward pass; auto: bfloat16 on CUDA, else float32 (output).")
-    ] = Precision.auto,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images of a file (output).")] = 4096,
-    device: Annotated[
-        list[str] | None, typer.Option(help="cpu, cuda:0, mps; repeatable: a process each. [every GPU] (output)")
+    store_url: Annotated[
+        str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.", rich_help_panel=OUTPUT_PANEL)
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that decode. [a core each] (output)")] = None,
+    dtype: Annotated[
+        StoredDtype, typer.Option(help="Of the files.", rich_help_panel=OUTPUT_PANEL)
+    ] = StoredDtype.float32,
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Of the forward pass; auto: bfloat16 on CUDA, else float32.", rich_help_panel=OUTPUT_PANEL),
+    ] = Precision.auto,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images of a file.", rich_help_panel=OUTPUT_PANEL)] = 4096,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="cpu, cuda:0, mps; repeatable, a process each.",
+            show_default="every GPU, else cpu",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that decode.", show_default="one a core", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew where another job wrote before (output).")
+        bool,
+        typer.Option("--overwrite", help="Begin anew where another job wrote before.", rich_help_panel=OUTPUT_PANEL),
     ] = False,
 ) -> None:
     """Embed many images: send them to a collection, or write their embeddings to files.
@@ -95,7 +123,7 @@ def embed_bulk(
     """
     _check_target(context, collection, output)
     conditions = _conditions(condition or [])
-    _log_warnings_to_stderr()
+    log_warnings_to_stderr()
     console = Console(stderr=True, highlight=False)
     with _one_line_errors(console):
         with console.status("Listing the images …"):
@@ -156,15 +184,6 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("Stopped. The same command goes on from here.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _log_warnings_to_stderr() -> None:
-    """Standard output belongs to the list of what was skipped."""
-    structlog.configure(
-        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def _print_skipped(skipped: Skipped) -> None:
