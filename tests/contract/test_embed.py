@@ -2,9 +2,7 @@
 
 import base64
 import json
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import openai
 import pytest
 
 from tests.contract.conftest import MODEL
+from tests.contract.curl import curl
 from tests.contract.processes import Process
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH
@@ -168,19 +167,6 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def curl(*arguments: str) -> tuple[int, Any]:
-    """Status and parsed body of what the command line client gets."""
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-    done = subprocess.run(
-        ["curl", "--silent", "--show-error", "--max-time", "30", "--write-out", "\n%{http_code}", *arguments],
-        capture_output=True,
-        check=True,
-    )
-    body, _, status = done.stdout.rpartition(b"\n")
-    return int(status), json.loads(body)
-
-
 def test_curl_embeds_a_photo_in_every_form(embed_server: Process, photo: Path) -> None:
     url = f"{embed_server.url}/embed?condition=What+is+the+color+of+the+object%3F"
     answers = [
@@ -188,8 +174,8 @@ def test_curl_embeds_a_photo_in_every_form(embed_server: Process, photo: Path) -
         curl(url, "-F", f"file=@{photo}"),
         curl(url, "--json", json.dumps({"images": [PHOTO_URI]})),
     ]
-    assert [status for status, _ in answers] == [200, 200, 200]
-    data = [body["data"] for _, body in answers]
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    data = [answer.json["data"] for answer in answers]
     assert data[0] == data[1] == data[2]
     assert data[0][0]["condition"] == COLOR
     assert norm(data[0][0]["embedding"]) == pytest.approx(1, abs=1e-5)
@@ -197,15 +183,15 @@ def test_curl_embeds_a_photo_in_every_form(embed_server: Process, photo: Path) -
 
 def test_curl_embeds_several_files_under_several_conditions(embed_server: Process, photo: Path) -> None:
     url = f"{embed_server.url}/embed?condition=color&condition=shape"
-    status, body = curl(url, "-F", f"file=@{photo}", "-F", f"file=@{photo}")
-    assert status == 200
-    assert [entry["condition"] for entry in body["data"]] == ["color", "shape"] * 2
+    answer = curl(url, "-F", f"file=@{photo}", "-F", f"file=@{photo}")
+    assert answer.status == 200
+    assert [entry["condition"] for entry in answer.json["data"]] == ["color", "shape"] * 2
 
 
 def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Process, photo: Path) -> None:
-    status, body = curl(f"{embed_server.url}/embed", "--data-binary", f"@{photo}")
-    assert status == 415
-    assert "Content-Type: image/jpeg" in body["error"]["message"]
+    answer = curl(f"{embed_server.url}/embed", "--data-binary", f"@{photo}")
+    assert answer.status == 415
+    assert "Content-Type: image/jpeg" in answer.json["error"]["message"]
 
 
 # --- bare sockets ---
