@@ -78,6 +78,7 @@ ROOMS = (
             "services.core.settings",
             "services.core.starters",
             "services.core.store",
+            "services.core.store_errors",
             "services.{service}.checkpoint",
             "services.{service}.colorshape",
             "services.{service}.data",

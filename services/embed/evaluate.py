@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from services.core.store_errors import StoreError
 from services.embed.protocols.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
 from services.embed.protocols.datasets import MissingData
@@ -302,11 +303,15 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files that --save 
 def load_embedders(
     checkpoint: str, baseline: str | None, pretrained: str | None, device: str, store_url: str | None
 ) -> Sequence[ImageEmbedder]:
-    """The baseline, if one is wanted, and then the checkpoint."""
-    models = (
-        [] if baseline is None else [load_embedder(baseline, pretrained=pretrained, device=device, store_url=store_url)]
-    )
-    return [*models, load_embedder(checkpoint, device=device, store_url=store_url)]
+    """The baseline, if one is wanted, and then the checkpoint. Raises BadParameter for one that there is not."""
+    models = [] if baseline is None else [("--baseline", baseline, pretrained)]
+    embedders = []
+    for option, reference, weights in [*models, ("--checkpoint", checkpoint, None)]:
+        try:
+            embedders.append(load_embedder(reference, pretrained=weights, device=device, store_url=store_url))
+        except (OSError, StoreError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+    return embedders
 
 
 def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list[str]:

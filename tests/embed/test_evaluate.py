@@ -148,6 +148,23 @@ def test_what_is_missing_or_unknown_is_told_without_a_traceback(arguments: list[
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--checkpoint", "nothing"], "--checkpoint: nothing has no alias 'latest'"),
+        (["--baseline", "ViT-Z", "--pretrained", "openai"], "--baseline: open_clip knows no model 'ViT-Z'"),
+        (["--checkpoint", "."], "--checkpoint: '.' is neither a directory with"),
+    ],
+)
+def test_a_model_that_there_is_not_is_told_without_a_traceback(
+    data: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    result = run("mmvp", "--data", data / "mmvp", "--store-url", store, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_missing_images_are_told_without_a_traceback(checkpoint: str, tmp_path: Path) -> None:
     result = run("imagenet", "--data", tmp_path, "--checkpoint", checkpoint)
     assert result.exit_code == 2
