@@ -1,5 +1,7 @@
 """Whatever the served OpenAPI document allows, and much that it does not, is answered as the document says."""
 
+import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +19,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.contract.curl import curl
 from tests.contract.processes import Process
 from tests.core.image_files import every_kind
+from tests.embed.tiny import wait_until_ready
+
+COLLECTION, IMAGE_ID = "documented", "a.png"
 
 CHECKS: Any = (
     not_a_server_error,
@@ -37,8 +43,9 @@ schemathesis.openapi.media_type(
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Process, mode: GenerationMode) -> None:
+    put_collection(embed_server)
     statuses = {
-        operation.label: statuses_of(operation.as_strategy(generation_mode=mode))
+        operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(in_the_collection))
         for operation in operations(embed_server)
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
@@ -46,6 +53,20 @@ def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Proce
     assert 200 in statuses["POST /embed"]
     assert statuses["POST /embed"] & {400, 415, 422}
     assert statuses["POST /v1/embeddings"] & {400, 413, 422}
+    assert 201 in statuses["POST /collections/{name}/images"]
+    assert statuses["POST /collections/{name}/search"] >= {200, 422}
+    if mode == GenerationMode.POSITIVE:
+        assert statuses["PUT /collections/{name}"] >= {200, 201}
+        assert statuses["GET /collections/{name}/images/{id}"] == {200, 404}
+        assert statuses["DELETE /collections/{name}/images/{id}"] == {204, 404}
+
+
+def put_collection(server: Process) -> None:
+    """One that holds an image."""
+    url = f"{server.url}/collections/{COLLECTION}"
+    wait_until_ready(lambda: curl("-X", "PUT", url).status in (200, 201))
+    image = {"id": IMAGE_ID, "image": base64.b64encode(every_kind()["png"]).decode()}
+    assert curl(f"{url}/images", "--json", json.dumps({"images": [image]})).status == 201
 
 
 def operations(server: Process) -> Iterator[Any]:
@@ -53,6 +74,15 @@ def operations(server: Process) -> Iterator[Any]:
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result
         yield result.ok()
+
+
+def in_the_collection(case: Any) -> Any:
+    """What asks about the images of a collection asks one that exists, and every other time for an image in it."""
+    if case.path.startswith("/collections/{name}/"):
+        case.path_parameters["name"] = COLLECTION
+    if "id" in case.path_parameters and len(case.path_parameters["id"]) % 2:
+        case.path_parameters["id"] = IMAGE_ID
+    return case
 
 
 def statuses_of(cases: st.SearchStrategy[Any]) -> set[int]:
