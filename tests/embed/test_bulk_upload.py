@@ -81,6 +81,7 @@ async def test_what_is_there_already_is_not_sent_again(
     assert await send(target, source) == []
     assert server.batch_sizes == [2]
     assert len(server.images) == 10
+    assert server.requests["GET /collections/photos/images"] == 1 + 3  # none is there, then 8, 3 a page
     assert await send(replace(target, skips_present=False), source) == []
     assert sorted(server.batch_sizes) == [2, 2, 4, 4]
 
@@ -96,6 +97,7 @@ async def test_bad_days_of_the_service_lose_and_skip_nothing(
     assert await send(target, write_files(tmp_path / "images", 40)) == []
     assert len(server.images) == 40
     assert not server.faults
+    assert set(server.batch_sizes) == {4}
     assert server.most_at_once <= target.num_in_flight
 
 
@@ -123,6 +125,8 @@ async def test_only_the_image_at_fault_is_skipped(
     ]
     assert len(server.images) == 7
     assert server.images["05.jpg"] == (b"another", {})
+    # 3 batches, and one more time for each image at fault, or for each image of their batches
+    assert server.requests["POST /collections/photos/images"] == 3 + (4 if blames else 10)
 
 
 async def test_what_can_not_be_read_is_skipped(server: CollectionServer, target: UploadTarget, tmp_path: Path) -> None:
