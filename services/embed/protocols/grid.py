@@ -3,7 +3,7 @@
 Shapes: N images of a gallery, Q queries, k neighbours, E embedding width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -43,7 +43,7 @@ class Gallery(Protocol):
         ...
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
-        """Whether two images share what the condition asks about; None where nobody knows."""
+        """Whether two images share what is asked; None where nobody knows, or nothing is asked (an empty text)."""
         ...
 
 
@@ -115,25 +115,19 @@ def retrieve_grid(
     (plain,) = baseline.embed_images(gallery.images(baseline.image_size), [None])
     under = embedder.embed_images(gallery.images(embedder.image_size), options.conditions)
 
-    def row(query: int, label: str, embeddings: Array32, alike: Callable[[int], bool | None]) -> Row:
+    views = [("", plain), *zip(options.conditions, under, strict=True)]
+
+    def row(query: int, condition: str, embeddings: Array32) -> Row:
         nearest, cosines = nearest_others(embeddings, query, options.k)
-        neighbours = [
-            Neighbour(gallery.thumbnail(other, THUMBNAIL), cosine, alike(other))
-            for other, cosine in zip(nearest.tolist(), cosines.tolist(), strict=True)
-        ]
-        return Row(label, tuple(neighbours))
+        return Row(
+            condition,
+            tuple(
+                Neighbour(gallery.thumbnail(other, THUMBNAIL), cosine, gallery.is_alike(query, other, condition))
+                for other, cosine in zip(nearest.tolist(), cosines.tolist(), strict=True)
+            ),
+        )
 
-    blocks = []
-    for query in queries:
-        rows = [row(query, "", plain, lambda _: None)]
-        for condition, embeddings in zip(options.conditions, under, strict=True):
-
-            def alike(other: int, query: int = query, condition: str = condition) -> bool | None:
-                return gallery.is_alike(query, other, condition)
-
-            rows.append(row(query, condition, embeddings, alike))
-        blocks.append(Block(gallery.thumbnail(query, QUERY), tuple(rows)))
-    return blocks
+    return [Block(gallery.thumbnail(query, QUERY), tuple(row(query, *view) for view in views)) for query in queries]
 
 
 def nearest_others(embeddings: Array32, query: int, k: int) -> tuple[NDArray[np.int64], Array32]:

@@ -135,16 +135,20 @@ def write_fine_grained(directory: Path) -> Path:
     return directory
 
 
-RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)
+RED, GREEN, BLUE, PURPLE = (250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 10, 200)
 
 
 def write_mmvp(directory: Path) -> Path:
-    """135 pairs of a red and a blue image; both are red in Color, and State has one the wrong way round."""
+    """135 pairs of a red and a blue image.
+
+    In Color both are red, in Text the second is rather red, too, but bluer than the first; State has one pair the wrong
+    way round.
+    """
     rows = [["Question ID", "Type", "Statement"]]
     for number in range(135):
         folder = list(MMVP)[number // 15]
         first = BLUE if number == 32 else RED
-        second = RED if folder == "Color" or number == 32 else BLUE
+        second = RED if folder == "Color" or number == 32 else PURPLE if folder == "Text" else BLUE
         for place, (color, words) in enumerate(((first, 'a red thing, "large"'), (second, "a blue thing"))):
             identity = 2 * number + place + 1
             write_image(directory / "MLLM_VLM Images" / folder / f"{identity}.jpg", color, size=(8, 8))
