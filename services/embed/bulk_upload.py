@@ -1,5 +1,6 @@
 """Many images into a collection of a running Fovea: batches bounded by count and bytes, several on their way.
 
+They are sent as JSON, which holds any id, and whose base64 costs little beside decoding the images.
 An image that is refused costs only itself: it is left out and reported, and the rest of its batch is sent again.
 """
 

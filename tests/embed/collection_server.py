@@ -31,13 +31,14 @@ class Dropped(Exception):
 class CollectionServer:
     """`images` by id: (bytes, metadata). What it refuses begins with `damaged`; `blames` says which one it was.
 
-    `faults` are asked first, one a request to add, None being a good day. `lost_answers` adds are done and not
-    answered. `num_waiting` embeddings are not yet indexed; each look at the collection finds fewer.
+    `num_not_yet` requests of any kind come too early. `faults` are had by one request to add each, None being a good
+    day. `lost_answers` adds are done and not answered. `num_waiting` embeddings are not yet indexed; each look at the collection finds fewer.
     """
 
     images: dict[str, tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
     conditions: list[str] | None = None
     faults: list[web.Response | type[Dropped] | None] = field(default_factory=list)
+    num_not_yet: int = 0
     lost_answers: int = 0
     blames: bool = True
     num_waiting: int = 0
@@ -106,6 +107,9 @@ class CollectionServer:
         self.requests[f"{request.method} {request.path}"] += 1
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return error(401, "There is no such key.")
+        if self.num_not_yet:
+            self.num_not_yet -= 1
+            return error(503, "Starting.")
         response: web.StreamResponse = await handler(request)
         return response
 

@@ -94,6 +94,7 @@ async def test_bad_days_of_the_service_lose_and_skip_nothing(
     gateway = web.Response(status=502, text="<html>")
     server.faults = [busy, Dropped, None, slow_down, gateway, Dropped, None, error(504, "Too late.")]
     server.lost_answers = 3
+    server.num_not_yet = 4
     assert await send(target, write_files(tmp_path / "images", 40)) == []
     assert len(server.images) == 40
     assert not server.faults
