@@ -32,7 +32,8 @@ class CollectionServer:
     """`images` by id: (bytes, metadata). What it refuses begins with `damaged`; `blames` says which one it was.
 
     `num_not_yet` requests of any kind come too early. `faults` are had by one request to add each, None being a good
-    day. `lost_answers` adds are done and not answered. `num_waiting` embeddings are not yet indexed; each look at the collection finds fewer.
+    day. `lost_answers` adds are done and not answered. `num_waiting` embeddings are not yet indexed; each look at the
+    collection finds fewer.
     """
 
     images: dict[str, tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
