@@ -41,6 +41,7 @@ class Metrics:
         self._create_http_metrics()
         self._create_batching_metrics()
         self._create_model_metrics()
+        self._create_collection_metrics()
         self._create_gateway_metrics()
 
     def render(self) -> bytes:
@@ -75,7 +76,7 @@ class Metrics:
     def _create_batching_metrics(self) -> None:
         self.stage_seconds = self._histogram(
             "stage_seconds",
-            "Time in one stage: fetch, decode, tokenize, queue, infer, serialize.",
+            "Time in one stage: fetch, decode, tokenize, queue, infer, store, search, serialize.",
             SECONDS_BUCKETS,
             "stage",
         )
@@ -110,6 +111,17 @@ class Metrics:
         self.model_ready = self._gauge("model_ready", "1 when a warmed-up checkpoint answers.", "name")
         self.checkpoint_refusals = self._counter(
             "checkpoint_refusals", "Versions that did not load or failed their self-check.", "name"
+        )
+
+    def _create_collection_metrics(self) -> None:
+        self.searches = self._counter(
+            "searches",
+            "Searches of collections, by what they compared: every image (exact), those in the nearest lists "
+            "(approximate), a short list while the condition's index was built (shortlist).",
+            "result",
+        )
+        self.index_lag_images = self._gauge(
+            "index_lag_images", "Images behind which the slowest index of each collection is, in sum."
         )
 
     def _create_gateway_metrics(self) -> None:

@@ -58,7 +58,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         metrics=metrics,
     )
     embedder = Embedder(cache, inputs, metrics)
-    collection_routers, collections_opened = _collections(settings, checkpoint, inputs, embedder, limits)
+    collection_routers, collections_opened = _collections(settings, checkpoint, inputs, embedder, limits, metrics)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: _computes(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
@@ -99,6 +99,7 @@ def _collections(
     inputs: ImageInputs,
     embedder: Embedder,
     limits: CallLimits,
+    metrics: Metrics,
 ) -> tuple[list[APIRouter], AbstractAsyncContextManager[None]]:
     """Routes of collections and what they need open; none of both where FAISS is not installed."""
     if find_spec("faiss") is None:
@@ -107,7 +108,7 @@ def _collections(
     from services.embed.collections.composition import create_library
     from services.embed.collections.routes import collections_router
 
-    library = create_library(settings, checkpoint, inputs, embedder)
+    library = create_library(settings, checkpoint, inputs, embedder, metrics)
     return [collections_router(library, limits)], library.opened()
 
 

@@ -14,6 +14,7 @@ from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.errors import Conflict, NotFound, Overloaded, blaming
 from services.core.exchange import Timing
 from services.core.images import StoredImage as StoredImageReference
+from services.core.metrics import Metrics
 from services.embed.calls import ImageInput
 from services.embed.collections.answers import (
     CollectionStatus,
@@ -62,6 +63,7 @@ class Serving:
     embedder: Embedder
     reader: ImageReader
     search_threads: Executor
+    metrics: Metrics
 
     def close(self) -> None:
         """End the threads that are the collections' own."""
@@ -181,6 +183,8 @@ class Collection:
                 if row in images and row not in own
             ]
             status = self._answered_by(nearest, text)
+            self._serving.metrics.searches.labels(_kind_of(nearest)).inc()
+            self._serving.metrics.stage_seconds.labels("search").observe(timing.stages.get("search", 0.0))
             return SearchAnswer(f"{served.name}@{served.version}", query.condition, hits[: query.k], status)
 
     async def status(self) -> CollectionStatus:
@@ -270,6 +274,12 @@ class Collection:
         async with self._progress:
             self._progress.notify_all()
 
+    @property
+    def lag(self) -> int:
+        """Rows between the newest image and the index that is furthest behind: at least as many as images wait."""
+        indexes = self._indexes.newest
+        return self._last_row - min((index.vectors.through for index in indexes or ()), default=0)
+
     def _has_indexed(self, row: int) -> bool:
         indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
@@ -316,6 +326,12 @@ def prepare_conditions(engine: EmbedEngine, conditions: Sequence[str]) -> list[T
 def _not_open(condition: str | None, num_images: int) -> IndexStatus:
     """An index until a checkpoint is served that it belongs to: what it holds is not known."""
     return IndexStatus(condition, "flat", 0, exact=True, state="building", num_waiting=num_images)
+
+
+def _kind_of(nearest: Nearest) -> str:
+    if nearest.is_exact:
+        return "exact"
+    return "shortlist" if nearest.index is None or nearest.index.vectors.is_exact else "approximate"
 
 
 def checkpoint_of(served: Served[EmbedEngine]) -> Checkpoint:

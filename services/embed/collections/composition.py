@@ -3,9 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from services.core.checkpoints import ServedCheckpoint
+from services.core.metrics import Metrics
 from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.image_store import CollectionLimits
-from services.embed.collections.index import IndexOptions
+from services.embed.collections.index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import SearchOptions
@@ -16,9 +17,20 @@ from services.embed.settings import EmbedSettings
 
 
 def create_library(
-    settings: EmbedSettings, checkpoint: ServedCheckpoint[EmbedEngine], inputs: ImageInputs, embedder: Embedder
+    settings: EmbedSettings,
+    checkpoint: ServedCheckpoint[EmbedEngine],
+    inputs: ImageInputs,
+    embedder: Embedder,
+    metrics: Metrics,
 ) -> Library:
-    """The library over the folder that the settings name, which is opened later."""
+    """The library over the folder that the settings name, which is opened later.
+
+    Raises ValueError where indexes shall be on a GPU and can't.
+    """
+    index = IndexOptions(
+        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
+    )
+    VectorIndex(1, index)  # refuses a GPU that is not there, before anything is served
     options = CollectionOptions(
         limits=CollectionLimits(
             settings.collection_max_images,
@@ -26,9 +38,7 @@ def create_library(
             settings.collection_max_conditions,
             settings.collection_max_metadata_bytes,
         ),
-        index=IndexOptions(
-            max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
-        ),
+        index=index,
         search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
         max_state_bytes=settings.collection_state_bytes,
         poll_s=settings.store_poll_s,
@@ -40,5 +50,6 @@ def create_library(
         embedder,
         ImageReader(inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored")),
         ThreadPoolExecutor(settings.search_threads, "search"),
+        metrics,
     )
     return Library(settings.collections_dir, serving, options, max_collections=settings.max_collections)

@@ -42,6 +42,9 @@ class Library:
         self._is_open = False
         self._is_waiting = False
         self._changing = asyncio.Lock()
+        serving.metrics.index_lag_images.set_function(
+            lambda: sum(max(0, collection.lag) for collection in self._collections.values())
+        )
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -104,7 +107,9 @@ class Library:
         read = await in_slices(images, self._read)
         began = perf_counter()
         added = await asyncio.shield(collection.add(list(chain.from_iterable(read))))
-        timing.add("store", perf_counter() - began)
+        seconds = perf_counter() - began
+        timing.add("store", seconds)
+        self._serving.metrics.stage_seconds.labels("store").observe(seconds)
         if wait:
             await collection.wait_until_indexed(deadline)
         return added

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 from PIL import Image
@@ -208,6 +209,21 @@ def test_the_description_tells_how_far_each_index_is(service: Service) -> None:
     states = description["image_states"]
     assert states["images"] == len(PICTURES)
     assert states["bytes"] >= len(PICTURES) * states["bytes_per_image"]
+
+
+def test_metrics_count_searches_and_show_that_no_index_lags(service: Service) -> None:
+    service.search(text="a thing", condition=COLOR)
+    service.wait_until(lambda: service.describe()["state"] == "ready")
+    lines = service.client.get("/metrics").text.splitlines()
+    assert any(line.startswith('fovea_searches_total{result="exact"}') for line in lines)
+    assert "fovea_index_lag_images 0.0" in lines
+
+
+def test_an_index_on_a_gpu_that_is_not_there_is_refused_at_once(checkpoint: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="search-gpu"):
+        create_embed(settings_in(tmp_path, checkpoint, index_device="cuda"))
 
 
 def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> None:
