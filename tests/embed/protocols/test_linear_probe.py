@@ -1,11 +1,13 @@
 """A probe is trained on what the tower's projection is given, k images of each class a seed, and its best rate told."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from services.embed.checkpoint import create_clip, load_clip, load_focallens, save_clip
@@ -129,6 +131,22 @@ def test_classes_that_look_different_are_learned_from_few_images_the_same_way_ev
     assert scores[2].mean > 90
     assert scores[2].learning_rate == 1e-1
     assert scores == evaluate_linear_probe(embedder, data, OPTIONS)
+
+
+class Listening(FocalLensEmbedder):
+    """Notes what it is asked."""
+
+    asked: tuple[str | None, ...] = ()
+
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> NDArray[np.float32]:
+        self.asked += tuple(instructions)
+        return super().embed_images(images, instructions)
+
+
+def test_images_are_asked_for_their_type_once_to_train_on_and_once_to_test(tmp_path: Path) -> None:
+    embedder = Listening(load_focallens(write_tiny_checkpoint(tmp_path / "checkpoint")), name="tiny")
+    evaluate_linear_probe(embedder, load_probe(write_probe(tmp_path), "dog", OPTIONS), OPTIONS)
+    assert embedder.asked == ("What type of dog is in the image?",) * 2
 
 
 def test_deviations_stand_beside_their_scores() -> None:
