@@ -10,7 +10,6 @@ to the cache.
 
 import argparse
 import asyncio
-import itertools
 import os
 import socket
 import subprocess
@@ -27,12 +26,12 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import skimage.data
 import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
@@ -44,27 +43,6 @@ CONCURRENCY = 32
 BATCH_SIZE = 32
 CONDITIONS = ("What color is it?", "Which shape has it?", "What is in the background?")
 VISIBILITIES: tuple[Visibility, ...] = ("readout", "full")
-
-
-class Photographs:
-    """640 x 480 JPEG files, no two alike: a few real ones, each with a tail of its own behind its last marker."""
-
-    def __init__(self) -> None:
-        pictures = [Image.fromarray(getattr(skimage.data, name)()) for name in ("astronaut", "coffee", "chelsea")]
-        self._files = [
-            self._encode(picture.rotate(angle, expand=False)) for picture in pictures for angle in range(0, 40, 5)
-        ]
-        self._numbers = itertools.count()
-
-    def take(self, num_images: int) -> list[bytes]:
-        numbers = itertools.islice(self._numbers, num_images)
-        return [self._files[number % len(self._files)] + number.to_bytes(8, "little") for number in numbers]
-
-    @staticmethod
-    def _encode(picture: Image.Image) -> bytes:
-        file = BytesIO()
-        picture.convert("RGB").resize((640, 480)).save(file, "JPEG", quality=90)
-        return file.getvalue()
 
 
 class PlainLoop:

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.collection_client import CollectionClient
-from benchmarks.embed import Photographs, PlainLoop, publish
+from benchmarks.embed import PlainLoop, publish
+from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from benchmarks.scenes import png_files
 from benchmarks.served import served_embed
