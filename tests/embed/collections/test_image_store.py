@@ -455,6 +455,25 @@ def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk
     store.close()
 
 
+def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(small_disk: Path) -> None:
+    folder = small_disk / "collection"
+    store = ImageStore.create(folder, INFO)
+    with pytest.raises(StorageFull):
+        for number in range(1000):
+            store.add([new_image(str(number), content(number, 5000))], LIMITS)
+    stored = everything(store)
+    for image_id in stored:
+        store.delete(image_id)
+        store.put_condition(image_id, is_pinned=False)
+    store.close()
+    # the file has taken in its log
+    assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
+    store = ImageStore.open(folder)
+    assert everything(store) == {}
+    assert [condition.text for condition in store.conditions()] == list(stored)
+    store.close()
+
+
 def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
     store = ImageStore.create(small_disk / "collection", INFO)
     for _ in range(3):
