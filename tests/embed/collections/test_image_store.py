@@ -1,20 +1,18 @@
-"""What was stored is there, whole, until it is deleted: also after the process was killed or the disk full."""
+"""Images are stored once, as they came, and found by id and by row until they are deleted."""
 
-import random
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from services.core.errors import Conflict, FoveaError, InvalidField, NotFound, TooLarge
-from services.embed.collections.database import IncompatibleDatabase, StorageFull
+from services.core.errors import Conflict, InvalidField, NotFound, TooLarge
+from services.embed.collections.database import IncompatibleDatabase
 from services.embed.collections.image_store import (
     DATABASE_NAME,
     Added,
@@ -22,8 +20,6 @@ from services.embed.collections.image_store import (
     StoredCondition,
     check_image_id,
 )
-from tests.embed.collections.killed_process import NUM_KILLS, until_killed
-from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
 
@@ -37,19 +33,6 @@ def store(folder: Path) -> Iterator[ImageStore]:
     store = ImageStore.create(folder, INFO)
     yield store
     store.close()
-
-
-def check_file(folder: Path) -> None:
-    connection = sqlite3.connect(folder / DATABASE_NAME)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    connection.close()
-
-
-def ids_matching(store: ImageStore, fields: dict[str, Any]) -> list[str]:
-    rows = store.rows_matching(fields)
-    assert rows.dtype == np.int64
-    return [image.id for image in store.by_rows(rows.tolist()).values()]
 
 
 def test_what_was_added_comes_back_also_after_opening_the_store_again(folder: Path) -> None:
@@ -184,103 +167,6 @@ def test_rows_can_be_asked_for_in_steps(store: ImageStore) -> None:
     assert store.rows().dtype == store.rows(after=7).dtype == np.int64
 
 
-METADATA: dict[str, dict[str, Any]] = {
-    "true": {"v": True},
-    "false": {"v": False},
-    "one": {"v": 1},
-    "zero": {"v": 0},
-    "real": {"v": 0.1},
-    "half": {"v": 2.5},
-    "huge": {"v": 10**400},
-    "text": {"v": "1"},
-    "empty": {"v": ""},
-    "null": {"v": None},
-    "list": {"v": [1]},
-    "object": {"v": {"w": 1}},
-    "other": {"w": 1},
-}
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (True, ["true"]),
-        (False, ["false"]),
-        (1, ["one"]),
-        (1.0, ["one"]),
-        (0, ["zero"]),
-        (-0.0, ["zero"]),
-        (0.1, ["real"]),
-        (2.5, ["half"]),
-        (10**400, ["huge"]),
-        ("1", ["text"]),
-        ("true", []),
-        ("", ["empty"]),
-        (None, ["null", "other"]),
-        ([1, "1", True], ["true", "one", "text"]),
-        ([None, ""], ["empty", "null", "other"]),
-        ([], []),
-        (list(range(1, 3000)), ["one"]),
-    ],
-)
-def test_a_filter_finds_the_value_of_that_type_and_no_other(
-    store: ImageStore, value: object, expected: list[str]
-) -> None:
-    store.add([new_image(name, name.encode(), metadata) for name, metadata in METADATA.items()], LIMITS)
-    assert ids_matching(store, {"v": value}) == expected
-
-
-def test_a_filter_of_several_fields_wants_all_of_them(store: ImageStore) -> None:
-    images = {"a": {"x": 1, "y": "u"}, "b": {"x": 1, "y": "v"}, "c": {"x": 2, "y": "u"}}
-    store.add([new_image(name, name.encode(), metadata) for name, metadata in images.items()], LIMITS)
-    assert ids_matching(store, {"x": 1, "y": "u"}) == ["a"]
-    assert ids_matching(store, {"x": [1, 2], "y": "u"}) == ["a", "c"]
-    assert ids_matching(store, {}) == ["a", "b", "c"]
-    store.delete("a")
-    assert ids_matching(store, {"x": 1}) == ["b"]
-
-
-@pytest.mark.parametrize(
-    "name", ["", " ", ".", "a.b", "$", "$.a", "[0]", 'a"b', "a\\b", "a\\u0000b", "a'b", "ä\n", "😀", "type", "key"]
-)
-def test_a_filter_takes_any_field_name_and_any_text(store: ImageStore, name: str) -> None:
-    store.add([new_image("a", b"1", {name: name}), new_image("b", b"2", {"a": {"b": 1}})], LIMITS)
-    assert store.image("a").metadata == {name: name}
-    assert ids_matching(store, {name: name}) == ["a"]
-    assert ids_matching(store, {name: None}) == ["b"]
-
-
-@pytest.mark.parametrize("value", [{"w": 1}, [[1]], [{"w": 1}], float("nan"), "a\0", "\ud800", ["\0"]])
-def test_a_filter_by_anything_else_is_refused(store: ImageStore, value: object) -> None:
-    with pytest.raises(InvalidField) as raised:
-        store.rows_matching({"fine": 1, "v": value})
-    assert raised.value.param == "filter.v"
-
-
-@pytest.mark.parametrize("fields", [{"a\0": 1}, {"\ud800": 1}, {str(number): 1 for number in range(65)}])
-def test_a_filter_of_impossible_or_too_many_fields_is_refused(store: ImageStore, fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidField) as raised:
-        store.rows_matching(fields)
-    assert raised.value.param == "filter"
-
-
-def test_a_filter_takes_as_many_fields_as_it_says(store: ImageStore) -> None:
-    assert ids_matching(store, {str(number): None for number in range(64)}) == []
-
-
-def nested(levels: int) -> Any:
-    return [nested(levels - 1)] if levels else 1
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\0", {"\0": 1}, "\udfff", nested(40), nested(900)])
-def test_metadata_that_json_can_not_say_is_refused(store: ImageStore, value: object) -> None:
-    limits = replace(LIMITS, max_metadata_bytes=10_000)
-    with pytest.raises(InvalidField) as raised:
-        store.add([new_image("a", b"1", {"v": 1}), new_image("b", b"2", {"v": value}, "images.1")], limits)
-    assert raised.value.param == "images.1.metadata"
-    assert everything(store) == {}
-
-
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
@@ -372,147 +258,3 @@ def test_many_threads_add_delete_and_read_at_once(store: ImageStore) -> None:
         thread.join()
     assert not failures
     assert len(everything(store)) == 8 * 10 + 1
-
-
-# What a process that is to be killed does: add or delete the images of these numbers.
-Operation = tuple[str, list[int]]
-
-
-def data_of(number: int) -> bytes:
-    """Two neighbours share their bytes; some are larger than a page of the file."""
-    return content(number // 2, 200 + number // 2 * 977 % 30_000)
-
-
-def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
-    store = ImageStore.open(folder)
-    dice = random.Random(seed)
-    there = [int(image.id) for image in store.images(None, 1_000_000)]
-    first = 100_000 * seed
-    while True:
-        if there and dice.random() < 0.4:
-            operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
-        else:
-            operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
-        kind, numbers = operation
-        reports.send((operation, False))
-        if kind == "add":
-            store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
-            there += numbers
-        else:
-            store.delete(str(numbers[0]))
-        reports.send((operation, True))
-
-
-def after(operation: Operation, there: set[int]) -> set[int]:
-    kind, numbers = operation
-    return there | set(numbers) if kind == "add" else there - set(numbers)
-
-
-@pytest.mark.timeout(60 + 5 * NUM_KILLS)
-def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
-    ImageStore.create(folder, INFO).close()
-    expected: set[int] = set()
-    for kill in range(NUM_KILLS):
-        reports = until_killed(add_and_delete, folder, kill)
-        for operation in reports.done:
-            expected = after(operation, expected)
-        store = ImageStore.open(folder)
-        found = everything(store)
-        store.close()
-        check_file(folder)
-        assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
-        there = {int(image_id) for image_id in found}
-        assert there in (expected, after(reports.begun, expected) if reports.begun else expected)
-        expected = there
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_disk(tmp_path / "disk") as path:
-        yield path
-
-
-def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk: Path) -> None:
-    folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
-    (small_disk / "ballast").write_bytes(bytes(400_000))
-    stored: dict[str, bytes] = {}
-    with pytest.raises(StorageFull) as raised:
-        for number in range(1000):
-            batch = {f"{number}/{part}": content(10 * number + part, 9000) for part in range(3)}
-            store.add([new_image(image_id, data) for image_id, data in batch.items()], LIMITS)
-            stored |= batch
-    assert (raised.value.status, raised.value.code, raised.value.is_retryable) == (503, "storage_full", True)
-    assert len(stored) > 3
-    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored
-    (small_disk / "ballast").unlink()
-    store.add([new_image(image_id, data) for image_id, data in batch.items()], LIMITS)
-    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
-    store.close()
-    check_file(folder)
-    store = ImageStore.open(folder)
-    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
-    store.close()
-
-
-def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(small_disk: Path) -> None:
-    folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
-    with pytest.raises(StorageFull):
-        for number in range(1000):
-            store.add([new_image(str(number), content(number, 5000))], LIMITS)
-    stored = everything(store)
-    for image_id in stored:
-        store.delete(image_id)
-        store.put_condition(image_id, is_pinned=False)
-    store.close()
-    # the file has taken in its log
-    assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
-    store = ImageStore.open(folder)
-    assert everything(store) == {}
-    assert [condition.text for condition in store.conditions()] == list(stored)
-    store.close()
-
-
-def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
-    for _ in range(3):
-        with pytest.raises(StorageFull):
-            store.add([new_image("large", content(1, 2_000_000))], LIMITS)
-        fill(small_disk / "others")
-        assert (small_disk / "others").stat().st_size > 800_000
-        (small_disk / "others").unlink()
-    store.add([new_image("small", content(2, 100_000))], LIMITS)
-    assert list(everything(store)) == ["small"]
-    store.close()
-
-
-def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
-    store.add([new_image("a", content(1, 50_000))], LIMITS)
-    fill(small_disk / "ballast")
-    with pytest.raises(StorageFull):
-        store.add([new_image("b", content(2, 100_000))], LIMITS)
-    with pytest.raises(StorageFull):
-        store.put_condition("long " * 20_000, is_pinned=True)
-    assert store.data("a") == content(1, 50_000)
-    (small_disk / "ballast").unlink()
-    store.add([new_image("b", content(2, 100_000))], LIMITS)
-    assert store.delete("a") == 1
-    assert list(everything(store)) == ["b"]
-    store.close()
-
-
-def test_a_store_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
-    store.add([new_image("a", b"1")], LIMITS)
-    store.close()
-    fill(small_disk / "ballast")
-    with pytest.raises(StorageFull):
-        ImageStore.open(small_disk / "collection")
-    with pytest.raises(FoveaError):
-        ImageStore.create(small_disk / "another", INFO)
-    (small_disk / "ballast").unlink()
-    store = ImageStore.open(small_disk / "collection")
-    assert store.data("a") == b"1"
-    store.close()
