@@ -22,6 +22,8 @@ from services.embed.settings import EmbedSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+# One in a guide, over as many lines as are indented further.
+COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -255,16 +257,28 @@ def test_the_readmes_openai_example_runs(gateway: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_every_example_of_the_embed_guide_is_answered(gateway: str) -> None:
-    guide = (ROOT / "docs" / "guide" / "embed.md").read_text().replace("http://127.0.0.1:8080", gateway)
-    commands = re.findall(r"^ {4}curl (.*\n(?: {5,}.*\n)*)", guide, re.MULTILINE)
+@pytest.mark.parametrize(("page", "num_commands", "num_programs"), [("embed", 8, 3), ("search", 12, 0)])
+def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
+    guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
+    commands = re.findall(COMMAND, guide, re.MULTILINE)
     programs = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert len(commands) >= 8
-    assert len(programs) >= 3
+    assert len(commands) >= num_commands
+    assert len(programs) >= num_programs
+    answers = {}
     for command in commands:
-        subprocess.run(["bash", "-c", f"curl --silent --fail-with-body {command}"], check=True, cwd=ROOT)
+        curl = ["bash", "-c", f"curl --silent --fail-with-body {command}"]
+        answers[command] = subprocess.run(curl, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    for command, promised in re.findall(rf"{COMMAND}\n(?:.+\n\n)?```json\n([^`]*)```", guide, re.MULTILINE):
+        assert shape(json.loads(answers[command])) == shape(json.loads(promised.replace("…", "0")))
     for program in programs:
         subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def shape(value: Any) -> Any:
+    """Which keys and types an answer has; of a list the first entry stands for all."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    return [shape(one) for one in value[:1]] if isinstance(value, list) else type(value).__name__
 
 
 def test_a_photograph_embeds_under_a_condition(gateway: str) -> None:
