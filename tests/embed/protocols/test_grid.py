@@ -91,6 +91,23 @@ def test_scenes_are_alike_in_the_attribute_that_the_condition_names() -> None:
     assert gallery.is_alike(0, 1, "Something else?") is None
 
 
+class AlikeInShape(SceneGallery):
+    """All scenes share their shape, and nothing else."""
+
+    def is_alike(self, query: int, other: int, condition: str) -> bool | None:
+        return condition == TEST_INSTRUCTIONS["shape"]
+
+
+def test_each_row_is_framed_by_its_own_condition() -> None:
+    options = GridOptions([TEST_INSTRUCTIONS[name] for name in ("color", "shape", "size")], num_queries=1, k=2)
+    (block,) = retrieve_grid(AlikeInShape(5), Scripted(), Scripted(), options)
+    assert [[one.is_alike for one in row.neighbours] for row in block.rows[1:]] == [
+        [False] * 2,
+        [True] * 2,
+        [False] * 2,
+    ]
+
+
 def test_a_seed_draws_the_queries() -> None:
     gallery = SceneGallery(50)
     queries = [
@@ -156,5 +173,5 @@ def test_a_condition_is_written_as_far_as_its_row_has_room() -> None:
         return draw_grid([block(is_alike=(None,), condition=condition)], NAMES).tobytes()
 
     assert picture("What is the color of the object?") != picture("What is the color of the circle?")
-    words = "words " * 40
+    words = "words " * 18
     assert picture(f"{words} one end") == picture(f"{words} another end")
