@@ -22,6 +22,7 @@ from services.embed.bodies import (
 )
 from services.embed.calls import CallLimits, ImageInput, TextInput, conditions_of, image_input
 from services.embed.collections.answers import ImageToAdd, SearchQuery
+from services.embed.collections.image_store import check_image_id
 from services.embed.collections.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
@@ -56,6 +57,8 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
     """
     media_type = media_type_of(request)
     if media_type.startswith("image/"):
+        if image_id is not None:
+            check_image_id(image_id, "id")
         return [ImageToAdd(image_id, ImageInput(await request.body(), "body"), None, "body")]
     if image_id is not None:
         raise InvalidRequest("id: The URL names an image only where the body is nothing but the image.", param="id")
@@ -99,6 +102,9 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
 def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
     check_count("images", len(form.files), limits.max_inputs)
     metadata = _metadata_of_form(form)
+    for file in form.files:
+        if file.name:
+            check_image_id(file.name, file.param)
     return [
         ImageToAdd(file.name or None, ImageInput(file.data, file.param), metadata.get(file.name), file.param)
         for file in form.files

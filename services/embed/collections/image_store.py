@@ -236,7 +236,7 @@ class ImageStore:
 
 
 def check_image_id(image_id: str, param: str) -> None:
-    """Raises InvalidField, blaming `<param>.id`, for an id that can't be an image's.
+    """Raises InvalidField, blaming `param`, for an id that can't be an image's.
 
     It has 1 to MAX_ID_CHARACTERS characters, none of them a control character, and as a path, no segment that is
     empty, `.` or `..`.
@@ -249,12 +249,12 @@ def check_image_id(image_id: str, param: str) -> None:
         reason = "has a path segment that is empty, '.' or '..'"
     else:
         return
-    raise InvalidField(f"The image id {reason}.", param=f"{param}.id")
+    raise InvalidField(f"The image id {reason}.", param=param)
 
 
 def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
     """The metadata of an image to add as text, once its id and its size are seen to be right."""
-    check_image_id(image.id, image.param)
+    check_image_id(image.id, f"{image.param}.id")
     if image.metadata is None:
         return None
     param = f"{image.param}.metadata"

@@ -195,7 +195,7 @@ def test_a_full_collection_confirms_what_it_has_and_shares_bytes(store: ImageSto
 
 @pytest.mark.parametrize("image_id", ["a", "a" * 256, "a/b c/ü.jpg", "...", ".a/b..", "a\\b", "a\u00a0b", "😀"])
 def test_names_and_paths_can_be_ids(image_id: str) -> None:
-    check_image_id(image_id, "images.0")
+    check_image_id(image_id, "images.0.id")
 
 
 @pytest.mark.parametrize(

@@ -435,6 +435,19 @@ def test_a_form_without_a_file_is_refused(client: TestClient, path: str) -> None
     assert error_of(client.post(url, files={"file": (None, "text")}), 422)["param"] == "file.0"
 
 
+@pytest.mark.parametrize("image_id", ["../a.png", "a//b", "x" * 257, "a\nb"])
+def test_an_impossible_id_in_the_url_or_of_a_file_is_named(
+    client: TestClient, library: InMemory, image_id: str
+) -> None:
+    url = "/collections/things/images"
+    bare = client.post(url, params={"id": image_id}, content=PHOTO, headers={"content-type": "image/png"})
+    assert error_of(bare, 422)["param"] == "id"
+    if image_id.isprintable():  # a client escapes the others
+        form = client.post(url, files=[("file", ("a.png", PHOTO)), ("file", (image_id, PHOTO))])
+        assert error_of(form, 422)["param"] == "file.1"
+    assert not library.added
+
+
 def test_an_id_in_the_url_contradicts_a_body_that_may_hold_several(client: TestClient, library: InMemory) -> None:
     for form in ({"files": {"file": ("a.png", PHOTO)}}, {"json": {"images": [GOOD]}}):
         response = client.post("/collections/things/images?id=a", **form)
