@@ -1,6 +1,7 @@
 """All collections of a process: opened when it starts, made and removed by name."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
@@ -16,11 +17,14 @@ from services.core.images import StoredImage as StoredImageReference
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.catalog import Catalog, CatalogInUse, check_name
 from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
+from services.embed.collections.database import IncompatibleDatabase, StorageFull
 from services.embed.collections.image_store import Added, CollectionInfo, NewImage, StoredImage
 from services.embed.slices import all_or_first_failure, in_slices
 
 # How often the folder is asked for again while another process, the one that this one replaces, still holds it.
 LOCK_POLL_S = 0.5
+# How often a collection that could not be opened is tried again.
+REOPEN_S = 5.0
 
 
 class Library:
@@ -39,6 +43,7 @@ class Library:
         self._inputs = serving.inputs
         self._inputs.stored_image = self._stored_image
         self._collections: dict[str, Collection] = {}
+        self._closed: set[str] = set()
         self._is_open = False
         self._is_waiting = False
         self._changing = asyncio.Lock()
@@ -152,11 +157,24 @@ class Library:
                     log.warning("collections wait for another process", folder=str(self._root), reason=str(error))
                 self._is_waiting = True
                 await asyncio.sleep(LOCK_POLL_S)
-        for name in self._catalog.names():
-            store = await asyncio.to_thread(self._catalog.open_store, name)
-            await self._start(name, Collection(store, self._catalog.folder(name), self._serving, self._options))
+        self._closed = set(self._catalog.names())
+        await self._open_stores(self._catalog)
         self._is_open = True
         log.info("collections open", folder=str(self._root), collections=len(self._collections))
+        while self._closed:
+            await asyncio.sleep(REOPEN_S)
+            await self._open_stores(self._catalog)
+
+    async def _open_stores(self, catalog: Catalog) -> None:
+        """Start what is not open yet. One that can't be opened, on a full disk say, leaves the others alone."""
+        for name in sorted(self._closed):
+            try:
+                store = await asyncio.to_thread(catalog.open_store, name)
+            except (StorageFull, IncompatibleDatabase, sqlite3.DatabaseError) as error:
+                structlog.get_logger(__name__).error("collection not opened", collection=name, reason=str(error))
+                continue
+            await self._start(name, Collection(store, catalog.folder(name), self._serving, self._options))
+            self._closed.discard(name)
 
     async def _start(self, name: str, collection: Collection) -> None:
         await collection.start()
@@ -165,6 +183,8 @@ class Library:
     async def _get_or_make(self, info: CollectionInfo) -> tuple[Collection, bool]:
         async with self._changing:
             catalog = self._open_catalog()
+            if info.name in self._closed:
+                raise _not_opened(info.name)
             if (existing := self._collections.get(info.name)) is not None:
                 return existing, False
             if len(self._collections) >= self._max_collections:
@@ -188,6 +208,8 @@ class Library:
 
     def _get(self, name: str) -> Collection:
         self._open_catalog()
+        if name in self._closed:
+            raise _not_opened(name)
         try:
             return self._collections[name]
         except KeyError:
@@ -198,6 +220,14 @@ class Library:
             reason = "another process holds their folder" if self._is_waiting else "they are being opened"
             raise Overloaded(f"The collections can't be used yet: {reason}.", code="collections_not_open")
         return self._catalog
+
+
+def _not_opened(name: str) -> Overloaded:
+    return Overloaded(
+        f"The collection {name!r} can't be opened at the moment; the server's log says why.",
+        param="collection",
+        code="collection_not_open",
+    )
 
 
 def _no_collection(name: str) -> NotFound:

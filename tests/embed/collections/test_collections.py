@@ -343,6 +343,20 @@ def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wai
         assert client.post("/collections/things/search", json={"text": "a thing"}).status_code == 503
 
 
+def test_a_collection_that_can_not_be_opened_leaves_the_others_alone(checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, checkpoint)
+    with running(settings) as service:
+        service.create(name="damaged")
+        service.create()
+        service.add(PICTURES)
+    (tmp_path / "collections" / "damaged" / "images.sqlite").write_bytes(b"no database" * 1000)
+    with running(settings) as service:
+        refused = service.client.get("/collections/damaged")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "collection_not_open")
+        assert service.client.put("/collections/damaged").status_code == 503
+        assert set(service.scores(text="a thing")) == set(PICTURES)
+
+
 def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     query = picture(107)
