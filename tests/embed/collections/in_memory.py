@@ -1,0 +1,123 @@
+"""A library at the interface that the routes use; and what the tests of the wire send and read."""
+
+import base64
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from services.core.errors import NotFound
+from services.core.exchange import Timing
+from services.core.images import ImageLimits
+from services.embed.calls import CallLimits
+from services.embed.collections.answers import (
+    CollectionStatus,
+    ImageToAdd,
+    IndexStatus,
+    SearchAnswer,
+    SearchHit,
+    SearchQuery,
+    StatesStatus,
+)
+from services.embed.collections.image_store import Added, StoredImage
+from tests.core.image_files import encode, scene
+
+COLOR, SHAPE = "What is the color?", "What is the shape?"
+PHOTO = encode(scene(), "PNG")
+OTHER = encode(scene().rotate(90, expand=True), "JPEG")
+LIMITS = CallLimits(max_inputs=8, max_conditions=3, images=ImageLimits(max_image_bytes=100_000), max_k=50)
+MODEL = "tiny@0123456789ab"
+UNCONDITIONAL = IndexStatus(None, "flat", 2, exact=True, state="ready", num_bytes=192)
+COLORS = IndexStatus(COLOR, "ivf", 1, exact=False, state="building", num_waiting=1, num_bytes=96, recall_at_10=0.98)
+
+
+class InMemory:
+    """It keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, dict[str, StoredImage]] = {}
+        self.data: dict[str, bytes] = {}
+        self.conditions: Sequence[str] = ()
+        self.model: str | None = None
+        self.added: Sequence[ImageToAdd] = ()
+        self.waited = False
+        self.query: SearchQuery | None = None
+        self.deadline = 0.0
+
+    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+        self.conditions, self.model = conditions, model
+        is_new = name not in self.stored
+        self.stored.setdefault(name, {})
+        return await self.describe(name), is_new
+
+    async def list(self) -> Sequence[CollectionStatus]:
+        return [await self.describe(name) for name in sorted(self.stored)]
+
+    async def describe(self, name: str) -> CollectionStatus:
+        images = self._images(name).values()
+        num_bytes = sum(image.num_bytes for image in images)
+        states = StatesStatus(1, 64, 64, 4096) if images else None
+        return CollectionStatus(
+            name, "tiny", 1700000000.75, len(images), num_bytes, "building", [UNCONDITIONAL, COLORS], states
+        )
+
+    async def delete(self, name: str) -> None:
+        self._images(name)
+        del self.stored[name]
+
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
+    ) -> Added:
+        stored = self._images(name)
+        self.added, self.deadline, self.waited = images, deadline, wait
+        timing.add("store", 0.001)
+        ids = []
+        for image in images:
+            assert isinstance(image.image.reference, bytes)
+            data = image.image.reference
+            digest = hashlib.sha256(data).hexdigest()
+            ids.append(image.id if image.id is not None else digest)
+            self.data[ids[-1]] = data
+            metadata = image.metadata or {}
+            stored[ids[-1]] = StoredImage(len(stored) + 1, ids[-1], digest, len(data), metadata, 1700000001.5)
+        return Added(len(ids) - 1, 1, ids, [])
+
+    async def image(self, name: str, image_id: str) -> bytes:
+        self._image(name, image_id)
+        return self.data[image_id]
+
+    async def delete_image(self, name: str, image_id: str) -> None:
+        self._image(name, image_id)
+        del self.stored[name][image_id]
+
+    async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
+        stored = self._images(name)
+        return [stored[image_id] for image_id in sorted(stored) if image_id > (after or "")][:limit]
+
+    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+        stored = self._images(name)
+        self.query, self.deadline = query, deadline
+        hits = [SearchHit(image.id, 1 - image.row / 8, image.metadata) for image in stored.values()]
+        return SearchAnswer(MODEL, query.condition, hits, dataclasses.replace(COLORS, condition=query.condition))
+
+    def _images(self, name: str) -> dict[str, StoredImage]:
+        if name not in self.stored:
+            raise NotFound(f"There is no collection {name!r}.", param="collection")
+        return self.stored[name]
+
+    def _image(self, name: str, image_id: str) -> StoredImage:
+        try:
+            return self._images(name)[image_id]
+        except KeyError:
+            raise NotFound(f"There is no image {image_id!r}.") from None
+
+
+def as_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
