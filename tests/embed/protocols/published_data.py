@@ -1,15 +1,19 @@
 """Annotations of public benchmarks, where a copy lies in `shared/data` beside the checkout."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data"
+# Set by .ci/run, so that what is measured on published data is not skipped unseen.
+REQUIRED = "PUBLISHED_DATA_REQUIRED"
 
 
 def published(name: str) -> Path:
-    """A file or folder of the copy; the test that asks is skipped where there is none."""
+    """A file or folder of the copy; the test that asks is skipped where there is none, or fails where one must be."""
     path = FOLDER / name
     if not path.exists():
+        assert REQUIRED not in os.environ, f"there is no {path}, and {REQUIRED} is set"
         pytest.skip(f"there is no {path}")
     return path
