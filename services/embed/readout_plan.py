@@ -2,30 +2,39 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
 
 UNCONDITIONAL = -1
 
 Pair = tuple[int, int]
+Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
 class ReadoutPlan:
-    """`pairs` of an image's place and a condition's (or UNCONDITIONAL), none twice; `rows` of each item among them."""
+    """`pairs` of an image's place and a condition's (or UNCONDITIONAL), none twice; `row_index` into them for every
+    condition of every item, in order; `ends` of the items in it."""
 
     pairs: Sequence[Pair]
-    rows: Sequence[Sequence[int]]
+    row_index: Sequence[int]
+    ends: Sequence[int]
 
     @classmethod
     def of(cls, items: Sequence[tuple[int, Sequence[str | None]]], place_of: Mapping[str, int]) -> "ReadoutPlan":
         """`items` are an image's place and its conditions' digests each, None for the unconditional embedding;
         `place_of` tells the place of a condition by its digest."""
         wanted = [
-            [(image, UNCONDITIONAL if digest is None else place_of[digest]) for digest in digests]
+            (image, UNCONDITIONAL if digest is None else place_of[digest])
             for image, digests in items
+            for digest in digests
         ]
-        row_of = {pair: row for row, pair in enumerate(dict.fromkeys(pair for pairs in wanted for pair in pairs))}
-        return cls(list(row_of), [[row_of[pair] for pair in pairs] for pairs in wanted])
+        row_of = {pair: row for row, pair in enumerate(dict.fromkeys(wanted))}
+        return cls(list(row_of), [row_of[pair] for pair in wanted], list(accumulate(len(d) for _, d in items)))
 
-    def slices(self, num_pairs: int) -> Sequence[Sequence[Pair]]:
-        """The pairs in order, at most `num_pairs` at a time."""
-        return [self.pairs[start : start + num_pairs] for start in range(0, len(self.pairs), num_pairs)]
+    def shared_out(self, rows: Rows) -> list[Rows]:
+        """Each item's own of the pairs' rows (R, E)."""
+        spread = rows[self.row_index]
+        return [spread[start:end] for start, end in pairwise([0, *self.ends])]

@@ -114,7 +114,7 @@ def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine
 
 
 def test_an_image_read_from_its_state_answers_as_from_its_pixels(keeping: EmbedEngine) -> None:
-    _, state = encoded(keeping, 1, ["an old condition"])
+    _, state = encoded(keeping, 1, ["an old condition", "another"])
     assert (state.shape, state.dtype) == ((keeping.state_bytes,), np.dtype(np.uint8))
     conditions = ["what color is it?", None, "which shape?", "what color is it?"]
     (read,) = keeping.run_batch([from_state(keeping, 1, state, conditions)])
@@ -282,6 +282,13 @@ def test_more_readouts_than_one_slice_holds_keep_their_order(readout: EmbedEngin
     rows = embed(readout, 1, conditions)
     for index in (0, MAX_READOUTS_AT_ONCE - 1, MAX_READOUTS_AT_ONCE, MAX_READOUTS_AT_ONCE + 2):
         assert_close(rows[index], embed(readout, 1, [conditions[index]])[0])
+
+
+def test_a_last_slice_with_as_many_readouts_as_images_is_of_the_last_image(readout: EmbedEngine) -> None:
+    conditions = [f"condition {number}" for number in range(MAX_READOUTS_AT_ONCE // 2 + 1)]
+    batch = [item for seed in (1, 2) for item in items_of(readout, seed, conditions)]
+    for seed, reading in zip((1, 2), readout.run_batch(batch), strict=True):
+        assert_close(reading.rows[-2:], embed(readout, seed, conditions[-2:]))
 
 
 def test_more_readouts_than_one_slice_holds_leave_the_same_state(readout: EmbedEngine) -> None:

@@ -229,6 +229,18 @@ def test_records_that_change_places_belong_to_no_row(path: Path) -> None:
     again.close()
 
 
+def test_a_record_whose_entry_names_another_row_belongs_to_no_row(path: Path) -> None:
+    cache = opened(path)
+    put(cache, 1)
+    cache.close()
+    with path.open("r+b") as file:
+        file.seek(PAGE_BYTES)
+        file.write((2).to_bytes(8, "little"))
+    again = opened(path)
+    assert again.get([1, 2]) == {}
+    again.close()
+
+
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
     """Where the system refuses to let a file grow further, as a full disk does."""
@@ -241,18 +253,18 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 
 def test_on_a_full_disk_what_fits_is_kept_and_the_rest_is_put_once_there_is_room(path: Path) -> None:
-    cache = opened(path)
+    cache = opened(path, max_bytes=2 * PAGE_BYTES + 6 * RECORD_BYTES)
     with largest_file(2 * PAGE_BYTES + 3 * RECORD_BYTES + 100):
         put(cache, *range(1, 8))
         assert rows_found(cache, range(10)) == [1, 2, 3]
         cache.delete(2)
         put(cache, 8, 9)
         assert rows_found(cache, range(10)) == [1, 3, 8]
-    put(cache, 4, 5)
-    assert rows_found(cache, range(10)) == [1, 3, 4, 5, 8]
+    put(cache, 4, 5, 6)
+    assert rows_found(cache, range(10)) == [1, 3, 4, 5, 6, 8]
     cache.close()
     again = opened(path)
-    assert rows_found(again, range(10)) == [1, 3, 4, 5, 8]
+    assert rows_found(again, range(10)) == [1, 3, 4, 5, 6, 8]
     again.close()
 
 
