@@ -37,6 +37,7 @@ ROOMS = (
             ("focallens", ("services.{service}.visibility",)),
             ("condition_tokens", ()),
             ("readout_plan", ()),
+            ("packed_linear", ()),
         )
     ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
@@ -147,6 +148,7 @@ ROOMS = (
             "services.{service}.checkpoint",
             "services.{service}.condition_tokens",
             "services.{service}.focallens",
+            "services.{service}.packed_linear",
             "services.{service}.readout_plan",
         ),
         (*WEB, "os", "pathlib", "json", "structlog", "time"),

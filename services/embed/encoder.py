@@ -18,6 +18,7 @@ from torch import Tensor
 from services.embed.checkpoint import FocalLensCheckpoint
 from services.embed.condition_tokens import ConditionTokens, InputIds
 from services.embed.focallens import Readouts
+from services.embed.packed_linear import can_pack, pack_image_tower
 from services.embed.readout_plan import Pair
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -32,7 +33,8 @@ class BrokenModel(RuntimeError):
 
 
 class Encoder:
-    """Runs under torch.inference_mode, on one thread at a time.
+    """Runs under torch.inference_mode, on one thread at a time. The checkpoint's model is its own from then on: on a
+    CPU its weights are laid out anew.
 
     `conditions` are token ids (W,) by their digest; `pairs` point into images and conditions, in order. Rows are
     (R, E) float32, L2-normalised; BrokenModel is raised where one of their numbers is not finite.
@@ -40,6 +42,8 @@ class Encoder:
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
+        if can_pack(device, dtype):
+            pack_image_tower(checkpoint.model.clip.visual)
         self._transform = checkpoint.transform
         self._device = device
         self._dtype = dtype

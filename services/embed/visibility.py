@@ -77,7 +77,7 @@ class Full:
         """(B, 3, height, width) → (R, E); fills `states` (B, S), of any float dtype, where it is given."""
         x = embed(self._visual, pixels)
         for block in self._below:
-            x = block(x)
+            x = advance(block, x, attend(*by_head(block, project(block, x))))
         if states is not None:
             states.copy_(x.flatten(1))
         return self._condition(x, questions)

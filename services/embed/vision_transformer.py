@@ -40,6 +40,9 @@ def class_token(visual: Any) -> Tensor:
 
 def project(block: Any, x: Tensor) -> Tensor:
     """The query, key and value of each token, one behind the other: (…, D) → (…, 3 D)."""
+    if hasattr(block.attn, "packed_in_proj"):
+        projected: Tensor = block.attn.packed_in_proj(block.ln_1(x))
+        return projected
     return F.linear(block.ln_1(x), block.attn.in_proj_weight, block.attn.in_proj_bias)
 
 

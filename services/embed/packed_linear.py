@@ -1,0 +1,51 @@
+"""The ViT's matrix products on a CPU through oneDNN, with weights laid out for it once.
+
+Torch multiplies float32 matrices by MKL, which leaves the wide vectors of other makers' processors unused; and
+whichever library multiplies, it lays the weights out anew at each call, which costs a small batch dearly.
+
+Shapes: D inputs, E outputs; … is any number of leading dimensions.
+"""
+
+import platform
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+X86 = ("x86_64", "AMD64")
+
+
+class PackedLinear(nn.Module):
+    """x W ᵀ + b in float32, for inference: equal to `nn.Linear` but for rounding.
+
+    It keeps no weight that could be saved, trained or moved to another device.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, D) → (…, E)."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return product
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a tower of this dtype on this device gains by it, and torch was built with oneDNN."""
+    onednn: Any = torch.backends.mkldnn
+    is_x86 = device.type == "cpu" and platform.machine() in X86
+    return is_x86 and dtype == torch.float32 and bool(onednn.is_available())
+
+
+def pack_image_tower(visual: Any) -> None:
+    """Replace the weights of open_clip's ViT in place. Only `vision_transformer` can run its blocks from then on."""
+    for block in visual.transformer.resblocks:
+        attention, mlp = block.attn, block.mlp
+        attention.packed_in_proj = PackedLinear(attention.in_proj_weight, attention.in_proj_bias)
+        attention.in_proj_weight = None
+        attention.out_proj = PackedLinear(attention.out_proj.weight, attention.out_proj.bias)
+        for name in ("c_fc", "c_proj"):
+            dense = getattr(mlp, name)
+            setattr(mlp, name, PackedLinear(dense.weight, dense.bias))
