@@ -174,6 +174,15 @@ def test_a_file_without_a_name_has_no_id_of_its_own(client: TestClient, library:
     assert library.added[0].id is None
 
 
+def test_a_file_without_a_name_can_have_no_metadata_in_a_form(client: TestClient, library: InMemory) -> None:
+    file = b'--b\r\nContent-Disposition: form-data; name="file"; filename=""\r\n\r\n' + PHOTO + b"\r\n"
+    metadata = b'--b\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n{"": {"n": 1}}\r\n--b--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    response = client.post("/collections/things/images", content=file + metadata, headers=headers)
+    assert error_of(response, 422)["param"] == "metadata."
+    assert not library.added
+
+
 def test_json_adds_images_with_or_without_ids_and_metadata(client: TestClient, library: InMemory) -> None:
     images = [
         {"id": "a", "image": as_base64(PHOTO), "metadata": {"n": [1, {"deep": None}]}},

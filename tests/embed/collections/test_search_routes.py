@@ -62,6 +62,12 @@ def test_the_query_may_be_the_file_of_a_form(client: TestClient, library: InMemo
     assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, {"n": [1, 2]}, "tiny")
 
 
+def test_of_an_option_given_twice_in_a_form_the_last_counts(client: TestClient, library: InMemory) -> None:
+    response = client.post("/collections/things/search", files={"file": PHOTO}, data={"k": ["2", "3"]})
+    assert response.status_code == 200, response.text
+    assert query_of(library).k == 3
+
+
 def test_the_query_in_json_is_an_image_a_text_or_a_stored_image(client: TestClient, library: InMemory) -> None:
     options = {"condition": COLOR, "k": 7, "filter": {"n": 1, "kind": ["a", None]}, "model": "tiny"}
     for field, value, reference in (
