@@ -103,8 +103,8 @@ class BulkFolder:
     def opened(self, *, overwrite: bool) -> Iterator[None]:
         """Begin the plan, or go on with it. The folder is held meanwhile: one job at a time.
 
-        Raises OutputError where another plan was begun, naming what differs (with `overwrite` its files are
-        removed), where another job is at it, and where the folder can't be written.
+        What another plan wrote is removed with `overwrite`. Raises OutputError where it may not be, naming what
+        differs, where another job is at it, and where the folder can't be written.
         """
         try:
             make_folder_durably(self.directory)
@@ -137,6 +137,7 @@ class BulkFolder:
 
     def finish(self, unlisted: Sequence[Skipped]) -> int:
         """Once every shard is written: gather what was skipped, `unlisted` first. Returns how many they are."""
+        assert not self.unfinished(), "a job without all of its shards is not finished"
         parts = [part for i in range(len(self.plan.shards)) if (part := self._skipped_file(i)).exists()]
         if not self.is_finished():
             lines = [*_skipped_lines(unlisted), *(part.read_bytes() for part in parts)]
@@ -149,30 +150,26 @@ class BulkFolder:
         for leftover in half_written_files(self.directory):
             if leftover.parent == self.directory and _OURS.fullmatch(leftover.name.rpartition("#")[0]):
                 leftover.unlink(missing_ok=True)
-        if overwrite:
-            self._clear()
-        plan_file = self.directory / PLAN_FILE
-        if plan_file.exists():
-            self._check_begun(plan_file)
-        else:
-            write_durably(plan_file, [_to_json(self.plan)])
-
-    def _check_begun(self, plan_file: Path) -> None:
-        try:
-            begun = json.loads(plan_file.read_bytes())
-            differences = list(self.plan.differences(begun))
-        except (ValueError, AttributeError, TypeError) as error:
-            raise OutputError(f"{plan_file} is no plan of ours: {error}. --overwrite begins anew.") from error
-        if differences:
-            raise OutputError(
-                f"{self.directory} was begun otherwise: {'; '.join(differences)}. --overwrite begins anew."
-            )
-
-    def _clear(self) -> None:
-        """What says that something is finished goes first, the plan last: killed in between, it is unfinished."""
         ours = [path for path in self.directory.iterdir() if _OURS.fullmatch(path.name)]
-        for path in sorted(ours, key=lambda path: (path.name == PLAN_FILE, path.name != SKIPPED_FILE, path.name)):
-            path.unlink()
+        objection = self._objection() if ours else None
+        if objection and not overwrite:
+            raise OutputError(f"{objection}. --overwrite begins anew.")
+        if objection:
+            for path in ours:
+                path.unlink()
+        if objection or not ours:
+            write_durably(self.directory / PLAN_FILE, [_to_json(self.plan)])
+
+    def _objection(self) -> str | None:
+        """Why what is in the folder can't be continued."""
+        plan_file = self.directory / PLAN_FILE
+        if not plan_file.exists():
+            return f"{self.directory} holds embeddings without a {PLAN_FILE}"
+        try:
+            differences = list(self.plan.differences(json.loads(plan_file.read_bytes())))
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            return f"{plan_file} is no plan of ours ({error})"
+        return f"{self.directory} was begun otherwise: {'; '.join(differences)}" if differences else None
 
     def _embeddings_file(self, index: int) -> Path:
         return self.directory / f"embeddings-{index:05d}.npy"

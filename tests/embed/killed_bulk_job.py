@@ -1,7 +1,8 @@
 """`python -m tests.embed.killed_bulk_job`: bulk jobs that are killed and begun again.
 
-    writes CHECKPOINT SOURCE FOLDER           one job after the other, each killed once, in FOLDER/1, FOLDER/2, …: job n
-                                              before the nth time that it opens, renames or removes a file of its output
+    writes CHECKPOINT SOURCE FOLDER [OLD]     one job after the other, each killed once, in FOLDER/1, FOLDER/2, …: job n
+                                              before the nth time that it opens, renames or removes one of its files;
+                                              with OLD each overwrites a copy of it
     times CHECKPOINT SOURCE OUTPUT SECONDS…   one job, killed after so many seconds, again and again
 
 In the end every job is given its time. Prints how many there were. Each is forked from a process that has torch
@@ -10,9 +11,12 @@ and open_clip imported, so it begins in milliseconds.
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,16 +24,26 @@ from typing import Any
 from rich.console import Console
 
 from services.embed.bulk_files import OutputRequest, embed_into_files
+from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
 from services.embed.checkpoint import open_clip
 from services.embed.image_sources import list_images
 
 
-def run_job(checkpoint: str, source: str, output: Path) -> None:
+def run_job(checkpoint: str, source: str, output: Path, *, overwrite: bool = False) -> None:
     request = OutputRequest(
-        output, checkpoint, ["what color is it?"], shard_size=8, batch_size=3, num_threads=2, devices=["cpu"]
-    )
+        output, checkpoint, ["what color is it?"], shard_size=8, batch_size=3, num_threads=2, devices=["cpu"],
+        overwrite=overwrite,
+    )  # fmt: skip
     embed_into_files(request, list_images([source]), Bars(Console(file=StringIO())))
+
+
+def continue_job(checkpoint: str, source: str, output: Path) -> None:
+    """A job that is continued where it may be is right; one that is refused may overwrite."""
+    try:
+        run_job(checkpoint, source, output)
+    except OutputError:
+        run_job(checkpoint, source, output, overwrite=True)
 
 
 def kill_at_event(number: int, output: Path) -> None:
@@ -46,16 +60,14 @@ def kill_at_event(number: int, output: Path) -> None:
     sys.addaudithook(watch)
 
 
-def run_and_kill(job: tuple[str, str, Path], *, event: int | None = None, after_s: float | None = None) -> bool:
-    """Whether the job came to its end."""
+def in_a_process(work: Callable[[], None], *, killed_after_s: float | None = None) -> bool:
+    """Whether it came to its end."""
     child = os.fork()
     if child == 0:
-        if event is not None:
-            kill_at_event(event, job[2])
-        run_job(*job)
+        work()
         os._exit(0)
-    if after_s is not None:
-        time.sleep(after_s)  # the moment itself
+    if killed_after_s is not None:
+        time.sleep(killed_after_s)  # the moment itself
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
@@ -63,11 +75,18 @@ def run_and_kill(job: tuple[str, str, Path], *, event: int | None = None, after_
     return os.WIFEXITED(status)
 
 
-def kill_at_writes(checkpoint: str, source: str, folder: Path) -> int:
+def kill_at_writes(checkpoint: str, source: str, folder: Path, old: Path | None) -> int:
     for event in itertools.count(1):
-        job = (checkpoint, source, folder / str(event))
-        has_ended = run_and_kill(job, event=event)
-        assert run_and_kill(job)
+        output = folder / str(event)
+        if old is not None:
+            shutil.copytree(old, output)
+
+        def run_until_event(event: int = event, output: Path = output) -> None:
+            kill_at_event(event, output)
+            run_job(checkpoint, source, output, overwrite=old is not None)
+
+        has_ended = in_a_process(run_until_event)
+        assert in_a_process(partial(continue_job, checkpoint, source, output))
         if has_ended:
             return event
     raise AssertionError
@@ -75,15 +94,15 @@ def kill_at_writes(checkpoint: str, source: str, folder: Path) -> int:
 
 def kill_at_times(checkpoint: str, source: str, output: Path, seconds: list[float]) -> int:
     for after_s in seconds:
-        run_and_kill((checkpoint, source, output), after_s=after_s)
-    assert run_and_kill((checkpoint, source, output))
+        in_a_process(partial(run_job, checkpoint, source, output), killed_after_s=after_s)
+    assert in_a_process(partial(run_job, checkpoint, source, output))
     return 1
 
 
 if __name__ == "__main__":
     open_clip()  # imports it
-    mode, checkpoint, source, output, *seconds = sys.argv[1:]
+    mode, checkpoint, source, output, *others = sys.argv[1:]
     if mode == "writes":
-        print(kill_at_writes(checkpoint, source, Path(output)))
+        print(kill_at_writes(checkpoint, source, Path(output), Path(others[0]) if others else None))
     else:
-        print(kill_at_times(checkpoint, source, Path(output), [float(after_s) for after_s in seconds]))
+        print(kill_at_times(checkpoint, source, Path(output), [float(after_s) for after_s in others]))
