@@ -25,6 +25,7 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.conditions import Conditions
+from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.collections.index import IndexOptions
 from services.embed.collections.indexer import Indexer
@@ -37,6 +38,8 @@ from services.embed.engine import EmbedEngine, Text
 from services.embed.image_inputs import ImageInputs
 
 RETRY_S = 1.0
+# Who waits for an index stops this long before the deadline, at which what is stored would be answered with 504.
+ANSWERING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Serving:
     inputs: ImageInputs
     embedder: Embedder
     reader: ImageReader
+    fresh: FreshPixels
     search_threads: Executor
     metrics: Metrics
 
@@ -82,10 +86,10 @@ class Collection:
         self._indexer = Indexer(
             store, serving.reader, last_row=lambda: self._last_row, is_deleted=lambda row: row in self._deleted
         )
-        self._searcher = Searcher(
-            store, serving.embedder, serving.reader, self._indexer, options.search, serving.search_threads
+        self._searcher = Searcher(store, serving.embedder, serving.reader, options.search, serving.search_threads)
+        self._indexes = OpenIndexes(
+            store, folder, options.index, serving.fresh, max_state_bytes=options.max_state_bytes
         )
-        self._indexes = OpenIndexes(store, folder, options.index, max_state_bytes=options.max_state_bytes)
         self._conditions = Conditions(store, max_conditions=options.limits.max_conditions)
         self._last_row = 0
         self._deleted: set[int] = set()
@@ -136,13 +140,13 @@ class Collection:
             return added
 
     async def wait_until_indexed(self, deadline: float) -> None:
-        """Return when every index has every image that is stored now, or at `deadline` (time.monotonic())."""
+        """Return when every index has every image that is stored now, or in time to answer before `deadline`
+        (time.monotonic())."""
         row = self._last_row
+        left_s = deadline - ANSWERING_S - time.monotonic()
         async with self.in_use(), self._progress:
             with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._progress.wait_for(lambda: self._has_indexed(row)), max(0.0, deadline - time.monotonic())
-                )
+                await asyncio.wait_for(self._progress.wait_for(lambda: self._has_indexed(row)), max(0.0, left_s))
 
     async def delete(self, image_id: str) -> None:
         """Take an image out; no search that begins afterwards finds it. Raises NotFound."""

@@ -2,13 +2,14 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from time import perf_counter, time
 
 import structlog
+from PIL.Image import Image
 
 from services.core.cache import content_digest
 from services.core.errors import NotFound, Overloaded, TooLarge
@@ -105,8 +106,8 @@ class Library:
     ) -> Added:
         """Store images; they survive a crash when this returns. All are stored, or none is.
 
-        With `wait`, returns when every index has them, or at the deadline. Raises what is wrong with one of them,
-        Conflict for an id that has other content, TooLarge over a limit.
+        With `wait`, returns when every index has them, or shortly before the deadline. Raises what is wrong with one
+        of them, Conflict for an id that has other content, TooLarge over a limit.
         """
         collection = self._get(name)
         read = await in_slices(images, self._read)
@@ -134,14 +135,30 @@ class Library:
         return await self._get(name).search(query, deadline=deadline, timing=timing)
 
     async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
-        """Their bytes, once it is sure that they decode."""
+        """Their bytes, once it is sure that they decode; their pixels are left where the indexer finds them."""
+        keep = self._keep_pixels()
 
         async def read(asked: ImageToAdd) -> NewImage:
             data = await self._inputs.bytes_of(asked.image.reference, asked.image.param)
-            digest = await self._inputs.decode(data, asked.image.param, lambda _: content_digest(data))
+
+            def digest_and_keep(image: Image) -> str:
+                digest = content_digest(data)
+                keep(digest, image)
+                return digest
+
+            digest = await self._inputs.decode(data, asked.image.param, digest_and_keep)
             return NewImage(asked.id if asked.id is not None else digest, data, digest, asked.metadata, asked.param)
 
         return await all_or_first_failure([read(image) for image in images])
+
+    def _keep_pixels(self) -> Callable[[str, Image], None]:
+        """What is done with an image of a digest: nothing, while no checkpoint is there to say how it shall look."""
+        try:
+            with self._serving.checkpoint.lease() as served:
+                checkpoint, transform = served.digest, served.engine.transform
+        except Overloaded:
+            return lambda digest, image: None
+        return lambda digest, image: self._serving.fresh.put(checkpoint, digest, transform(image))
 
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
         return await self.image(reference.collection, reference.image_id)

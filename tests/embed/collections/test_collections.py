@@ -341,6 +341,10 @@ def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wai
         assert waiting == {None: len(PICTURES), COLOR: len(PICTURES)}
         assert client.get("/collections/things/images/picture-00.png").content == PICTURES["picture-00.png"]
         assert client.post("/collections/things/search", json={"text": "a thing"}).status_code == 503
+        # stored is stored, also where the wait for the indexes has no end
+        more = {"images": [{"id": "more", "image": as_base64(picture(200))}]}
+        ahead = {"x-request-timeout": "0.7"}
+        assert client.post("/collections/things/images?wait=true", json=more, headers=ahead).status_code == 201
 
 
 def test_a_collection_that_can_not_be_opened_leaves_the_others_alone(checkpoint: Path, tmp_path: Path) -> None:
