@@ -150,8 +150,9 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         request: Request,
         name: Name,
         id: Annotated[str | None, Query(description="Of an image that is the body.")] = None,
+        *,
         wait: Annotated[
-            bool, Query(description="Answer when the images are indexed, or shortly before the deadline.")
+            bool, Query(description="Answer once they are indexed, or shortly before the deadline.")
         ] = False,
     ) -> AddedImages:
         """Add images, all of them or none; those that are there already, unchanged, stay as they are."""
