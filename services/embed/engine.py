@@ -133,7 +133,8 @@ class EmbedEngine:
         self._num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1
         blocks = checkpoint.model.clip.visual.transformer.resblocks
         self._share_of_blocks: float = 1 - checkpoint.model.condition_layer / len(blocks)
-        num_weights = sum(parameter.numel() for parameter in blocks.parameters())
+        width = checkpoint.model.condition_projection.out_features
+        num_weights = 12 * width**2 * len(blocks)  # of attention and of an MLP four times as wide
         self._state_cost: int = math.ceil(STATE_READ_COST * (checkpoint.model.state_size or 0) / num_weights)
 
     @classmethod
@@ -205,12 +206,21 @@ class EmbedEngine:
     def prepare_image(
         self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
     ) -> list[ImageItem]:
-        """Transform an RGB image; the items together read it under every condition, in order.
+        """`prepare_pixels` of an RGB image."""
+        return self.prepare_pixels(self.transform(image), digest, conditions, keeps_state=keeps_state)
+
+    def transform(self, image: Image.Image) -> Pixels:
+        """An RGB image as the model wants it, still bytes: (height, width, 3)."""
+        return self._transform(image)
+
+    def prepare_pixels(
+        self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
+    ) -> list[ImageItem]:
+        """Items that together read a transformed image under every condition, in order.
 
         One item where a single pass serves all conditions (`readout`), one a condition where each costs a pass; the
         first is to return the state.
         """
-        pixels = self._transform(image)
         if self.visibility == "readout":
             return [ImageItem(digest, pixels, tuple(conditions), keeps_state)]
         return [

@@ -4,7 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.core.checkpoints import ServedCheckpoint
 from services.core.metrics import Metrics
+from services.core.settings import MEBIBYTE
 from services.embed.collections.collection import CollectionOptions, Serving
+from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_store import CollectionLimits
 from services.embed.collections.index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library
@@ -14,6 +16,9 @@ from services.embed.embedder import Embedder
 from services.embed.engine import EmbedEngine
 from services.embed.image_inputs import ImageInputs
 from services.embed.settings import EmbedSettings
+
+# Pixels that wait for the index, over all collections.
+MAX_FRESH_BYTES = 256 * MEBIBYTE
 
 
 def create_library(
@@ -49,6 +54,7 @@ def create_library(
         inputs,
         embedder,
         ImageReader(inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored")),
+        FreshPixels(MAX_FRESH_BYTES),
         ThreadPoolExecutor(settings.search_threads, "search"),
         metrics,
     )

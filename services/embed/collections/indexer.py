@@ -5,18 +5,18 @@ the live images behind that point. Indexes that stand at the same image are fed 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from services.core.errors import InternalError, Overloaded
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
-from services.embed.collections.reader import ImageReader, Prepared, Read, Source
+from services.embed.collections.reader import ImageReader, Prepared, Read, Wanted
 from services.embed.embedder import Checkpoint
 from services.embed.engine import Text
 
@@ -29,7 +29,7 @@ RETRY_S = 1.0
 class Step:
     """Images that the indexes of `group` lack, ascending; afterwards these stand at `through`."""
 
-    sources: Sequence[Source]
+    rows: Sequence[int]
     group: Sequence[ConditionIndex]
     through: int
 
@@ -57,11 +57,16 @@ class Indexer:
         step = await asyncio.to_thread(self._next_step, indexes)
         if step is None:
             return False
-        keeps_states = indexes.states is not None and indexes.states.has_room
-        in_pieces = self._reader.in_pieces(checkpoint.engine, step.sources, step.conditions, keeps_states=keeps_states)
+        wanted = Wanted(step.rows, step.conditions, indexes.sources)
+        in_pieces = self._reader.in_pieces(checkpoint.engine, wanted, keeps_states=indexes.keeps_states)
+        began = time.perf_counter()
         async with aclosing(in_pieces) as some:
             async for prepared in some:
                 await self._take_in(checkpoint, indexes, step, prepared)
+                ended = time.perf_counter()
+                if (from_states := prepared.from_states) is not None:
+                    indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
+                began = ended
         # behind the last image there may be deleted ones to pass
         await self._append(indexes, step, [], through=step.through)
         return True
@@ -84,20 +89,7 @@ class Indexer:
         rows = self._store.rows(after=start, limit=STEP_ROWS)
         if len(rows) == STEP_ROWS:
             end = min(end, int(rows[-1]))
-        return Step(self.sources(indexes, rows[rows <= end]), group, end)
-
-    def sources(self, indexes: CheckpointIndexes, rows: NDArray[np.int64]) -> list[Source]:
-        """Where these images can be read from, the cheapest place of each; deleted ones are left out."""
-        wanted = rows.tolist()
-        states = indexes.states.get(wanted) if indexes.states is not None else {}
-        others = [row for row in wanted if row not in states]
-        data = self._store.data_by_rows(others)
-        digests = self._store.digests_by_rows(wanted)
-        return [
-            Source(row, digests[row], data.get(row), states.get(row))
-            for row in wanted
-            if row in digests and (row in data or row in states)
-        ]
+        return Step(rows[rows <= end].tolist(), group, end)
 
     async def _take_in(
         self, checkpoint: Checkpoint, indexes: CheckpointIndexes, step: Step, prepared: Prepared

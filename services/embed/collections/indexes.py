@@ -7,7 +7,7 @@ lost, damaged, or of another checkpoint.
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +16,12 @@ import structlog
 from numpy.typing import NDArray
 
 from services.core.errors import FoveaError
+from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_states import StateCache
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.index import IndexOptions, VectorIndex
+from services.embed.collections.pace import Pace
+from services.embed.collections.reader import Source
 from services.embed.collections.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.embedder import Checkpoint
 from services.embed.engine import Text
@@ -52,8 +55,12 @@ class ConditionIndex:
 class CheckpointIndexes:
     """The indexes and states of one checkpoint over one collection. Opened, saved and closed on a worker thread."""
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, options: IndexOptions) -> None:
+    def __init__(
+        self, store: ImageStore, folder: Path, checkpoint: Checkpoint, options: IndexOptions, fresh: FreshPixels
+    ) -> None:
         engine = checkpoint.engine
+        self._store = store
+        self._fresh = fresh
         self.digest = checkpoint.digest
         self._identity = {"checkpoint": checkpoint.digest, "dtype": engine.dtype_name}
         name = hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()[:16]
@@ -64,6 +71,7 @@ class CheckpointIndexes:
         self._indexes: dict[str, ConditionIndex] = {}
         self._same_as: dict[str, str] = {}
         self.states: StateCache | None = None
+        self.pace = Pace()
 
     @classmethod
     def open(
@@ -73,10 +81,11 @@ class CheckpointIndexes:
         checkpoint: Checkpoint,
         *,
         options: IndexOptions,
+        fresh: FreshPixels,
         max_state_bytes: int,
     ) -> "CheckpointIndexes":
         """Load what was saved; what is missing or damaged starts empty. Raises OSError."""
-        opened = cls(folder, checkpoint, options)
+        opened = cls(store, folder, checkpoint, options, fresh)
         (folder / "states").mkdir(exist_ok=True)
         (folder / "indexes").mkdir(exist_ok=True)
         if checkpoint.engine.state_bytes is not None and max_state_bytes > 0:
@@ -87,6 +96,8 @@ class CheckpointIndexes:
                 identity=opened._stem,
             )
         live = store.rows()
+        for row in _missing(np.array(opened.states.rows() if opened.states else [], np.int64), live):
+            opened.delete(row)
         opened._load(None, live, is_pinned=True)
         for stored in store.conditions():
             try:
@@ -123,6 +134,24 @@ class CheckpointIndexes:
         self._indexes.pop(key, None)
         self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
         index.path.unlink(missing_ok=True)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether another image's state would be kept and would be of use."""
+        return self.states is not None and self.states.has_room and self.pace.states_pay
+
+    def sources(self, rows: Sequence[int]) -> list[Source]:
+        """Where these images can be read from, the cheapest place of each; deleted ones are left out."""
+        states = self.states.get(rows) if self.states is not None and self.pace.states_pay else {}
+        digests = self._store.digests_by_rows(rows)
+        others = {row: digest for row, digest in digests.items() if row not in states}
+        pixels = {row: self._fresh.take(self.digest, digest) for row, digest in others.items()}
+        data = self._store.data_by_rows([row for row, found in pixels.items() if found is None])
+        return [
+            Source(row, digests[row], states.get(row), pixels.get(row), data.get(row))
+            for row in rows
+            if row in digests and (row in states or pixels[row] is not None or row in data)
+        ]
 
     def delete(self, row: int) -> None:
         """Take an image out of everything; a row that is nowhere is no error."""

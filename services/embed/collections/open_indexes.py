@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.index import IndexOptions
 from services.embed.collections.indexes import CheckpointIndexes
@@ -17,10 +18,13 @@ RETIRE_AFTER_S = 120.0
 class OpenIndexes:
     """Opens a checkpoint's indexes when it is first met."""
 
-    def __init__(self, store: ImageStore, folder: Path, options: IndexOptions, *, max_state_bytes: int) -> None:
+    def __init__(
+        self, store: ImageStore, folder: Path, options: IndexOptions, fresh: FreshPixels, *, max_state_bytes: int
+    ) -> None:
         self._store = store
         self._folder = folder
         self._options = options
+        self._fresh = fresh
         self._max_state_bytes = max_state_bytes
         self._open: dict[str, CheckpointIndexes] = {}
         self._retired: list[tuple[float, CheckpointIndexes]] = []
@@ -43,6 +47,7 @@ class OpenIndexes:
                     self._folder,
                     checkpoint,
                     options=self._options,
+                    fresh=self._fresh,
                     max_state_bytes=self._max_state_bytes,
                 )
             return self._open[checkpoint.digest]

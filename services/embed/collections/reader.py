@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from services.core.batching import Submission
 from services.core.errors import FoveaError
 from services.core.images import ImageLimits, decode_image
 from services.embed.embedder import Checkpoint
-from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, StateItem, Text
+from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem, Text
 
 # What one submission holds: large enough for full batches, small enough that requests find their turn between two.
 PIECE_IMAGES = 64
@@ -23,12 +23,22 @@ PIECE_COST = 8192
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A stored image: its kept state, or its bytes where there is none."""
+    """A stored image: its kept state, or its pixels where it was decoded just now, or its bytes."""
 
     row: int
     digest: str
-    data: bytes | None = None
     state: ImageState | None = None
+    pixels: Pixels | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Images to be read under conditions; `sources`, which may block, brings those of some rows that still live."""
+
+    rows: Sequence[int]
+    conditions: Sequence[Text | None]
+    sources: Callable[[Sequence[int]], Sequence[Source]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +62,12 @@ class Prepared:
         """Every image on its own."""
         return [Prepared(one[0], [one]) for one in self.items]
 
+    @property
+    def from_states(self) -> bool | None:
+        """Whether all images are read from states; None where some are and some are not."""
+        kinds = {isinstance(some[0], StateItem) for _, some in self.items}
+        return kinds.pop() if len(kinds) == 1 else None
+
 
 class ImageReader:
     """Reads images in pieces; decoding runs on `threads`, the model where the checkpoint's batcher runs."""
@@ -65,13 +81,12 @@ class ImageReader:
 
     async def prepare(
         self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
-    ) -> Prepared:
-        """Decode what has no state. An image that does not decode is logged and left out."""
+    ) -> list[tuple[int, Sequence[Item]]]:
+        """Each row's items; what has neither state nor pixels is decoded. One that does not decode is left out."""
         decode = functools.partial(self._decode, engine, conditions=conditions, keeps_state=keeps_states)
         loop = asyncio.get_running_loop()
         decoded = await asyncio.gather(*[loop.run_in_executor(self._threads, decode, source) for source in sources])
-        items = [(source.row, some) for source, some in zip(sources, decoded, strict=True) if some]
-        return Prepared(sources[-1].row if sources else 0, items)
+        return [(source.row, some) for source, some in zip(sources, decoded, strict=True) if some]
 
     async def run(self, checkpoint: Checkpoint, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
         """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
@@ -92,34 +107,28 @@ class ImageReader:
         return reads
 
     async def in_pieces(
-        self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
+        self, engine: EmbedEngine, wanted: Wanted, *, keeps_states: bool = False
     ) -> AsyncGenerator[Prepared]:
-        """All `sources`, prepared for one submission after the other; the next is decoded while one is used."""
+        """All that is wanted, prepared for one submission after the other; the next is prepared while one is used."""
 
-        def begin(piece: Sequence[Source]) -> asyncio.Task[Prepared]:
-            return asyncio.create_task(self.prepare(engine, piece, conditions, keeps_states=keeps_states))
+        async def prepare(rows: Sequence[int]) -> Prepared:
+            sources = await asyncio.to_thread(wanted.sources, rows)
+            items = await self.prepare(engine, sources, wanted.conditions, keeps_states=keeps_states)
+            return Prepared(rows[-1] if rows else 0, items)
 
-        first, *others = [*pieces(engine, sources, conditions), ()]
-        coming = begin(first)
+        first, *others = [*pieces(engine, wanted), ()]
+        coming = asyncio.create_task(prepare(first))
         try:
             for following in others:
                 prepared = await coming
-                coming = begin(following)
+                coming = asyncio.create_task(prepare(following))
                 yield prepared
         finally:
             coming.cancel()
 
-    async def read(
-        self,
-        checkpoint: Checkpoint,
-        sources: Sequence[Source],
-        conditions: Sequence[Text | None],
-        *,
-        deadline: float | None = None,
-    ) -> list[Read]:
-        """All `sources`, piece by piece. Raises what `run` raises."""
-        in_pieces = self.in_pieces(checkpoint.engine, sources, conditions, keeps_states=False)
-        async with aclosing(in_pieces) as some:
+    async def read(self, checkpoint: Checkpoint, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
+        """All that is wanted, piece by piece. Raises what `run` raises."""
+        async with aclosing(self.in_pieces(checkpoint.engine, wanted)) as some:
             return [read async for prepared in some for read in await self.run(checkpoint, prepared, deadline=deadline)]
 
     def _decode(
@@ -127,18 +136,20 @@ class ImageReader:
     ) -> Sequence[Item]:
         if source.state is not None:
             return [StateItem(source.digest, source.state, tuple(conditions))]
-        assert source.data is not None, "a source has a state or bytes"
-        try:
-            image = decode_image(source.data, self._limits)
-        except FoveaError as error:  # it decoded when it was added, so the limits or the decoder have changed
-            structlog.get_logger(__name__).warning("stored image left out", digest=source.digest, error=error.message)
-            return []
-        return engine.prepare_image(image, source.digest, conditions, keeps_state=keeps_state)
+        pixels = source.pixels
+        if pixels is None:
+            assert source.data is not None, "a source has a state, pixels or bytes"
+            try:
+                pixels = engine.transform(decode_image(source.data, self._limits))
+            except FoveaError as error:  # it decoded when it was added, so the limits or the decoder have changed
+                structlog.get_logger(__name__).warning("image left out", digest=source.digest, error=error.message)
+                return []
+        return engine.prepare_pixels(pixels, source.digest, conditions, keeps_state=keeps_state)
 
 
-def pieces(engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None]) -> list[Sequence[Source]]:
-    """Cut into submissions of at most PIECE_IMAGES images, and fewer where an image costs much."""
+def pieces(engine: EmbedEngine, wanted: Wanted) -> list[Sequence[int]]:
+    """Rows for a submission each: at most PIECE_IMAGES, and fewer where an image costs much."""
     no_pixels = np.empty((0, 0, 3), np.uint8)
-    cost = engine.cost(ImageItem("", no_pixels, tuple(conditions)))
+    cost = engine.cost(ImageItem("", no_pixels, tuple(wanted.conditions)))
     size = max(1, min(PIECE_IMAGES, PIECE_COST // cost))
-    return [sources[start : start + size] for start in range(0, len(sources), size)]
+    return [wanted.rows[start : start + size] for start in range(0, len(wanted.rows), size)]

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from services.core.exchange import Timing
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.collections.image_store import ImageStore
-from services.embed.collections.indexer import Indexer
 from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex, key_of
-from services.embed.collections.reader import ImageReader, Read
+from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.embedder import Checkpoint, Embedder
 from services.embed.engine import Embeddings, Text
 
@@ -73,14 +72,12 @@ class Searcher:
         store: ImageStore,
         embedder: Embedder,
         reader: ImageReader,
-        indexer: Indexer,
         options: SearchOptions,
         threads: Executor,
     ) -> None:
         self._store = store
         self._embedder = embedder
         self._reader = reader
-        self._indexer = indexer
         self._options = options
         self._threads = threads
 
@@ -107,8 +104,8 @@ class Searcher:
     ) -> Nearest:
         lacking = await asyncio.to_thread(self._lacking, index, question.among)
         chosen = await self._shortlist(checkpoint, indexes, question, lacking)
-        sources = await asyncio.to_thread(self._indexer.sources, indexes, chosen)
-        reads = await self._reader.read(checkpoint, sources, [question.text], deadline=question.deadline)
+        wanted = Wanted(chosen.tolist(), [question.text], indexes.sources)
+        reads = await self._reader.read(checkpoint, wanted, deadline=question.deadline)
         scores = {read.row: float(read.vectors[0] @ query) for read in reads}
         if index is None and (index := self._same_in_other_words(indexes, question.text, reads)) is not None:
             assert question.text is not None  # the unconditional embedding has an index always
@@ -126,7 +123,7 @@ class Searcher:
         """The images among `lacking` that are worth reading: all of them where they are few, else those that the
         other indexes rank first, taken in turns, and then the newest. Ascending."""
         states = indexes.states
-        kept = states.has(lacking.tolist()) if states is not None else set()
+        kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
         if sum(cost.values()) <= self._options.shortlist_size:
             return lacking
