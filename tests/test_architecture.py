@@ -111,6 +111,7 @@ ROOMS = (
             "services.{service}.bulk_folder",
             "services.{service}.checkpoint",
             "services.{service}.focallens",
+            "services.{service}.packed_linear",
         ),
         WEB,
     ),

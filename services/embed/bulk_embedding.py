@@ -17,6 +17,7 @@ from services.core.images import ImageLimits, decode_image
 from services.embed.bulk_folder import Array
 from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_clip, load_focallens
 from services.embed.focallens import FocalLens, Readouts
+from services.embed.packed_linear import can_pack, pack_image_tower
 
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -39,13 +40,18 @@ class ModelChoice:
 
 
 class BulkEmbedder:
-    """A checkpoint on a device, and the conditions, encoded once. Safe to call from several threads."""
+    """A checkpoint on a device, which is its own from then on, and the conditions, encoded once.
+
+    Safe to call from several threads.
+    """
 
     def __init__(self, checkpoint: FocalLensCheckpoint, conditions: Sequence[str], device: torch.device) -> None:
         self.device = device
         self._model = checkpoint.model
         self._transform = checkpoint.transform
         self._dtype = next(checkpoint.model.parameters()).dtype
+        if can_pack(device, self._dtype):
+            pack_image_tower(checkpoint.model.clip.visual)
         self._conditions: Tensor | None = None
         if conditions:
             with torch.inference_mode():
