@@ -257,6 +257,14 @@ def test_the_readmes_openai_example_runs(gateway: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+def test_the_readmes_search_finds_the_red_star(gateway: str) -> None:
+    (block,) = re.findall(r"```sh\n(curl -X PUT .*?)```", README, re.DOTALL)
+    program = "set -e\n" + block.replace("http://127.0.0.1:8080", gateway).replace("curl ", "curl --silent --fail ")
+    done = subprocess.run(["bash", "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
+    answer = json.loads(done.stdout[done.stdout.index('{"object":"search"') :])
+    assert [hit["id"] for hit in answer["results"]] == ["red-star.jpg"]
+
+
 @pytest.mark.parametrize(("page", "num_commands", "num_programs"), [("embed", 8, 3), ("search", 12, 0)])
 def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
     guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
