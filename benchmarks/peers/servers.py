@@ -68,7 +68,7 @@ def _fovea(folders: ModelFolders, num_threads: int) -> Server:
     root = folders.store.parent
     return Server(
         "fovea",
-        "default settings",
+        "default",
         [sys.executable, "-m", "services.embed"],
         ready_path="/readyz",
         num_threads=num_threads,
@@ -94,12 +94,12 @@ def _litserve(python: str, folders: ModelFolders, num_threads: int) -> list[Serv
         numbers = [str(max_batch_size), str(batch_timeout_s), str(num_workers)]
         return Server(
             "litserve",
-            f"max_batch_size {max_batch_size}, batch_timeout {batch_timeout_s:g} s, {num_workers} workers",
+            f"batch {max_batch_size}, timeout {batch_timeout_s:g} s, workers {num_workers}",
             [python, "-m", "benchmarks.peers.litserve_server", str(folders.open_clip), "{port}", *numbers],
             num_threads=max(1, num_threads // num_workers),
         )
 
-    settings = [setting(1, 0.0, 1), setting(4, 0.002, 1), setting(32, 0.01, 1)]
+    settings = [setting(1, 0.0, 1), setting(32, 0.01, 1)]
     if num_threads > 1:
         settings += [setting(1, 0.0, num_threads), setting(16, 0.01, num_threads)]
     return settings
@@ -121,7 +121,7 @@ def _infinity(python: str, folders: ModelFolders, num_threads: int) -> list[Serv
         flat = [word for option in options.items() for word in option]
         return Server(
             "infinity",
-            f"batch_size {batch_size}",
+            f"batch {batch_size}",
             [python, "-c", "from infinity_emb.cli import cli; cli()", "v2", *flat],
             path="/embeddings",
             num_threads=num_threads,
