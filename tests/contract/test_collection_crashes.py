@@ -127,7 +127,7 @@ async def use(url: str, library: Library) -> None:
     work = [add_some, add_some, delete_one, search_under_a_condition]
 
     async def user(session: aiohttp.ClientSession) -> None:
-        with contextlib.suppress(aiohttp.ClientConnectionError, asyncio.TimeoutError):
+        with contextlib.suppress(aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             while True:
                 await library.dice.choice(work)(session, url, library)
 
