@@ -10,7 +10,7 @@ import aiohttp
 
 FILES_PER_REQUEST = 64
 REQUESTS_AT_ONCE = 4
-POLL_S = 0.005
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)

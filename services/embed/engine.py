@@ -9,7 +9,7 @@ Shapes: B images, E embedding width, W text tokens.
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,17 +38,21 @@ MAX_CHARACTERS_PER_TOKEN = 16
 # To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
+# In a ViT of at most this width the operations are so short that threads cost more in waiting for each other than they
+# bring, above all where they share their cores with other processes.
+NARROW_WIDTH = 256
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where and how a checkpoint runs; `num_threads` 0 leaves torch's own choice."""
+    """Where and how a checkpoint runs; `num_threads` 0 is one for a narrow model and `all_threads` for any other."""
 
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     num_threads: int = 0
+    all_threads: int = field(default_factory=torch.get_num_threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +147,12 @@ class EmbedEngine:
 
         Raises what `load_focallens` raises, and ValueError for a device that this machine lacks.
         """
-        if options.num_threads:
-            torch.set_num_threads(options.num_threads)
         device = _choose_device(options.device)
         dtype = _choose_dtype(options.dtype, device)
-        return cls(load_focallens(directory, device=device, dtype=dtype), device, dtype)
+        checkpoint = load_focallens(directory, device=device, dtype=dtype)
+        is_narrow = checkpoint.model.condition_projection.out_features <= NARROW_WIDTH
+        torch.set_num_threads(options.num_threads or (1 if is_narrow else options.all_threads))
+        return cls(checkpoint, device, dtype)
 
     @property
     def context_length(self) -> int:

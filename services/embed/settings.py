@@ -22,7 +22,9 @@ class EmbedSettings(ServiceSettings):
     alias: str = Field("latest", description="Alias that the service follows.")
     device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
     dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
-    num_threads: int = Field(0, ge=0, description="Threads of one forward pass on a CPU; 0: torch's own choice.")
+    num_threads: int = Field(
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+    )
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
     image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
     image_url_hosts: frozenset[str] = Field(

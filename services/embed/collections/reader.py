@@ -83,10 +83,22 @@ class ImageReader:
         self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
     ) -> list[tuple[int, Sequence[Item]]]:
         """Each row's items; what has neither state nor pixels is decoded. One that does not decode is left out."""
-        decode = functools.partial(self._decode, engine, conditions=conditions, keeps_state=keeps_states)
+        decode = functools.partial(self._decode, engine)
+        encoded = [source for source in sources if source.data is not None]
         loop = asyncio.get_running_loop()
-        decoded = await asyncio.gather(*[loop.run_in_executor(self._threads, decode, source) for source in sources])
-        return [(source.row, some) for source, some in zip(sources, decoded, strict=True) if some]
+        decoded = await asyncio.gather(*[loop.run_in_executor(self._threads, decode, source) for source in encoded])
+        pixels = {source.row: source.pixels for source in sources}
+        pixels |= {source.row: some for source, some in zip(encoded, decoded, strict=True)}
+
+        def items_of(source: Source) -> Sequence[Item]:
+            if source.state is not None:
+                return [StateItem(source.digest, source.state, tuple(conditions))]
+            own = pixels[source.row]
+            if own is None:
+                return []
+            return engine.prepare_pixels(own, source.digest, conditions, keeps_state=keeps_states)
+
+        return [(source.row, items) for source in sources if (items := items_of(source))]
 
     async def run(self, checkpoint: Checkpoint, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
         """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
@@ -131,20 +143,13 @@ class ImageReader:
         async with aclosing(self.in_pieces(checkpoint.engine, wanted)) as some:
             return [read async for prepared in some for read in await self.run(checkpoint, prepared, deadline=deadline)]
 
-    def _decode(
-        self, engine: EmbedEngine, source: Source, *, conditions: Sequence[Text | None], keeps_state: bool
-    ) -> Sequence[Item]:
-        if source.state is not None:
-            return [StateItem(source.digest, source.state, tuple(conditions))]
-        pixels = source.pixels
-        if pixels is None:
-            assert source.data is not None, "a source has a state, pixels or bytes"
-            try:
-                pixels = engine.transform(decode_image(source.data, self._limits))
-            except FoveaError as error:  # it decoded when it was added, so the limits or the decoder have changed
-                structlog.get_logger(__name__).warning("image left out", digest=source.digest, error=error.message)
-                return []
-        return engine.prepare_pixels(pixels, source.digest, conditions, keeps_state=keeps_state)
+    def _decode(self, engine: EmbedEngine, source: Source) -> Pixels | None:
+        assert source.data is not None, "there are bytes to decode"
+        try:
+            return engine.transform(decode_image(source.data, self._limits))
+        except FoveaError as error:  # it decoded when it was added, so the limits or the decoder have changed
+            structlog.get_logger(__name__).warning("image left out", digest=source.digest, error=error.message)
+            return None
 
 
 def pieces(engine: EmbedEngine, wanted: Wanted) -> list[Sequence[int]]:
