@@ -142,7 +142,7 @@ def test_a_source_without_images_is_refused(tmp_path: Path, source: str) -> None
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="there is no .*nowhere"):
+    with pytest.raises(SourceError, match=r"there is no .*nowhere"):
         list_images([str(tmp_path / "nowhere")])
 
 
