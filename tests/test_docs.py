@@ -135,6 +135,30 @@ def test_the_readmes_benchmarks_are_the_latest_recorded() -> None:
     assert benchmark_table() in README, benchmark_table()
 
 
+def bulk_table() -> str:
+    """The bulk guide's table of benchmarks as it must read."""
+    kinds = {"scenes": "scenes of 64 × 64 pixels, JPEG", "photographs": "photographs of 640 × 480 pixels, JPEG"}
+    lines = ["| images | `embed-bulk`, images/s | loop, images/s | ratio |", "| --- | --- | --- | --- |"]
+    for kind, title in kinds.items():
+        columns = [figure("bulk", kind, name) for name in ("job_images_per_s", "loop_images_per_s", "ratio")]
+        lines.append(f"| {title} | {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_bulk_guides_figures_are_the_latest_recorded() -> None:
+    page = (ROOT / "docs" / "guide" / "bulk.md").read_text()
+    assert bulk_table() in page, bulk_table()
+    latest = json.loads(
+        [
+            line
+            for line in (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
+            if '"benchmark":"bulk"' in line
+        ][-1]
+    )
+    stated = f"{latest['scenes']['images']:,} scenes or {latest['photographs']['images']} photographs"
+    assert stated in page
+
+
 @pytest.mark.parametrize(("row", "starter"), [("CLIP, no condition", "clip-shapes"), ("FocalLens", "focallens-shapes")])
 def test_the_readmes_accuracies_are_those_in_the_starters_manifests(row: str, starter: str) -> None:
     description = ROOT / "services" / "embed" / "starter" / starter / "checkpoint.json"
