@@ -102,10 +102,15 @@ def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
     assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
 
 
+def latest(benchmark: str) -> Any:
+    """What its latest recorded run says."""
+    lines = (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["benchmark"] == benchmark][-1]
+
+
 def figure(benchmark: str, *path: str) -> str:
     """The median of the latest recorded run and its least and greatest, as the README writes them."""
-    lines = (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
-    found: Any = [line for line in map(json.loads, lines) if line["benchmark"] == benchmark][-1]
+    found = latest(benchmark)
     for key in path:
         found = found[key]
     return f"{found['median']:.4g} ({found['min']:.4g} to {found['max']:.4g})"
@@ -148,14 +153,8 @@ def bulk_table() -> str:
 def test_the_bulk_guides_figures_are_the_latest_recorded() -> None:
     page = (ROOT / "docs" / "guide" / "bulk.md").read_text()
     assert bulk_table() in page, bulk_table()
-    latest = json.loads(
-        [
-            line
-            for line in (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
-            if '"benchmark":"bulk"' in line
-        ][-1]
-    )
-    stated = f"{latest['scenes']['images']:,} scenes or {latest['photographs']['images']} photographs"
+    bulk = latest("bulk")
+    stated = f"{bulk['scenes']['images']:,} scenes or {bulk['photographs']['images']} photographs"
     assert stated in page
 
 
