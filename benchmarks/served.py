@@ -16,9 +16,10 @@ POLL_S = 0.05
 
 @asynccontextmanager
 async def served(module: str, port_setting: str, settings: Mapping[str, str]) -> AsyncIterator[str]:
-    """`python -m module` with these settings, once it is ready: its URL. It is stopped at the end."""
+    """`python -m module` with these settings and none of the caller's, once it is ready: its URL."""
     port = free_port()
-    environment = {**os.environ, "FOVEA_LOG_LEVEL": "warning", **settings, port_setting: str(port)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
+    environment = {**inherited, "FOVEA_LOG_LEVEL": "warning", **settings, port_setting: str(port)}
     process = subprocess.Popen([sys.executable, "-m", module], env=environment)  # noqa: ASYNC220 nothing else runs yet
     url = f"http://127.0.0.1:{port}"
     try:
