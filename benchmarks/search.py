@@ -5,7 +5,8 @@ python -m benchmarks.search [--images 100000] [--queries 200] [--rounds 5]
 A model of random weights embeds random pictures; the collection is filled over HTTP, then served twice: exact, and
 with inverted lists. Each is compared, in turns, with FAISS's own index of that kind on one thread a query: the
 milliseconds of one query at a time and queries per second of eight users. Queries name a stored image, whose embedding
-is in the result cache, so that search and HTTP are what is measured. Recall@10 is against the exact answers.
+is in the result cache, so that search and HTTP are what is measured. Recall@10 is against the exact answers of the
+same side: the pictures are so alike that their order hangs on the last bits of a query.
 """
 
 import argparse
@@ -215,10 +216,11 @@ async def measure(folder: Path, num_images: int, num_queries: int, num_rounds: i
             collection = CollectionClient(session, f"{url}/collections/many")
             index = await when_in_lists(collection)
             http = OverHttp(collection, names)
-            bare = Bare(inverted_lists(vectors, index["recall_at_10"], queries, exact), queries)
+            bare_exact = Bare(flat, queries).answers()
+            bare = Bare(inverted_lists(vectors, index["recall_at_10"], queries, bare_exact), queries)
             result["approximate"] = await compare(http, bare, num_rounds)
             result["approximate"]["recall_at_10"] = recall(await http.answers(), exact)
-            result["approximate"]["faiss_recall_at_10"] = recall(bare.answers(), exact)
+            result["approximate"]["faiss_recall_at_10"] = recall(bare.answers(), bare_exact)
     return result
 
 
