@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,35 +109,84 @@ def latest(benchmark: str) -> Any:
 
 
 def figure(benchmark: str, *path: str) -> str:
-    """The median of the latest recorded run and its least and greatest, as the README writes them."""
+    """A median of the latest recorded run with its least and greatest, or a single number, as the README writes it."""
     found = latest(benchmark)
     for key in path:
         found = found[key]
+    if not isinstance(found, dict):
+        return f"{found:,}" if isinstance(found, int) else f"{found:.4g}"
     return f"{found['median']:.4g} ({found['min']:.4g} to {found['max']:.4g})"
+
+
+EMBED_FIGURES = [
+    ("HTTP embed throughput over a plain torch loop's, ViT-B-32, concurrency 32", ("embed", "throughput", "ratio")),
+    ("what HTTP adds to one image's median, ms", ("embed", "latency", "added_ms")),
+    ("… of, in the plain loop, ms", ("embed", "latency", "loop_ms")),
+    ("three calls over one call with three conditions, `readout`", ("embed", "three_conditions_readout", "ratio")),
+    ("… `full`", ("embed", "three_conditions_full", "ratio")),
+]
+SEARCH_FIGURES = [
+    ("a new condition's index over 2,000 images: seconds, images re-read from states", ("conditions", "reread_s")),
+    ("… seconds, images decoded and encoded again", ("conditions", "reencoded_s")),
+    ("… ratio", ("conditions", "ratio")),
+    ("… ratio in the engine alone, one thread", ("states", "read_speedup")),
+    ("bytes of an image's state", ("conditions", "state_bytes_per_image")),
+    ("first answer under a new condition, ms", ("conditions", "first_answer_ms")),
+    ("… once its index is ready, ms", ("conditions", "ready_answer_ms")),
+    ("… recall@10 of the first answer", ("conditions", "first_recall_at_10")),
+    ("exact search among 100,000 × 512 over HTTP, queries/s over bare FAISS's", ("search", "exact", "ratio_per_s")),
+    ("… what HTTP adds to a query, ms", ("search", "exact", "added_ms")),
+    ("… of, in bare FAISS, ms", ("search", "exact", "faiss_ms")),
+    ("approximate, queries/s over bare FAISS's (IVF)", ("search", "approximate", "ratio_per_s")),
+    ("… what HTTP adds to a query, ms", ("search", "approximate", "added_ms")),
+    ("… of, in bare FAISS, ms", ("search", "approximate", "faiss_ms")),
+    ("… recall@10", ("search", "approximate", "recall_at_10")),
+    ("… recall@10 of bare FAISS", ("search", "approximate", "faiss_recall_at_10")),
+    ("ingest over HTTP, images/s over a plain loop's that only embeds, ViT-B-32", ("ingest", "photographs", "ratio")),
+    ("… the starter and scenes", ("ingest", "scenes", "ratio")),
+]
+OTHER_FIGURES = [
+    ("what the gateway adds to a request's median, µs", ("gateway", "json_gateway_added_p50_us")),
+    ("… nginx as the same proxy, µs", ("gateway", "json_nginx_added_p50_us")),
+    ("gateway requests/s over nginx's, JSON, concurrency 32", ("gateway", "json_throughput_ratio_to_nginx")),
+    ("… streams of 20 chunks", ("gateway", "stream_throughput_ratio_to_nginx")),
+    ("batcher, CPU µs an item, empty engine", ("batcher", "cpu_us_per_item")),
+    ("batcher, CPU seconds in 2 idle seconds", ("batcher", "idle_cpu_s")),
+]
 
 
 def benchmark_table() -> str:
     """The README's table of benchmarks as it must read."""
-    embed, gateway, batcher = "embed", "gateway", "batcher"
-    rows = [
-        ("HTTP embed throughput over a plain torch loop's, ViT-B-32, concurrency 32", (embed, "throughput", "ratio")),
-        ("what HTTP adds to one image's median, ms", (embed, "latency", "added_ms")),
-        ("… of, in the plain loop, ms", (embed, "latency", "loop_ms")),
-        ("three calls over one call with three conditions, `readout`", (embed, "three_conditions_readout", "ratio")),
-        ("… `full`", (embed, "three_conditions_full", "ratio")),
-        ("what the gateway adds to a request's median, µs", (gateway, "json_gateway_added_p50_us")),
-        ("… nginx as the same proxy, µs", (gateway, "json_nginx_added_p50_us")),
-        ("gateway requests/s over nginx's, JSON, concurrency 32", (gateway, "json_throughput_ratio_to_nginx")),
-        ("… streams of 20 chunks", (gateway, "stream_throughput_ratio_to_nginx")),
-        ("batcher, CPU µs an item, empty engine", (batcher, "cpu_us_per_item")),
-        ("batcher, CPU seconds in 2 idle seconds", (batcher, "idle_cpu_s")),
-    ]
+    rows = [*EMBED_FIGURES, *SEARCH_FIGURES, *OTHER_FIGURES]
     lines = ["| figure | median (least to greatest) |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {name} | {figure(*path)} |" for name, path in rows)]) + "\n"
 
 
-def test_the_readmes_benchmarks_are_the_latest_recorded() -> None:
-    assert benchmark_table() in README, benchmark_table()
+def peers_table() -> str:
+    """The README's table of other servers as it must read."""
+    loads = latest("peers")["loads"]
+    lines = ["| Fovea's images/s over … | LitServe's | Infinity's | FastAPI's |", "| --- | --- | --- | --- |"]
+    for load, found in loads.items():
+        ratios = [found["fovea_over"][peer]["throughput"]["median"] for peer in ("litserve", "infinity", "fastapi")]
+        lines.append(f"| {load} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    return "\n".join(lines) + "\n"
+
+
+def scenes_table() -> str:
+    """The README's table of the scenes that were searched over HTTP as it must read."""
+    scenes = latest("scenes")
+    names = list(scenes["clip_map"])
+    unseen = {"texture", "size and color"}
+    head = " | ".join(f"{name}\\*" if name in unseen else name for name in names)
+    lines = [f"| mAP | {head} |", "| --- |" + " --- |" * len(names)]
+    for title, row in (("CLIP", "clip_map"), ("no condition", "plain_map"), ("the condition", "conditional_map")):
+        lines.append(f"| {title} | {' | '.join(f'{scenes[row][name]:.1f}' for name in names)} |")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("table", [benchmark_table, peers_table, scenes_table])
+def test_the_readmes_figures_are_the_latest_recorded(table: Callable[[], str]) -> None:
+    assert table() in README, table()
 
 
 def bulk_table() -> str:
