@@ -10,10 +10,6 @@ to the cache.
 
 import argparse
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -33,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
+from benchmarks.served import served_embed
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.embed.checkpoint import FocalLensCheckpoint, create_clip, load_focallens, open_clip, save_focallens
@@ -118,40 +115,12 @@ def publish(folder: Path) -> None:
 @asynccontextmanager
 async def served(folder: Path, model: str) -> AsyncIterator[Client]:
     """A service process with default settings."""
-    settings = {
-        "FOVEA_STORE_URL": (folder / "store").as_uri(),
-        "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "cache"),
-        "FOVEA_LOG_LEVEL": "warning",
-        "FOVEA_EMBED_MODEL": model,
-        "FOVEA_EMBED_PORT": str(free_port()),
-    }
-    command = [sys.executable, "-m", "services.embed"]
-    process = subprocess.Popen(command, env={**os.environ, **settings})  # noqa: ASYNC220 nothing else runs yet
-    client_settings = aiohttp.TCPConnector(limit=0)
-    try:
-        async with aiohttp.ClientSession(connector=client_settings) as session:
-            client = Client(session, f"http://127.0.0.1:{settings['FOVEA_EMBED_PORT']}")
-            while not await is_ready(client):
-                assert process.poll() is None, "the service ended before it was ready"
-                await asyncio.sleep(0.1)
-            yield client
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-async def is_ready(client: Client) -> bool:
-    try:
-        async with client.session.get(f"{client.url}/readyz") as response:
-            return response.status == 200
-    except aiohttp.ClientConnectionError:
-        return False
+    connections = aiohttp.TCPConnector(limit=0)
+    async with (
+        served_embed(folder, FOVEA_EMBED_MODEL=model) as url,
+        aiohttp.ClientSession(connector=connections) as session,
+    ):
+        yield Client(session, url)
 
 
 async def compare_throughput(

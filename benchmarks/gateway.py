@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.http_load import Load, Measured, load_generator, measure
 from benchmarks.record import record, summary
+from benchmarks.served import free_port
 
 PATHS = {"json": "/embed", "stream": "/generate"}
 CONCURRENCIES = (1, 32)
@@ -58,13 +59,6 @@ http {{
 
 # Median latency and throughput of every round, by path, concurrency and route.
 Rounds = dict[tuple[str, int, str], list[Measured]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
