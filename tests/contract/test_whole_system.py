@@ -56,6 +56,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_STORE_POLL_S": "0.2",
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
+        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
         "FOVEA_REDIS_URL": redis.url,
         "FOVEA_EMBED_MODEL": MODEL,
         "FOVEA_EMBED_NUM_THREADS": "1",
