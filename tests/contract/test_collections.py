@@ -27,6 +27,8 @@ COLOR, SHAPE = "What is the color?", "What is the shape?"
 COSINE_TOLERANCE = 5e-3
 # Searches and deletions while images come.
 MIN_OF_EACH = 80
+# One search lists them all at the end.
+MAX_STORED = 900
 
 
 def picture(number: int, format: str = "PNG") -> bytes:
@@ -377,6 +379,9 @@ class Traffic:
     async def add(self) -> None:
         """Until there was enough to do for everybody."""
         while min(len(self.deleted), self.num_searches) < MIN_OF_EACH:
+            if len(self.stored) > MAX_STORED:
+                await asyncio.sleep(0.001)  # others delete
+                continue
             images = {f"{self.dice.getrandbits(64):016x}": self.dice.getrandbits(32) for _ in range(4)}
             body = [{"id": image_id, "image": as_base64(picture(seed))} for image_id, seed in images.items()]
             async with self.session.post(f"{self.url}/images", json={"images": body}) as response:
