@@ -17,7 +17,7 @@ import structlog
 
 from services.core.batching import Batcher
 from services.core.compute import ComputeThread
-from services.core.errors import Overloaded
+from services.core.errors import NotFound, Overloaded
 from services.core.health import CheckResult
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -169,6 +169,16 @@ class ServedCheckpoint(Generic[EngineT]):
             raise Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
         with self._current.lease() as served:
             yield served
+
+    def check_model(self, served: Served[EngineT], asked: str | None) -> None:
+        """Raises NotFound for a model that is not the served one, by any name that it has; None asks for no model."""
+        names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
+        if asked and asked not in names:
+            raise NotFound(
+                f"There is no model {asked!r}: this service answers with {served.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
 
     def check(self) -> CheckResult:
         """For `/readyz`: whether a version serves, which, and what is wrong with the one that was to replace it."""

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from services.core.batching import BatchLimits
 from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.error_responses import ErrorEnvelope, TeiError, error_responses
-from services.core.errors import InvalidField, NotFound
+from services.core.errors import InvalidField
 from services.core.metrics import Metrics
 from services.embed.calls import CallLimits, EmbedCall, TextInput, read_embed, read_embeddings
 from services.embed.embedder import Checkpoint, Embedded, Embedder
@@ -71,20 +71,10 @@ class EmbedService:
 
     def check(self, served: Served[EmbedEngine], call: EmbedCall) -> None:
         """Raises NotFound for a model that is not the served one, InvalidField for a width that it does not have."""
-        if call.model and call.model not in self.names(served):
-            raise NotFound(
-                f"There is no model {call.model!r}: this service answers with {served.name!r}.",
-                param="model",
-                code="model_not_found",
-            )
+        self.checkpoint.check_model(served, call.model)
         width = served.engine.embedding_width
         if call.dimensions is not None and call.dimensions != width:
             raise InvalidField(f"dimensions: This model's embeddings have {width} numbers.", param="dimensions")
-
-    def names(self, served: Served[EmbedEngine]) -> set[str]:
-        """All names under which a client may ask for the served checkpoint."""
-        alias = self.checkpoint.alias
-        return {served.name, alias, f"{served.name}@{alias}", f"{served.name}@{served.version}"}
 
     def model(self, served: Served[EmbedEngine]) -> Model:
         return Model(

@@ -222,13 +222,7 @@ class Collection:
                 f" this service answers with {served.name!r}.",
                 param="model",
             )
-        alias = self._serving.checkpoint.alias
-        if asked and asked not in (served.name, alias, f"{served.name}@{alias}", f"{served.name}@{served.version}"):
-            raise NotFound(
-                f"There is no model {asked!r}: this service answers with {served.name!r}.",
-                param="model",
-                code="model_not_found",
-            )
+        self._serving.checkpoint.check_model(served, asked)
 
     async def _own_row(self, query: SearchQuery) -> set[int]:
         """The stored image that is itself the query: it is not among its own neighbours."""
