@@ -13,7 +13,6 @@ import functools
 import gzip
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from services.embed.focallens import FocalLens
+from services.nn.torchvision_operators import declare_torchvision_operators
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
@@ -136,22 +136,8 @@ class FocalLensCheckpoint:
 
 @functools.cache
 def open_clip() -> Any:
-    """The open_clip package.
-
-    It imports torchvision, whose CUDA build does not import beside a CPU build of torch, because its two
-    operators are never registered. open_clip calls neither, so declaring them is enough.
-    """
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        operators: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        for operator in ("nms", "qnms"):
-            operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-
-        torchvision.declared_operators = operators  # they are withdrawn when this object dies
+    """The open_clip package, which imports torchvision."""
+    declare_torchvision_operators()
     import open_clip
 
     return open_clip

@@ -1,0 +1,1 @@
+"""What the engines of several services share about torch."""
