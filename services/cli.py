@@ -99,7 +99,10 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
 
 _delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the starter checkpoint.")
 _delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLIP.")
+_delegate(train, "litm", "services.generate.train", "A small Llama that is lost in the middle, the starter of generate.")
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
+_delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
+_delegate(app, "calibrate", "services.generate.calibrate", "Choose and measure a checkpoint's attention calibration.")
 _delegate(app, "embed-bulk", "services.embed.bulk", "Many images into a collection, or into files of embeddings.")
 _delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")
 _delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
