@@ -1,0 +1,165 @@
+"""A checkpoint's calibration profile: which settings of the calibration help it, and by how much they were seen to.
+
+`calibration.json` beside the weights. Torch-free, so that the wire can read and change it. Every attention is
+Attn, the mean weight of a document's tokens in the last prompt row (dissertation, section 3.2.1); t is of
+softmax(rel / t), in the units of Attn. K documents.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+PROFILE_FILE = "calibration.json"
+PAPER_TEMPERATURE = 5e-5
+
+BiasKind = Literal["exact", "tree", "single", "cached"]
+RelScope = Literal["mean", "per_head"]
+SpanRule = Literal["newline", "text"]
+RowScope = Literal["last", "tail"]
+
+Layer = Annotated[int, Field(ge=0)]
+
+
+class BadProfile(ValueError):
+    """A calibration profile that cannot be read, contradicts itself, or does not fit its model."""
+
+
+class BiasTable(BaseModel):
+    """Mean Attn(dummy, k) of many prompts, for prompts of so many documents and about so many tokens a document.
+
+    `attention` has a mean over the profile's `rel_layers` and all heads for each place k, first document first;
+    `bucket` is the least power of two that is not below the mean length of the prompts' documents in tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bucket: Annotated[int, Field(ge=1)]
+    attention: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(min_length=1)
+    num_prompts: Annotated[int, Field(ge=1)]
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.attention)
+
+
+class CalibrationProfile(BaseModel):
+    """What the calibration does for one checkpoint; layers are counted from 0.
+
+    `layers` are intervened, `rel_layers` enter rel (Eq. 3.4). `dummy_tokens`, `window` and `num_sinks` make `tree`
+    cheaper: dummies no longer than so many tokens, which see so many tokens before them and so many at the
+    prompt's start; None leaves a dummy as long as its document, and seeing everything. `row_scope` is the prompt
+    rows that are calibrated beside those of the answer. `gain` holds what was measured on separate prompts,
+    `tables` the estimates of `cached`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool
+    bias: BiasKind = "tree"
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = PAPER_TEMPERATURE
+    layers: tuple[Layer, ...] = ()
+    rel_layers: tuple[Layer, ...] = ()
+    rel_scope: RelScope = "mean"
+    span_rule: SpanRule = "newline"
+    row_scope: RowScope = "last"
+    dummy_tokens: Annotated[int, Field(ge=1)] | None = None
+    window: Annotated[int, Field(ge=1)] | None = None
+    num_sinks: Annotated[int, Field(ge=0)] = 4
+    gain: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    tables: tuple[BiasTable, ...] = ()
+
+    @field_validator("layers", "rel_layers")
+    @classmethod
+    def _sorted(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(layers)))
+
+    @field_validator("tables")
+    @classmethod
+    def _one_table_for_each(cls, tables: tuple[BiasTable, ...]) -> tuple[BiasTable, ...]:
+        if len({(table.num_documents, table.bucket) for table in tables}) < len(tables):
+            raise ValueError("two tables are for the same number of documents and the same bucket")
+        return tables
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.enabled and not (self.layers and self.rel_layers):
+            raise ValueError("a calibration needs at least one of layers and one of rel_layers")
+        if self.enabled and self.bias == "cached" and not self.tables:
+            raise ValueError("there are no tables of the bias, so it cannot be cached")
+        if self.bias == "cached" and self.rel_scope == "per_head":
+            raise ValueError("tables of the bias hold means over heads, so rel_scope cannot be per_head")
+        return self
+
+    def check_layers(self, num_layers: int) -> Self:
+        """The profile itself. Raises BadProfile for a layer that a model of `num_layers` layers has not."""
+        for field, layers in (("layers", self.layers), ("rel_layers", self.rel_layers)):
+            if layers and layers[-1] >= num_layers:
+                raise BadProfile(f"{field} name layer {layers[-1]}; the model's are 0 to {num_layers - 1}")
+        return self
+
+    def cached_attention(self, num_tokens: Sequence[int]) -> tuple[float, ...] | None:
+        """The table's Attn(dummy, k), K values, for documents of so many tokens.
+
+        Of several tables for K documents the one whose bucket is nearest, the smaller of two as near; None where no
+        table is for K documents (and for K = 0).
+        """
+        wanted = length_bucket(num_tokens)
+        fitting = [table for table in self.tables if table.num_documents == len(num_tokens)]
+        if not fitting:
+            return None
+        return min(fitting, key=lambda table: (abs(math.log2(table.bucket / wanted)), table.bucket)).attention
+
+
+OFF = CalibrationProfile(enabled=False)
+
+
+def length_bucket(num_tokens: Sequence[int]) -> int:
+    """The least power of two that is not below the mean of `num_tokens` (K,); 1 for no documents and for empty ones."""
+    total, count = sum(num_tokens), len(num_tokens)
+    return 1 if total <= count else 1 << (-(-total // count) - 1).bit_length()
+
+
+def last_half(num_layers: int) -> tuple[int, ...]:
+    """The layers that the paper intervenes on: 16 to 31 of 32; of an odd number the larger half."""
+    return tuple(range(num_layers // 2, num_layers))
+
+
+def paper_profile(num_layers: int) -> CalibrationProfile:
+    """The paper's settings for 7B models (dissertation, B.2): last half, rel of all layers, t = 5e-5, exact."""
+    return CalibrationProfile(
+        enabled=True,
+        bias="exact",
+        temperature=PAPER_TEMPERATURE,
+        layers=last_half(num_layers),
+        rel_layers=tuple(range(num_layers)),
+    )
+
+
+def read_profile(directory: Path) -> CalibrationProfile | None:
+    """The profile beside a checkpoint; None where it has none. Raises BadProfile for a file that is not one."""
+    path = directory / PROFILE_FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return CalibrationProfile.model_validate_json(text)
+    except ValidationError as error:
+        raise BadProfile(f"{path}: {'; '.join(_told(error))}") from error
+
+
+def write_profile(profile: CalibrationProfile, directory: Path) -> Path:
+    """Write `calibration.json` into a directory that exists, in place of one that is there; returns its path."""
+    path = directory / PROFILE_FILE
+    path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n")
+    return path
+
+
+def _told(error: ValidationError) -> Iterable[str]:
+    for one in error.errors(include_url=False, include_input=False):
+        place = ".".join(str(part) for part in one["loc"])
+        yield f"{place}: {one['msg']}" if place else one["msg"]
