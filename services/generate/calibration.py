@@ -1,0 +1,200 @@
+"""Found-in-the-middle calibration: documents are attended by their relevance, not by where they stand.
+
+A document's attention Attn(k) is taken to be relevance plus a bias of its position (Eq. 3.2, Hsieh et al. 2024). What
+a dummy in its place is paid is that bias, so the difference is relevance (Eq. 3.4). A softmax of it, α, says how the
+documents should be attended, and Eq. 3.5 rescales the weights of document k by
+
+    c_k = α_k C / Attn(k)        with C = Σ_j N_j Attn(j) / Σ_j N_j α_j
+
+so that the documents together keep their weight, every row its sum, and every other token its weight. With S_k the
+weight on document k as a whole, that is
+
+    log c_k = log(N_k α_k / Σ_j N_j α_j) − log(S_k / Σ_j S_j)
+
+the share of the documents' weight that k should have over the share that it has: a difference of two log-softmaxes,
+of log α_k + log N_k and of LSE_k, the log of document k's summed exponentials. The partition function cancels, so
+adding log c_k to the logits of k's tokens ahead of the softmax is Eq. 3.5 itself, exactly. C belongs to a row of a
+head of a layer; taken anywhere else, rows would no longer sum to 1.
+
+Relevance is one vector a prompt by default, its mean over layers and heads, or one vector a head ("per_head").
+
+Shapes: B batch, L layers, H heads, Q rows, T tokens that a row may see, K documents, N tokens of the longest of them.
+Everything is float32, or float64 where the input is; half precision is widened before anything is summed. A document
+is empty where it has no tokens, and unseen where a row's mask hides all of them: it is then left out, and the others
+share the weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scope = Literal["mean", "per_head"]
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Where the documents of B rows stand: unequal numbers of them, of unequal lengths, padded.
+
+    `index` (B, K, N) int64 are their tokens' places on the token axis, `mask` (B, K, N) bool tells which of these are
+    real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap.
+    """
+
+    index: Tensor
+    mask: Tensor
+    num_tokens: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[Sequence[tuple[int, int]]], device: torch.device | str = "cpu") -> "Documents":
+        """From each row's half-open token spans; a row may have none, and a span may be empty.
+
+        Raises ValueError for a span that starts below 0 or ends before it starts.
+        """
+        for start, end in (span for row in spans for span in row):
+            if not 0 <= start <= end:
+                raise ValueError(f"the span ({start}, {end}) is not one of tokens")
+        num_documents = max(map(len, spans), default=0)
+        padded = [[*row, *[(0, 0)] * (num_documents - len(row))] for row in spans]
+        bounds = torch.tensor(padded, dtype=torch.int64).reshape(len(spans), num_documents, 2)
+        num_tokens = bounds[..., 1] - bounds[..., 0]
+        longest = int(num_tokens.max()) if num_tokens.numel() else 0
+        offset = torch.arange(max(longest, 1))  # N is at least 1, so that reductions over it have something to reduce
+        mask = offset < num_tokens[..., None]
+        index = torch.where(mask, bounds[..., :1] + offset, 0)
+        return cls(index.to(device), mask.to(device), num_tokens.to(device))
+
+
+def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor) -> Tensor:
+    """LSE_k, the log of the summed exponentials of document k's logits.
+
+    `scores` (B, …, T) are logits of any float dtype, −inf where hidden; `documents` (B, K, N) int64 and
+    `documents_mask` (B, K, N) bool as in `Documents`, with B = 1 for the same documents in every row. Returns
+    (B, …, K), −inf for a document that is empty or unseen.
+
+    Each document is summed on the scale of its own largest logit: one whose weight underflows next to the rest of the
+    row still has its LSE, and may be scaled up again.
+    """
+    return _gather(scores, documents, documents_mask, padding=-torch.inf).logsumexp(dim=-1)
+
+
+def document_attention(log_mass: Tensor, log_total: Tensor, num_tokens: Tensor) -> Tensor:
+    """Attn(k) = exp(LSE_k − LSE) / N_k, the mean weight on a token of document k, from logits alone.
+
+    `log_mass` (…, K); `log_total` (…), LSE over every token that the row sees; `num_tokens` (…, K) or broadcastable to
+    it. Returns (…, K), from 0 to 1; 0 for an empty or unseen document.
+    """
+    share = torch.exp(log_mass - log_total[..., None])
+    return torch.where(log_mass > -torch.inf, share / num_tokens.clamp_min(1), 0.0)
+
+
+def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
+    """Attn(k) of attention weights that are at hand: (B, …, T) → (B, …, K); 0 for an empty document."""
+    sums = _gather(weights, documents.index, documents.mask, padding=0.0).sum(dim=-1)
+    return sums / _over_rows(documents.num_tokens, weights).clamp_min(1)
+
+
+def relevance(
+    attention: Tensor, dummy_attention: Tensor, *, layers: Sequence[int] | None = None, scope: Scope = "mean"
+) -> Tensor:
+    """rel(k) = Attn(doc, k) − Attn(dummy, k), Eq. 3.4, up to a constant that α does not see.
+
+    Both (…, L, H, K): Attn(k) of the last prompt row with the document in place, and with the dummy. `layers` are those
+    that count, None for all. Returns (…, K), the mean over layers and heads, or with `per_head` (…, L, H, K), where L
+    are the layers that count.
+    """
+    difference = widen(attention) - widen(dummy_attention)
+    if layers is not None:
+        difference = difference[..., list(layers), :, :]
+    return difference.mean(dim=(-3, -2)) if scope == "mean" else difference
+
+
+def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
+    """log α = log softmax(rel / t), over the documents that are not empty; −inf for those that are.
+
+    `rel` (…, K); `temperature` t in the unit of `rel`, mean weight a token; `num_tokens` (…, K) or broadcastable.
+    Returns (…, K); all −inf where every document is empty. The largest `rel` is taken off ahead of the division, so
+    that t → 0 ends at log one-hot rather than at ∞ − ∞. Raises ValueError for a temperature that is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"the temperature must be above 0, not {temperature}")
+    rel = widen(rel)
+    is_there = num_tokens > 0
+    rel = torch.where(is_there, rel, -torch.inf)
+    scaled = (rel - rel.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(rel.dtype).tiny)
+    return torch.where(is_there, scaled.log_softmax(dim=-1), -torch.inf)
+
+
+def log_rescale(log_alpha: Tensor, log_mass: Tensor, num_tokens: Tensor) -> Tensor:
+    """log c_k of Eq. 3.5, what to add to the logits of document k's tokens.
+
+    `log_alpha` and `num_tokens` (…, K), broadcastable to `log_mass` (…, K), one row of one head of one layer each.
+    Returns (…, K); 0 for an empty or unseen document, −inf where α is 0. Unseen documents do not count in Σ_j N_j α_j:
+    the weight that they cannot take stays with the others, so that the documents' total is kept.
+    """
+    is_seen = log_mass > -torch.inf
+    wanted = torch.where(is_seen, log_alpha + num_tokens.to(log_mass.dtype).log(), -torch.inf).log_softmax(dim=-1)
+    return torch.where(is_seen, wanted - log_mass.log_softmax(dim=-1), 0.0)
+
+
+def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """c_k and C of Eq. 3.5 in the paper's own terms, from attention weights.
+
+    `weights` (B, …, T); `alpha` (B, K), or of as many dimensions as c. Returns c (B, …, K), 1 for an empty or unseen
+    document, and C (B, …). Not stable where weights underflow; `log_rescale` is.
+    """
+    attention = mean_weight(weights, documents)
+    alpha = (_over_rows(alpha, attention) if alpha.dim() == 2 else alpha).to(attention.dtype)
+    num_tokens = _over_rows(documents.num_tokens, attention)
+    is_seen = attention > 0
+    kept = (num_tokens * attention).sum(dim=-1) / torch.where(is_seen, num_tokens * alpha, 0.0).sum(dim=-1)
+    c = torch.where(is_seen, alpha * kept[..., None] / attention, 1.0)
+    return c, kept
+
+
+def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> Tensor:
+    """attn_cal = c_k attn on the tokens of document k, everything else unchanged (Eq. 3.5), materialised.
+
+    Shapes as in `rescale`; returns (B, …, T). For tests and for offline use: what serves adds log c_k to logits.
+    """
+    weights = widen(weights)
+    c, _ = rescale(weights, documents, alpha)
+    return weights * (1 + spread(c - 1, documents, weights.shape[-1]))
+
+
+def spread(values: Tensor, documents: Documents, num_keys: int) -> Tensor:
+    """To every token what its document has: (B, …, K) → (B, …, T = `num_keys`), 0 outside the documents."""
+    mask = _tokens_over_rows(documents.mask, values)
+    at_tokens = torch.where(mask, values[..., None], 0.0).flatten(-2)
+    places = _over_rows(documents.index.flatten(1), values).expand_as(at_tokens)
+    # padding adds its 0 to token 0
+    return values.new_zeros(*values.shape[:-1], num_keys).scatter_add_(-1, places, at_tokens)
+
+
+def rank(rel: Tensor) -> Tensor:
+    """Documents from the most relevant to the least: (…, K) → (…, K) int64; of equals, the earlier stands first."""
+    return rel.argsort(dim=-1, descending=True, stable=True)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Half precision as float32, anything else as it is."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _over_rows(x: Tensor, like: Tensor) -> Tensor:
+    """(B, n) with the dimensions that `like` (B, …, n) has between them, of size 1."""
+    return x.reshape(x.shape[0], *(1,) * (like.dim() - 2), x.shape[-1])
+
+
+def _tokens_over_rows(x: Tensor, like: Tensor) -> Tensor:
+    """(B, K, N) with the dimensions that `like` (B, …, n) has between them, of size 1."""
+    return x.reshape(x.shape[0], *(1,) * (like.dim() - 2), *x.shape[1:])
+
+
+def _gather(values: Tensor, documents: Tensor, documents_mask: Tensor, *, padding: float) -> Tensor:
+    """What the documents' tokens have, (B, …, T) → (B, …, K, N), widened."""
+    num_documents, longest = documents.shape[1:]
+    places = _over_rows(documents.flatten(1), values).expand(*values.shape[:-1], num_documents * longest)
+    gathered = widen(values).gather(-1, places).reshape(*values.shape[:-1], num_documents, longest)
+    return torch.where(_tokens_over_rows(documents_mask, values), gathered, padding)
