@@ -1,0 +1,237 @@
+"""A bounded search for the settings of the calibration that help one checkpoint (`fovea calibrate`).
+
+Three steps, each on questions of its own, and none of them among those of an evaluation:
+
+1. All layers and heads of some prompts are measured at once. Which layers' relevance finds a gold document in the
+   middle is then arithmetic (Recall@1 and @3), and its spread over the documents says on which scale t must lie.
+2. Every combination of the best of these with intervened layers, t and calibrated rows answers a chunk of questions;
+   those that do best answer the next chunk, until a few are left.
+3. The few, best first, answer the held-out questions. The first one that raises accuracy with gold in the middle, and
+   does not lower the mean over all positions, is the profile; if none does, calibration is off.
+
+Shapes: L layers, H heads, K documents.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from services.generate.calibration import relevance
+from services.generate.profile import BiasKind, CalibrationProfile, RelScope, RowScope, SpanRule, paper_profile
+
+RECALL_DEPTHS = (1, 3)
+# of the spread of rel between a prompt's documents: from nearly one-hot to nearly even
+TEMPERATURE_FACTORS = tuple(2.0**power for power in range(-4, 4))
+MAX_SINGLE_LAYERS = 8
+KEPT_EACH_ROUND = 0.2
+# an average that falls counts more than a middle that rises: what only moves from the ends to the middle is no gain
+LOSS_WEIGHT = 5.0
+
+
+@dataclass
+class Score:
+    """Right answers and questions by gold position, counted from 0."""
+
+    right: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+
+    def add(self, position: int, *, is_right: bool) -> None:
+        self.right[position] = self.right.get(position, 0) + is_right
+        self.asked[position] = self.asked.get(position, 0) + 1
+
+    def accuracy(self, positions: Collection[int] | None = None) -> float:
+        """In 0 … 1, the unweighted mean over positions, all that were asked for None; NaN where none was."""
+        chosen = [one for one in sorted(self.asked) if positions is None or one in positions]
+        return statistics.fmean(self.right[one] / self.asked[one] for one in chosen) if chosen else math.nan
+
+    @property
+    def num_questions(self) -> int:
+        return sum(self.asked.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One prompt: Attn(k) of the last row with its documents and with dummies, (L, H, K) each; which one is gold."""
+
+    attention: Tensor
+    bias: Tensor
+    gold: int
+
+
+@dataclass(frozen=True)
+class RelSetting:
+    """Which layers give rel, and how well it finds gold documents.
+
+    `recall` by depth in 0 … 1, `vanilla_recall` that of the same layers' attention before anything is taken off;
+    `spread` is the median over prompts of rel's standard deviation over the documents, in the unit of Attn.
+    """
+
+    span_rule: SpanRule
+    layers: tuple[int, ...]
+    scope: RelScope
+    recall: Mapping[int, float]
+    vanilla_recall: Mapping[int, float]
+    spread: float
+
+    @property
+    def merit(self) -> float:
+        return sum(self.recall.values())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A profile, None for vanilla, and how it answered."""
+
+    profile: CalibrationProfile | None
+    score: Score
+
+
+class Question(Protocol):
+    """What the search must know of a question: at which position, counted from 0, its gold document stands."""
+
+    @property
+    def gold(self) -> int: ...
+
+
+QuestionT = TypeVar("QuestionT", bound=Question)
+
+# Under each profile, None for vanilla, which of the questions are answered right.
+Ask = Callable[[Sequence[CalibrationProfile | None], Sequence[QuestionT]], list[list[bool]]]
+
+
+def middle_positions(num_documents: int) -> tuple[int, ...]:
+    """The middle one of an odd number of documents, the middle two of an even one; of fewer than 3 all."""
+    if num_documents < 3:
+        return tuple(range(num_documents))
+    return tuple(sorted({(num_documents - 1) // 2, num_documents // 2}))
+
+
+def layer_ranges(num_layers: int, max_single: int = MAX_SINGLE_LAYERS) -> list[tuple[int, ...]]:
+    """All runs of consecutive layers; where there are more than `max_single` layers, of as many blocks of them."""
+    num_blocks = min(num_layers, max_single)
+    ends = [round(num_layers * block / num_blocks) for block in range(num_blocks + 1)]
+    return [tuple(range(start, end)) for start, end in itertools.combinations(ends, 2)]
+
+
+def rank_rel_settings(measured: Sequence[Measured], span_rule: SpanRule, scope: RelScope = "mean") -> list[RelSetting]:
+    """Every run of layers as source of rel, best first. `measured` should have gold in the middle.
+
+    With `per_head` recall is the mean over layers and heads of what each of them finds. Raises ValueError where nothing
+    was measured.
+    """
+    if not measured:
+        raise ValueError("no prompts were measured")
+    runs = layer_ranges(measured[0].attention.shape[0])
+    settings = [_rel_setting(measured, span_rule, layers, scope) for layers in runs]
+    return sorted(settings, key=lambda setting: -setting.merit)
+
+
+def _rel_setting(
+    measured: Sequence[Measured], span_rule: SpanRule, layers: tuple[int, ...], scope: RelScope
+) -> RelSetting:
+    rels, vanilla = [], []
+    for one in measured:
+        rel = relevance(one.attention, one.bias, layers=layers, scope=scope)
+        attention = relevance(one.attention, one.attention.new_zeros(()), layers=layers, scope=scope)
+        rels.append(rel.reshape(-1, rel.shape[-1]))
+        vanilla.append(attention.reshape(-1, rel.shape[-1]))
+    golds = [one.gold for one in measured]
+    spread = statistics.median(float(rel.std(dim=-1, correction=0).mean()) for rel in rels)
+    return RelSetting(span_rule, layers, scope, _recalls(rels, golds), _recalls(vanilla, golds), spread)
+
+
+def _recalls(scores: Sequence[Tensor], golds: Sequence[int]) -> dict[int, float]:
+    """Recall by depth, of (…, K) scores a prompt the mean over all but K."""
+    recalls = {}
+    for depth in RECALL_DEPTHS:
+        found = [is_found(score, gold, depth) for score, gold in zip(scores, golds, strict=True)]
+        recalls[depth] = statistics.fmean(float(one.float().mean()) for one in found)
+    return recalls
+
+
+def is_found(scores: Tensor, gold: int, depth: int) -> Tensor:
+    """Whether document `gold` is among the `depth` best: (…, K) → (…) bool. One that ties for the last place is not."""
+    return (scores >= scores[..., gold, None]).sum(dim=-1) <= depth
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far the search goes: settings of rel for each span rule and scope, runs of layers, finalists."""
+
+    rel_settings: int = 3
+    row_scopes: tuple[RowScope, ...] = ("last", "tail")
+    rel_scopes: tuple[RelScope, ...] = ("mean", "per_head")
+    max_layer_blocks: int = 6
+    finalists: int = 3
+
+
+def candidates(
+    settings: Sequence[RelSetting], num_layers: int, bias: BiasKind, limits: Limits
+) -> list[CalibrationProfile]:
+    """The paper's settings, then every combination of settings of rel, runs of layers, t and rows; all with `bias`.
+
+    `settings` are the best few of each span rule and scope. Those per head are for the layers that they come from.
+    """
+    found = [paper_profile(num_layers).model_copy(update={"bias": bias})]
+    for setting in settings:
+        runs = layer_ranges(num_layers, limits.max_layer_blocks) if setting.scope == "mean" else [setting.layers]
+        for layers, factor, row_scope in itertools.product(runs, TEMPERATURE_FACTORS, limits.row_scopes):
+            if setting.spread > 0:
+                found.append(_candidate(setting, layers, factor, row_scope, bias))
+    return found
+
+
+def _candidate(
+    setting: RelSetting, layers: tuple[int, ...], factor: float, row_scope: RowScope, bias: BiasKind
+) -> CalibrationProfile:
+    return CalibrationProfile(
+        enabled=True,
+        bias=bias,
+        # two digits are as much as a spread measured on some prompts can tell
+        temperature=float(f"{setting.spread * factor:.1e}"),
+        layers=layers,
+        rel_layers=setting.layers,
+        rel_scope=setting.scope,
+        span_rule=setting.span_rule,
+        row_scope=row_scope,
+    )
+
+
+def merit(score: Score, vanilla: Score, middle: Collection[int]) -> float:
+    """What a profile is chosen by: its gains in the middle and on average; a lower average weighs LOSS_WEIGHT more."""
+    average = score.accuracy() - vanilla.accuracy()
+    return score.accuracy(middle) - vanilla.accuracy(middle) + average + LOSS_WEIGHT * min(0.0, average)
+
+
+def narrow_down(
+    ask: Ask[QuestionT],
+    profiles: Sequence[CalibrationProfile],
+    chunks: Sequence[Sequence[QuestionT]],
+    middle: Collection[int],
+    finalists: int,
+) -> Iterator[list[Tried]]:
+    """After each chunk, vanilla and then every profile still in the running, best first.
+
+    A chunk is answered by a fifth of those that answered the one before, by no fewer than `finalists`; scores are over
+    all chunks answered.
+    """
+    vanilla = Tried(None, Score())
+    running = [Tried(profile, Score()) for profile in profiles]
+    for chunk in chunks:
+        everyone = [vanilla, *running]
+        for tried, answers in zip(everyone, ask([tried.profile for tried in everyone], chunk), strict=True):
+            for question, is_right in zip(chunk, answers, strict=True):
+                tried.score.add(question.gold, is_right=is_right)
+        running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
+        yield [vanilla, *running]
+        running = running[: max(finalists, math.ceil(len(running) * KEPT_EACH_ROUND))]
+
+
+def does_help(score: Score, vanilla: Score, middle: Collection[int]) -> bool:
+    """Whether accuracy rises with gold in the middle and the mean over positions does not fall."""
+    return score.accuracy(middle) > vanilla.accuracy(middle) and score.accuracy() >= vanilla.accuracy()
