@@ -114,7 +114,9 @@ def tiny_model(
             if parameter_name.endswith("bias") or "norm" in parameter_name:
                 torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
     torch.nn.Module.to(model, dtype)
-    return model.requires_grad_(False).eval()
+    torch.nn.Module.eval(model)
+    torch.nn.Module.requires_grad_(model, False)
+    return model
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
