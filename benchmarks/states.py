@@ -28,7 +28,6 @@ from services.embed.collections.image_states import StateCache
 from services.embed.colorshape import render, sample_scenes
 from services.embed.engine import (
     EmbedEngine,
-    EngineOptions,
     ImageItem,
     ImageState,
     Pixels,
@@ -36,6 +35,7 @@ from services.embed.engine import (
     StateItem,
     Text,
 )
+from services.nn.devices import DeviceOptions
 
 STARTER = Path(services.embed.engine.__file__).parent / "starter" / "focallens-shapes"
 BATCH_SIZE = 64
@@ -128,7 +128,7 @@ def least_cosine(gallery: Gallery, num_images: int) -> float:
 
 
 def measure(folder: Path, num_images: int, num_rounds: int) -> dict[str, Any]:
-    engine = EmbedEngine.load(STARTER, EngineOptions(device="cpu", dtype="float32", num_threads=1))
+    engine = EmbedEngine.load(STARTER, DeviceOptions(device="cpu", dtype="float32", num_threads=1))
     assert engine.state_bytes == STARTER_SHAPE.state_bytes(0), "the shape is not the checkpoint's"
     gallery = Gallery(engine, scenes(num_images), folder / "starter.states")
     result = {

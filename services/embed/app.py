@@ -24,10 +24,11 @@ from services.core.store import Store
 from services.core.store_errors import StoreUnavailable
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
-from services.embed.engine import EmbedEngine, EngineOptions, Item, Reading, is_out_of_memory
+from services.embed.engine import EmbedEngine, Item, Reading
 from services.embed.image_inputs import ImageInputs
 from services.embed.routes import EmbedService, embed_router, models_router
 from services.embed.settings import EmbedSettings
+from services.nn.devices import DeviceOptions, is_out_of_memory
 
 CHECKPOINT_KIND = "focallens-clip"
 
@@ -115,7 +116,7 @@ def _collections(
 def _follow(
     settings: EmbedSettings, store: Store, thread: ComputeThread, metrics: Metrics
 ) -> ServedCheckpoint[EmbedEngine]:
-    options = EngineOptions(settings.device, settings.dtype, settings.num_threads)
+    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
     def load(directory: Path, manifest: Manifest) -> EmbedEngine:
         if manifest.kind != CHECKPOINT_KIND:

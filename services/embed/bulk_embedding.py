@@ -17,7 +17,8 @@ from services.core.images import ImageLimits, decode_image
 from services.embed.bulk_folder import Array
 from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_clip, load_focallens
 from services.embed.focallens import FocalLens, Readouts
-from services.embed.packed_linear import can_pack, pack_image_tower
+from services.embed.vision_transformer import pack_image_tower
+from services.nn.packed_linear import can_pack
 
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -18,8 +18,9 @@ from torch import Tensor
 from services.embed.checkpoint import FocalLensCheckpoint
 from services.embed.condition_tokens import ConditionTokens, InputIds
 from services.embed.focallens import Readouts
-from services.embed.packed_linear import can_pack, pack_image_tower
 from services.embed.readout_plan import Pair
+from services.embed.vision_transformer import pack_image_tower
+from services.nn.packed_linear import can_pack
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]

@@ -9,9 +9,9 @@ Shapes: B images, E embedding width, W text tokens.
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from services.core.errors import InvalidRequest, TooLarge
 from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
 from services.embed.encoder import BrokenModel, Encoder
 from services.embed.readout_plan import ReadoutPlan
+from services.nn.devices import DeviceOptions
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Pixels = Bytes
@@ -29,8 +30,6 @@ Pixels = Bytes
 ImageState = Bytes
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
-DeviceName = Literal["auto", "cuda", "mps", "cpu"]
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 # No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
 # whose time grows with the square of a word's length.
@@ -38,21 +37,8 @@ MAX_CHARACTERS_PER_TOKEN = 16
 # To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
-# In a ViT of at most this width the operations are so short that threads cost more in waiting for each other than they
-# bring, above all where they share their cores with other processes.
-NARROW_WIDTH = 256
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Where and how a checkpoint runs; `num_threads` 0 is one for a narrow model and `all_threads` for any other."""
-
-    device: DeviceName = "auto"
-    dtype: DtypeName = "auto"
-    num_threads: int = 0
-    all_threads: int = field(default_factory=torch.get_num_threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,16 +128,15 @@ class EmbedEngine:
         self._state_cost: int = math.ceil(STATE_READ_COST * (checkpoint.model.state_size or 0) / num_weights)
 
     @classmethod
-    def load(cls, directory: Path, options: EngineOptions) -> "EmbedEngine":
+    def load(cls, directory: Path, options: DeviceOptions) -> "EmbedEngine":
         """Read a checkpoint directory onto the device.
 
         Raises what `load_focallens` raises, and ValueError for a device that this machine lacks.
         """
-        device = _choose_device(options.device)
-        dtype = _choose_dtype(options.dtype, device)
+        device = options.choose_device()
+        dtype = options.choose_dtype(device)
         checkpoint = load_focallens(directory, device=device, dtype=dtype)
-        is_narrow = checkpoint.model.condition_projection.out_features <= NARROW_WIDTH
-        torch.set_num_threads(options.num_threads or (1 if is_narrow else options.all_threads))
+        torch.set_num_threads(options.choose_num_threads(checkpoint.model.condition_projection.out_features))
         return cls(checkpoint, device, dtype)
 
     @property
@@ -346,13 +331,6 @@ class EmbedEngine:
         }
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may succeed where this error was raised."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("can't allocate" in str(error) or "out of memory" in str(error))
-
-
 def _difference(some: Sequence[Reading], others: Sequence[Reading]) -> float:
     """The largest between numbers of the same rows."""
     return max((float(np.abs(a.rows - b.rows).max()) for a, b in zip(some, others, strict=True)), default=0.0)
@@ -365,23 +343,3 @@ def _plan(items: Sequence[ImageItem | StateItem], stack: Stack) -> tuple[Readout
         (stack.place_of[item.digest], [None if c is None else c.digest for c in item.conditions]) for item in items
     ]
     return ReadoutPlan.of(wanted, {digest: place for place, digest in enumerate(conditions)}), conditions
-
-
-def _choose_device(name: DeviceName) -> torch.device:
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        return torch.device(next(device for device, is_available in available.items() if is_available))
-    if not available[name]:
-        raise ValueError(f"device is {name!r}: torch finds none on this machine")
-    return torch.device(name)
-
-
-def _choose_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.core.settings import MEBIBYTE, ServiceSettings
-from services.embed.engine import DeviceName, DtypeName
+from services.nn.devices import DeviceName, DtypeName
 
 GIBIBYTE = 1024 * MEBIBYTE
 

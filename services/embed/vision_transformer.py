@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.nn.packed_linear import PackedLinear
+
 
 class QueriesKeysValues(NamedTuple):
     """By head, (N, H, T, D/H) each; queries may be of fewer tokens."""
@@ -21,6 +23,18 @@ class QueriesKeysValues(NamedTuple):
     def of_first(self) -> "QueriesKeysValues":
         """The first token alone asks."""
         return self._replace(query=self.query[:, :, :1])
+
+
+def pack_image_tower(visual: Any) -> None:
+    """Lay the blocks' weights out anew, in place, for a CPU. Nothing but this module can run them from then on."""
+    for block in visual.transformer.resblocks:
+        attention, mlp = block.attn, block.mlp
+        attention.packed_in_proj = PackedLinear(attention.in_proj_weight, attention.in_proj_bias)
+        attention.in_proj_weight = None
+        attention.out_proj = PackedLinear(attention.out_proj.weight, attention.out_proj.bias)
+        for name in ("c_fc", "c_proj"):
+            dense = getattr(mlp, name)
+            setattr(mlp, name, PackedLinear(dense.weight, dense.bias))
 
 
 def embed(visual: Any, pixels: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.embed.app import create_embed
 from services.embed.checkpoint import FOCALLENS_WEIGHTS
-from services.embed.engine import Embeddings, EmbedEngine, EngineOptions, Text
+from services.embed.engine import Embeddings, EmbedEngine, Text
 from services.embed.settings import EmbedSettings
+from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint
 
@@ -38,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> EmbedEngine:
     """What the service must answer with, asked directly."""
-    return EmbedEngine.load(checkpoint, EngineOptions(device="cpu", dtype="float32"))
+    return EmbedEngine.load(checkpoint, DeviceOptions(device="cpu", dtype="float32"))
 
 
 @pytest.fixture(scope="module")
@@ -570,7 +571,7 @@ def test_a_new_version_answers_as_soon_as_it_is_published(checkpoint: Path, tmp_
         version = Store.open(settings.store_url).publish(MODEL, other, CheckpointInfo(kind="focallens-clip"))
         wait_until_ready(lambda: client.get("/info").json()["served_model_name"] == f"{MODEL}@{version.id}")
         after = client.post("/embed", **ask)
-        expected = EmbedEngine.load(other, EngineOptions(device="cpu", dtype="float32"))
+        expected = EmbedEngine.load(other, DeviceOptions(device="cpu", dtype="float32"))
         images = of_images(expected, [PHOTO], [COLOR])
         assert_same(rows_of(after), np.concatenate([images, of_texts(expected, ["a red square"])]))
         assert np.abs(rows_of(after) - rows_of(before)).max() > 1e-3

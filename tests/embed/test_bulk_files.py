@@ -26,9 +26,10 @@ from services.embed.bulk_embedding import MAX_READOUTS_AT_ONCE, EmbeddingError
 from services.embed.bulk_files import OutputRequest, embed_into_files
 from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
-from services.embed.engine import EmbedEngine, EngineOptions
+from services.embed.engine import EmbedEngine
 from services.embed.focallens import Visibility
 from services.embed.image_sources import list_images
+from services.nn.devices import DeviceOptions
 from tests.embed.bulk_sources import write_images, write_shard
 from tests.embed.tiny import EMBEDDING_WIDTH, write_tiny_checkpoint
 
@@ -66,7 +67,7 @@ def contents(output: Path) -> dict[str, bytes]:
 
 def expected_embeddings(checkpoint: Path, images: Sequence[Path], conditions: Sequence[str]) -> np.ndarray[Any, Any]:
     """What the service's engine answers, an image at a time."""
-    engine = EmbedEngine.load(checkpoint, EngineOptions("cpu"))
+    engine = EmbedEngine.load(checkpoint, DeviceOptions("cpu"))
     texts = tuple(engine.prepare_text(text) for text in conditions)
     answers = []
     for path in images:

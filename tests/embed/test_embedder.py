@@ -19,9 +19,10 @@ from services.core.images import ImageLimits
 from services.core.metrics import Metrics
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.embedder import Checkpoint, Embedded, Embedder
-from services.embed.engine import EmbedEngine, EngineOptions, Item, Reading
+from services.embed.engine import EmbedEngine, Item, Reading
 from services.embed.image_inputs import ImageInputs
 from services.embed.slices import SLICE_INPUTS
+from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
 
@@ -39,7 +40,7 @@ class NotingEngine(EmbedEngine):
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> NotingEngine:
     directory = write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-    loaded = NotingEngine.load(directory, EngineOptions(device="cpu", dtype="float32"))
+    loaded = NotingEngine.load(directory, DeviceOptions(device="cpu", dtype="float32"))
     assert isinstance(loaded, NotingEngine)
     return loaded
 
@@ -107,7 +108,7 @@ async def test_only_what_is_new_in_a_call_is_computed(engine: NotingEngine) -> N
 async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
     engine: NotingEngine, tmp_path: Path
 ) -> None:
-    other = EmbedEngine.load(write_tiny_checkpoint(tmp_path, seed=1), EngineOptions(device="cpu", dtype="float32"))
+    other = EmbedEngine.load(write_tiny_checkpoint(tmp_path, seed=1), DeviceOptions(device="cpu", dtype="float32"))
     async with service_of(engine) as service, service_of(other) as second:
         call = EmbedCall([picture(1), TextInput("one", "t")])
         first = await service.embed(call)
@@ -118,7 +119,7 @@ async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
 async def test_processes_that_compute_in_different_precision_do_not_share_results(
     engine: NotingEngine, tmp_path: Path
 ) -> None:
-    half = EmbedEngine.load(write_tiny_checkpoint(tmp_path), EngineOptions(device="cpu", dtype="bfloat16"))
+    half = EmbedEngine.load(write_tiny_checkpoint(tmp_path), DeviceOptions(device="cpu", dtype="bfloat16"))
     store, call = LruStore(2**20), EmbedCall([TextInput("one", "t")])
     async with service_of(engine, store=store) as service, service_of(half, store=store) as other:
         assert ((await service.embed(call)).rows != (await other.embed(call)).rows).any()

@@ -20,17 +20,16 @@ from services.embed.engine import (
     SELF_CHECK_TOLERANCE,
     Embeddings,
     EmbedEngine,
-    EngineOptions,
     ImageItem,
     ImageState,
     Item,
     StateItem,
     Text,
-    is_out_of_memory,
 )
+from services.nn.devices import DeviceOptions
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint
 
-CPU = EngineOptions(device="cpu", dtype="float32")
+CPU = DeviceOptions(device="cpu", dtype="float32")
 # A number of a state is rounded to 11 bits, an embedding read from it differs in its fourth digit.
 STATE_TOLERANCE = 1e-3
 STARTER = Path(focallens.__file__).parent / "starter" / "focallens-shapes"
@@ -422,7 +421,7 @@ def test_a_model_whose_states_say_something_else_than_its_pixels_fails_its_self_
 
 
 def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readout_directory: Path) -> None:
-    half = EmbedEngine.load(readout_directory, EngineOptions(device="cpu", dtype="bfloat16"))
+    half = EmbedEngine.load(readout_directory, DeviceOptions(device="cpu", dtype="bfloat16"))
     half.self_check()
     assert half.dtype_name == "bfloat16"
     conditions = [None, "what color is it?"]
@@ -436,7 +435,7 @@ def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readou
 def test_states_of_half_precision_are_those_of_the_forward_pass(
     readout_directory: Path, dtype: Literal["bfloat16", "float16"]
 ) -> None:
-    half = EmbedEngine.load(readout_directory, EngineOptions(device="cpu", dtype=dtype))
+    half = EmbedEngine.load(readout_directory, DeviceOptions(device="cpu", dtype=dtype))
     half.self_check()
     conditions = [None, "what color is it?"]
     rows, state = encoded(half, 1, conditions)
@@ -461,7 +460,7 @@ def test_a_missing_device_is_named(readout_directory: Path) -> None:
     if torch.backends.mps.is_available():
         pytest.skip("this machine has the device that the test needs to be missing")
     with pytest.raises(ValueError, match="'mps'"):
-        EmbedEngine.load(readout_directory, EngineOptions(device="mps"))
+        EmbedEngine.load(readout_directory, DeviceOptions(device="mps"))
 
 
 def test_images_of_any_shape_become_the_size_of_the_model(readout: EmbedEngine) -> None:
@@ -469,11 +468,3 @@ def test_images_of_any_shape_become_the_size_of_the_model(readout: EmbedEngine) 
         (item,) = readout.prepare_image(picture(1, size), "image", [None])
         assert item.pixels.shape == (IMAGE_SIZE, IMAGE_SIZE, 3)
         readout.run_batch([item])
-
-
-def test_out_of_memory_is_told_from_other_errors() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))

@@ -1,4 +1,4 @@
-"""The ViT's matrix products on a CPU through oneDNN, with weights laid out for it once.
+"""Matrix products on a CPU through oneDNN, with weights laid out for it once.
 
 Torch multiplies float32 matrices by MKL, which leaves the wide vectors of other makers' processors unused; and
 whichever library multiplies, it lays the weights out anew at each call, which costs a small batch dearly.
@@ -33,19 +33,15 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a tower of this dtype on this device gains by it, and torch was built with oneDNN."""
+    """Whether a model of this dtype on this device gains by it, and torch was built with oneDNN."""
     onednn: Any = torch.backends.mkldnn
     is_x86 = device.type == "cpu" and platform.machine() in X86
     return is_x86 and dtype == torch.float32 and bool(onednn.is_available())
 
 
-def pack_image_tower(visual: Any) -> None:
-    """Replace the weights of open_clip's ViT in place. Only `vision_transformer` can run its blocks from then on."""
-    for block in visual.transformer.resblocks:
-        attention, mlp = block.attn, block.mlp
-        attention.packed_in_proj = PackedLinear(attention.in_proj_weight, attention.in_proj_bias)
-        attention.in_proj_weight = None
-        attention.out_proj = PackedLinear(attention.out_proj.weight, attention.out_proj.bias)
-        for name in ("c_fc", "c_proj"):
-            dense = getattr(mlp, name)
-            setattr(mlp, name, PackedLinear(dense.weight, dense.bias))
+def pack_linear_layers(model: nn.Module) -> None:
+    """Replace every `nn.Linear` of a model in place, keeping no weight of theirs that nothing else uses."""
+    for module in model.modules():
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, PackedLinear(child.weight, child.bias))

@@ -1,0 +1,58 @@
+"""Where and how a checkpoint runs: device, dtype and threads."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+DeviceName = Literal["auto", "cuda", "mps", "cpu"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+# In a transformer of at most this width the operations are so short that threads cost more in waiting for each other
+# than they bring, above all where they share their cores with other processes.
+NARROW_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What an operator may choose.
+
+    `auto` takes the first device of CUDA, MPS and CPU that exists, and bfloat16 on CUDA, float32 elsewhere.
+    `num_threads` 0 is one for a narrow model and `all_threads` for any other.
+    """
+
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+    num_threads: int = 0
+    all_threads: int = field(default_factory=torch.get_num_threads)
+
+    def choose_device(self) -> torch.device:
+        """Raises ValueError for a device that this machine lacks."""
+        available = {
+            "cuda": torch.cuda.is_available(),
+            "mps": torch.backends.mps.is_available(),
+            "cpu": True,
+        }
+        if self.device == "auto":
+            return torch.device(next(device for device, is_available in available.items() if is_available))
+        if not available[self.device]:
+            raise ValueError(f"device is {self.device!r}: torch finds none on this machine")
+        return torch.device(self.device)
+
+    def choose_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of weights and of the forward pass."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def choose_num_threads(self, width: int) -> int:
+        """For a model of this width in numbers a token."""
+        return self.num_threads or (1 if width <= NARROW_WIDTH else self.all_threads)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may succeed where this error was raised."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate" in str(error) or "out of memory" in str(error))

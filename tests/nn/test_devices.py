@@ -1,0 +1,40 @@
+"""Where a model runs is chosen once, from what the machine has and what an operator says."""
+
+import pytest
+import torch
+
+from services.nn.devices import NARROW_WIDTH, DeviceOptions, is_out_of_memory
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+
+def test_a_device_is_taken_by_its_name() -> None:
+    assert DeviceOptions(device="cpu").choose_device() == CPU
+
+
+def test_a_missing_device_is_named() -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has the device that the test needs to be missing")
+    with pytest.raises(ValueError, match="'mps'"):
+        DeviceOptions(device="mps").choose_device()
+
+
+def test_the_dtype_follows_the_device_unless_it_is_said() -> None:
+    assert DeviceOptions().choose_dtype(CPU) == torch.float32
+    assert DeviceOptions().choose_dtype(CUDA) == torch.bfloat16
+    assert DeviceOptions(dtype="float16").choose_dtype(CUDA) == torch.float16
+
+
+def test_a_narrow_model_runs_on_one_thread_unless_more_are_asked_for() -> None:
+    assert DeviceOptions(all_threads=8).choose_num_threads(NARROW_WIDTH) == 1
+    assert DeviceOptions(all_threads=8).choose_num_threads(NARROW_WIDTH + 1) == 8
+    assert DeviceOptions(num_threads=3, all_threads=8).choose_num_threads(NARROW_WIDTH) == 3
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
