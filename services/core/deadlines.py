@@ -1,6 +1,6 @@
 """One timer for the deadlines of many requests, most of which are answered long before.
 
-A timer of the event loop for each request would cost more than all the rest of its way through a Batcher.
+A timer of the event loop for each request would cost more than all the rest of its way through a Batcher or Stepper.
 """
 
 import asyncio
@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any
-
-from services.core.batch_queue import Request
+from typing import Generic, Protocol, TypeVar
 
 # Event loops round timers to milliseconds: what is due within one is due now.
 RESOLUTION_S = 0.001
@@ -20,19 +18,29 @@ MAX_STALE_RATIO = 2
 MIN_PURGE_SIZE = 1024
 
 
-class Deadlines:
+class Expiring(Protocol):
+    """What has a deadline, a reading of `time.monotonic()` in seconds, until it is settled."""
+
+    deadline: float
+    is_settled: bool
+
+
+ExpiringT = TypeVar("ExpiringT", bound=Expiring)
+
+
+class Deadlines(Generic[ExpiringT]):
     """Calls `expire` with every watched request that is not settled by its deadline."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Request[Any]], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[ExpiringT], None]) -> None:
         self._loop = loop
         self._expire = expire
         self._arrivals = count()
-        self._heap: list[tuple[float, int, Request[Any]]] = []
+        self._heap: list[tuple[float, int, ExpiringT]] = []
         self._purge_size = MIN_PURGE_SIZE
         self._next_look = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, request: Request[Any]) -> None:
+    def watch(self, request: ExpiringT) -> None:
         if request.deadline == math.inf:
             return
         heappush(self._heap, (request.deadline, next(self._arrivals), request))

@@ -41,6 +41,7 @@ class Metrics:
         self._create_http_metrics()
         self._create_batching_metrics()
         self._create_model_metrics()
+        self._create_generation_metrics()
         self._create_collection_metrics()
         self._create_gateway_metrics()
 
@@ -111,6 +112,23 @@ class Metrics:
         self.model_ready = self._gauge("model_ready", "1 when a warmed-up checkpoint answers.", "name")
         self.checkpoint_refusals = self._counter(
             "checkpoint_refusals", "Versions that did not load or failed their self-check.", "name"
+        )
+
+    def _create_generation_metrics(self) -> None:
+        self.running_items = self._gauge("running_items", "Items in the running batch, which take part in every step.")
+        self.time_to_first_token_seconds = self._histogram(
+            "time_to_first_token_seconds", "From a request's place in the queue to its first token.", SECONDS_BUCKETS
+        )
+        self.inter_token_latency_seconds = self._histogram(
+            "inter_token_latency_seconds", "Between two steps that brought tokens of one answer.", SECONDS_BUCKETS
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts that were answered or ranked.")
+        self.cached_prompt_tokens = self._counter(
+            "cached_prompt_tokens", "Those of them whose keys and values were kept from an earlier prompt."
+        )
+        self.generated_tokens = self._counter("generated_tokens", "Tokens that were generated.")
+        self.calibration_passes = self._counter(
+            "calibration_passes", "Forward passes that estimated positional attention bias."
         )
 
     def _create_collection_metrics(self) -> None:

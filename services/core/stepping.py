@@ -1,0 +1,214 @@
+"""Continuous batching on the compute thread: items join and leave a running batch at every step.
+
+An item is answered by a stream of events. At each turn of the compute thread those that nobody wants any more are
+dropped, those that wait are admitted in the order of their arrival while there is room, and the engine makes one step
+for all that run. Each turn is taken behind whatever else waits for the thread. There is no timer and no polling, so
+an idle Stepper costs nothing.
+
+Calls and their streams belong to the event loop, the running batch to the compute thread; between them lies the queue.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+import structlog
+
+from services.core.batch_run import CostBudget
+from services.core.batching import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S, is_memory_error
+from services.core.compute import ComputeThread
+from services.core.deadlines import Deadlines
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.metrics import Metrics
+from services.core.step_queue import Call, StepQueue, Stream, Work
+from services.core.step_run import Outcome, SteppingEngine, StepRunner
+
+ItemT = TypeVar("ItemT")
+EventT = TypeVar("EventT")
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """Costs in the engine's own unit (e.g. tokens): of what one turn admits, and in sum of what may wait."""
+
+    max_admit_cost: int
+    max_queue_cost: int
+    max_queue_size: int
+
+
+class Stepper(Generic[ItemT, EventT]):
+    """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
+
+    `is_out_of_memory` tells the errors of `admit` that fewer items may be spared.
+    """
+
+    def __init__(
+        self,
+        engine: SteppingEngine[ItemT, EventT],
+        *,
+        thread: ComputeThread,
+        limits: StepLimits,
+        metrics: Metrics,
+        is_out_of_memory: Callable[[BaseException], bool] = is_memory_error,
+    ) -> None:
+        self._thread = thread
+        self._limits = limits
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._outstanding: dict[int, Call[EventT]] = {}  # by the identity of their items
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._deadlines: Deadlines[Call[EventT]] = Deadlines(self._loop, self._expire)
+        self._is_draining = False
+        self._is_broken = False
+        self._queue: StepQueue[ItemT, EventT] = StepQueue()
+        self._runner = StepRunner(engine, self._queue, CostBudget(limits.max_admit_cost), metrics, is_out_of_memory)
+        thread.attach(self)
+        thread.publish_load(metrics)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted can be answered: false for good once the thread or the delivery has failed."""
+        return self._thread.is_alive and not self._is_broken
+
+    @property
+    def queue_depth(self) -> int:
+        """Items that wait for a place."""
+        return len(self._queue)
+
+    @property
+    def queue_cost(self) -> int:
+        """Cost of the items that wait for a place."""
+        return self._queue.cost
+
+    @property
+    def oldest_queued_s(self) -> float:
+        """Seconds that the oldest waiting item has waited, 0 if none waits."""
+        oldest = self._queue.oldest()
+        return time.monotonic() - oldest.call.queued_at if oldest is not None else 0.0
+
+    def submit(self, item: ItemT, *, cost: int, deadline: float | None = None) -> Stream[EventT]:
+        """Ask for an item's events; they come whether the stream is read or not.
+
+        At `deadline` (a reading of `time.monotonic()`) the item is dropped. Raises Overloaded where the queue is
+        full, draining or broken, ValueError for a cost under 1 and for an item that is still being answered. An item
+        that costs more than the whole queue may hold is taken only by an empty one.
+        """
+        if cost < 1:
+            raise ValueError(f"cost is {cost}: an item that costs nothing would pass every bound")
+        if id(item) in self._outstanding:
+            raise ValueError("the item is being answered already")
+        self._refuse_if_closed()
+        self._refuse_if_full(cost)
+        call: Call[EventT] = Call(deadline)
+        call.work = Work(item, cost, call)
+        self._outstanding[id(item)] = call
+        self._is_idle.clear()
+        self._deadlines.watch(call)
+        if self._queue.add(call.work):
+            self._thread.post(self._take_turn)
+        return Stream(call, partial(self._withdraw, reason="cancelled"), self._metrics)
+
+    async def drain(self) -> None:
+        """Refuse new items and return when those taken before have ended."""
+        self._is_draining = True
+        await self._is_idle.wait()
+
+    async def close(self) -> None:
+        """Refuse new items, fail those that wait with Overloaded, and return when those that run have ended."""
+        self._is_draining = True
+        for work in self._queue.clear():
+            self._end(work.call, Overloaded("The service stopped before it came to this request."), "failed")
+        await self.drain()
+        self._deadlines.forget_all()
+        self._thread.detach(self)
+
+    def thread_ended(self) -> None:
+        self._on_loop(self._break_down)
+
+    # On the event loop
+
+    def _refuse_if_closed(self) -> None:
+        if not self.is_alive:
+            self._metrics.rejected.labels("broken").inc()
+            raise Overloaded("The service can compute nothing until it is restarted.")
+        if self._is_draining:
+            self._metrics.rejected.labels("draining").inc()
+            raise Overloaded("The service is shutting down.", code="draining")
+
+    def _refuse_if_full(self, cost: int) -> None:
+        waiting_cost = self._queue.cost
+        has_room = len(self._queue) < self._limits.max_queue_size
+        if not waiting_cost or (has_room and waiting_cost + cost <= self._limits.max_queue_cost):
+            return
+        self._metrics.rejected.labels("queue_full").inc()
+        rate = self._runner.throughput.cost_per_s
+        retry_after_s = min(MAX_RETRY_AFTER_S, waiting_cost / rate) if rate else FIRST_RETRY_AFTER_S
+        raise Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+
+    def _expire(self, call: Call[EventT]) -> None:
+        self._end(call, DeadlineExceeded("The deadline passed before the answer was complete."), "deadline")
+
+    def _deliver(self, outcomes: Sequence[Outcome[ItemT, EventT]]) -> None:
+        try:
+            for work, outcome in outcomes:
+                if work.call.is_settled:
+                    continue
+                if isinstance(outcome, FoveaError):
+                    self._end(work.call, outcome, "failed")
+                    continue
+                work.call.outbox.put_nowait(outcome)
+                if outcome.is_last:
+                    self._metrics.stage_seconds.labels("queue").observe(outcome.queue_s)
+                    self._metrics.stage_seconds.labels("infer").observe(outcome.elapsed_s - outcome.queue_s)
+                    self._settle(work.call)
+        except Exception:  # noqa: BLE001 - the delivering half of the loop: no stream may be left without its end
+            structlog.get_logger(__name__).critical("delivery failed", exc_info=True)
+            self._break_down()
+
+    def _end(self, call: Call[EventT], error: FoveaError, reason: str) -> None:
+        if not call.is_settled:
+            self._withdraw(call, reason=reason)
+            call.outbox.put_nowait(error)
+
+    def _withdraw(self, call: Call[EventT], *, reason: str) -> None:
+        if call.is_settled:
+            return
+        assert call.work is not None, "a call that is not settled has its work"
+        was_waiting = self._queue.discard(call.work)
+        self._settle(call)  # if it runs, the next turn finds it so
+        if was_waiting:
+            self._metrics.dropped_items.labels(reason).inc()
+
+    def _settle(self, call: Call[EventT]) -> None:
+        call.is_settled = True
+        assert call.work is not None, "a call that is not settled has its work"
+        del self._outstanding[id(call.work.item)]
+        call.work = None
+        if not self._outstanding:
+            self._is_idle.set()
+
+    def _break_down(self) -> None:
+        self._is_broken = True
+        # Whoever was in the batch that broke it must not be told to try again elsewhere.
+        suspects = {work.call for work in self._runner.running.values()}
+        for call in tuple(self._outstanding.values()):
+            error = InternalError if call in suspects else Overloaded
+            self._end(call, error("The service broke down before this request was answered."), "failed")
+
+    # On the compute thread
+
+    def _take_turn(self) -> None:
+        for outcomes in self._runner.take_turn():
+            if outcomes:
+                self._on_loop(partial(self._deliver, outcomes))
+        if self._queue.leave(will_return=bool(self._runner.running)):
+            self._thread.post(self._take_turn)  # behind the turns of others
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # a closed loop has nobody left who reads
+            self._loop.call_soon_threadsafe(call)
