@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 import structlog
+from typing_extensions import TypeVar
 
 from services.core.batching import Batcher
 from services.core.compute import ComputeThread
@@ -37,7 +38,22 @@ class CheckpointEngine(Protocol):
         """Compute something whose answer is known."""
 
 
+class Answering(Protocol):
+    """What answers requests by an engine: a Batcher, or a Stepper."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted can be answered."""
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those taken before are answered."""
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those that wait, and return when nothing runs any more."""
+
+
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
+BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
 
 @dataclass(frozen=True)
@@ -51,11 +67,11 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class Served(Generic[EngineT]):
+class Served(Generic[EngineT, BatcherT]):
     """A version that answers; `digest` tells its results from those of every other version."""
 
     engine: EngineT
-    batcher: Batcher[Any, Any]
+    batcher: BatcherT
     manifest: Manifest
 
     @property
@@ -75,17 +91,17 @@ class _Refused(Exception):
     """A version that must not serve; the message is fit to be shown."""
 
 
-class _Generation(Generic[EngineT]):
+class _Generation(Generic[EngineT, BatcherT]):
     """A served version and the requests that hold it."""
 
-    def __init__(self, served: Served[EngineT]) -> None:
+    def __init__(self, served: Served[EngineT, BatcherT]) -> None:
         self.served = served
         self._num_leases = 0
         self._is_unused = asyncio.Event()
         self._is_unused.set()
 
     @contextmanager
-    def lease(self) -> Iterator[Served[EngineT]]:
+    def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
         self._num_leases += 1
         self._is_unused.clear()
         try:
@@ -102,7 +118,7 @@ class _Generation(Generic[EngineT]):
         await self.served.batcher.close()
 
 
-class ServedCheckpoint(Generic[EngineT]):
+class ServedCheckpoint(Generic[EngineT, BatcherT]):
     """`load` reads a verified folder on a thread of its own; `make_batcher` is called for each version that serves.
 
     At most two versions are in memory: a third is loaded when the first has gone.
@@ -114,7 +130,7 @@ class ServedCheckpoint(Generic[EngineT]):
         followed: Followed,
         *,
         load: Callable[[Path, Manifest], EngineT],
-        make_batcher: Callable[[EngineT], Batcher[Any, Any]],
+        make_batcher: Callable[[EngineT], BatcherT],
         thread: ComputeThread,
         metrics: Metrics,
     ) -> None:
@@ -126,8 +142,8 @@ class ServedCheckpoint(Generic[EngineT]):
         self._make_batcher = make_batcher
         self._thread = thread
         self._metrics = metrics
-        self._current: _Generation[EngineT] | None = None
-        self._retiring: _Generation[EngineT] | None = None
+        self._current: _Generation[EngineT, BatcherT] | None = None
+        self._retiring: _Generation[EngineT, BatcherT] | None = None
         self._refusal: tuple[str, str] | None = None  # the version, and why
         self._trouble: str | None = None  # why the store could not be asked
         self._log = structlog.get_logger(__name__)
@@ -159,7 +175,7 @@ class ServedCheckpoint(Generic[EngineT]):
                 await generation.served.batcher.close()
 
     @contextmanager
-    def lease(self) -> Iterator[Served[EngineT]]:
+    def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
         """The version that serves now, kept until the block ends even if another one takes its place meanwhile.
 
         Raises Overloaded while there is none.
@@ -170,7 +186,7 @@ class ServedCheckpoint(Generic[EngineT]):
         with self._current.lease() as served:
             yield served
 
-    def check_model(self, served: Served[EngineT], asked: str | None) -> None:
+    def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
         """Raises NotFound for a model that is not the served one, by any name that it has; None asks for no model."""
         names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
         if asked and asked not in names:
@@ -224,7 +240,7 @@ class ServedCheckpoint(Generic[EngineT]):
             await asyncio.sleep(self._followed.poll_s)
             await self.look()
 
-    async def _load_generation(self, version: str) -> _Generation[EngineT]:
+    async def _load_generation(self, version: str) -> _Generation[EngineT, BatcherT]:
         """Raises _Refused, and StoreError where the version can't be had at the moment."""
         began = time.monotonic()
         try:
@@ -261,7 +277,7 @@ class ServedCheckpoint(Generic[EngineT]):
         finally:
             loader.shutdown(wait=False)
 
-    async def _swap(self, generation: _Generation[EngineT]) -> None:
+    async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
         self._retiring, self._current = self._current, generation
         served = generation.served
         self._note_trouble(None)
