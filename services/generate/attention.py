@@ -95,12 +95,9 @@ def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None =
     precision are accumulated and kept in float32; float32 and float64 stay what they are.
     """
     num_batch, num_heads, num_rows, width = query.shape
-    num_groups, num_keys = key.shape[1], key.shape[2]
-    rows = (query * scaling if query.dtype in (torch.float32, torch.float64) else query.float() * scaling).reshape(
-        num_batch, num_groups, -1, width
-    )
-    scores = torch.matmul(rows, widen(key).transpose(-1, -2)).view(num_batch, num_heads, num_rows, num_keys)
-    return scores if mask is None else torch.where(mask[:, None], scores, -torch.inf)
+    rows = (widen(query) * scaling).reshape(-1, num_heads // key.shape[1] * num_rows, width)
+    scores = torch.bmm(rows, widen(key).flatten(0, 1).transpose(1, 2)).view(num_batch, num_heads, num_rows, -1)
+    return scores if mask is None else scores.masked_fill_(~mask[:, None], -torch.inf)
 
 
 def measure(scores: Tensor, documents: Documents) -> Tensor:
@@ -137,15 +134,15 @@ def measure_rows(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None
 
 
 def bias(scores: Tensor, documents: Documents, log_alpha: Tensor) -> Tensor:
-    """What calibration adds to the scores of its rows: (B, H, Q, S) → (B, H, Q, S), log c_k on document k's tokens.
+    """What calibration adds to the scores of its rows: (B, H, Q, S) → (B, H, Q, E), log c_k on document k's tokens.
 
-    `log_alpha` (B, K), or (B, H, K) for one a head. 0 on every other token. As SDPA's additive mask, with −inf where a
-    row does not see, it gives what `attend_calibrated` gives.
+    `log_alpha` (B, K), or (B, H, K) for one a head. 0 on tokens of no document; E is where the last document ends, and
+    nothing is added behind it. As SDPA's additive mask, padded to S and −inf where a row does not see, it gives what
+    `attend_calibrated` gives.
     """
     rows = log_alpha[:, None, None] if log_alpha.dim() == 2 else log_alpha[:, :, None]
     log_mass = document_log_mass(scores, documents.index, documents.mask)
-    log_c = log_rescale(rows, log_mass, documents.num_tokens[:, None, None])
-    return spread(log_c, documents, scores.shape[-1])
+    return spread(log_rescale(rows, log_mass, documents.num_tokens[:, None, None]), documents)
 
 
 def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates it)
@@ -163,7 +160,8 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
     as it would be without calibration. Raises nothing; a row that sees no key at all is NaN.
     """
     scores = row_scores(query, key, scaling, mask)
-    scores += bias(scores, documents, log_alpha)
+    change = bias(scores, documents, log_alpha)
+    scores[..., : change.shape[-1]] += change
     weights = scores.softmax(dim=-1).to(value.dtype)
-    grouped = weights.reshape(key.shape[0], key.shape[1], -1, key.shape[2])
-    return torch.matmul(grouped, value).view(*query.shape[:-1], value.shape[-1])
+    grouped = weights.reshape(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
+    return torch.bmm(grouped, value.flatten(0, 1)).view(*query.shape[:-1], value.shape[-1])

@@ -24,11 +24,13 @@ is empty where it has no tokens, and unseen where a row's mask hides all of them
 share the weight.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Scope = Literal["mean", "per_head"]
@@ -65,6 +67,16 @@ class Documents:
         index = torch.where(mask, bounds[..., :1] + offset, 0)
         return cls(index.to(device), mask.to(device), num_tokens.to(device))
 
+    @functools.cached_property
+    def document_of_token(self) -> Tensor:
+        """(B, E) int64, the document that each token belongs to, K for none; E is where the last document ends."""
+        num_rows, num_documents, longest = self.index.shape
+        end = int(torch.where(self.mask, self.index + 1, 0).max()) if self.index.numel() else 0
+        places = torch.where(self.mask, self.index, end).flatten(1)  # padding goes to one place more, cut off below
+        documents = torch.arange(num_documents, device=self.index.device).repeat_interleave(longest)
+        of_token = self.index.new_full((num_rows, end + 1), num_documents)
+        return of_token.scatter_(1, places, documents.expand(num_rows, -1))[:, :end].contiguous()
+
 
 def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor) -> Tensor:
     """LSE_k, the log of the summed exponentials of document k's logits.
@@ -76,7 +88,10 @@ def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor)
     Each document is summed on the scale of its own largest logit: one whose weight underflows next to the rest of the
     row still has its LSE, and may be scaled up again.
     """
-    return _gather(scores, documents, documents_mask, padding=-torch.inf).logsumexp(dim=-1)
+    logits = _gather(scores, documents, documents_mask, padding=-torch.inf)
+    # in place and without torch.logsumexp, which is a dozen small operations: this runs for each token generated
+    largest = logits.amax(dim=-1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
+    return logits.sub_(largest).exp_().sum(dim=-1).log_().add_(largest.squeeze(-1))
 
 
 def document_attention(log_mass: Tensor, log_total: Tensor, num_tokens: Tensor) -> Tensor:
@@ -133,9 +148,9 @@ def log_rescale(log_alpha: Tensor, log_mass: Tensor, num_tokens: Tensor) -> Tens
     Returns (…, K); 0 for an empty or unseen document, −inf where α is 0. Unseen documents do not count in Σ_j N_j α_j:
     the weight that they cannot take stays with the others, so that the documents' total is kept.
     """
-    is_seen = log_mass > -torch.inf
-    wanted = torch.where(is_seen, log_alpha + num_tokens.to(log_mass.dtype).log(), -torch.inf).log_softmax(dim=-1)
-    return torch.where(is_seen, wanted - log_mass.log_softmax(dim=-1), 0.0)
+    is_unseen = log_mass == -torch.inf
+    wanted = (log_alpha + num_tokens.to(log_mass.dtype).log()).masked_fill(is_unseen, -torch.inf)
+    return (wanted.log_softmax(dim=-1) - log_mass.log_softmax(dim=-1)).masked_fill_(is_unseen, 0.0)
 
 
 def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,16 +175,17 @@ def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> 
     """
     weights = widen(weights)
     c, _ = rescale(weights, documents, alpha)
-    return weights * (1 + spread(c - 1, documents, weights.shape[-1]))
+    change = spread(c - 1, documents)
+    return weights * F.pad(1 + change, (0, weights.shape[-1] - change.shape[-1]), value=1.0)
 
 
-def spread(values: Tensor, documents: Documents, num_keys: int) -> Tensor:
-    """To every token what its document has: (B, …, K) → (B, …, T = `num_keys`), 0 outside the documents."""
-    mask = _tokens_over_rows(documents.mask, values)
-    at_tokens = torch.where(mask, values[..., None], 0.0).flatten(-2)
-    places = _over_rows(documents.index.flatten(1), values).expand_as(at_tokens)
-    # padding adds its 0 to token 0
-    return values.new_zeros(*values.shape[:-1], num_keys).scatter_add_(-1, places, at_tokens)
+def spread(values: Tensor, documents: Documents) -> Tensor:
+    """To every token what its document has: (B, …, K) → (B, …, E), 0 on tokens of none.
+
+    E is where the last document ends: no token behind it has anything.
+    """
+    places = _over_rows(documents.document_of_token, values)
+    return F.pad(values, (0, 1)).gather(-1, places.expand(*values.shape[:-1], places.shape[-1]))
 
 
 def rank(rel: Tensor) -> Tensor:
@@ -196,5 +212,5 @@ def _gather(values: Tensor, documents: Tensor, documents_mask: Tensor, *, paddin
     """What the documents' tokens have, (B, …, T) → (B, …, K, N), widened."""
     num_documents, longest = documents.shape[1:]
     places = _over_rows(documents.flatten(1), values).expand(*values.shape[:-1], num_documents * longest)
-    gathered = widen(values).gather(-1, places).reshape(*values.shape[:-1], num_documents, longest)
-    return torch.where(_tokens_over_rows(documents_mask, values), gathered, padding)
+    gathered = widen(values.gather(-1, places)).reshape(*values.shape[:-1], num_documents, longest)
+    return gathered.masked_fill_(~_tokens_over_rows(documents_mask, values), padding)
