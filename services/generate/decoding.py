@@ -1,0 +1,170 @@
+"""The next token of each sequence of a batch, from its logits: greedy or sampled, every row on its own terms.
+
+Each answer has a random generator of its own and one draw a token from it, so that what is drawn for a seed depends
+neither on what shares the batch nor on the device.
+
+Shapes: B rows, V vocabulary, R rows that sample.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NUM_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, in OpenAI's terms.
+
+    `temperature` 0 takes the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach
+    it. `seed` makes an answer repeatable; None draws anew each time. `num_logprobs` asks for the log-probability of
+    each token and of so many most likely ones beside it; None for neither. The penalties lower the logits of tokens
+    that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to its logit).
+    Raises ValueError for a value out of range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}: it must be finite and not below 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: it must be above 0 and not above 1")
+        if self.num_logprobs is not None and self.num_logprobs < 0:
+            raise ValueError(f"num_logprobs is {self.num_logprobs}: it must not be below 0")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything is added to the logits before a token is taken."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token that was taken, and, where they were asked for, its log-probability and the most likely (id, log p).
+
+    Log-probabilities are the model's own (calibrated where the answer is), before temperature, top_p and penalties.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Chooser:
+    """What one answer remembers from token to token: its random generator, and its tokens if they are penalised."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._counts: dict[int, int] = {}
+        self._generator: torch.Generator | None = None
+        if sampling.temperature > 0:
+            self._generator = torch.Generator()
+            if sampling.seed is None:
+                self._generator.seed()
+            else:
+                self._generator.manual_seed(sampling.seed % NUM_SEEDS)
+
+    def draw(self) -> float:
+        """The next number in [0, 1); 0 for an answer that does not sample."""
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64)) if self._generator else 0.0
+
+    def note(self, token_id: int) -> None:
+        """Take a token as one of the answer's."""
+        if self.sampling.presence_penalty or self.sampling.frequency_penalty:
+            self._counts[token_id] = self._counts.get(token_id, 0) + 1
+
+    def added_to_logits(self) -> list[tuple[int, float]]:
+        """(token id, what to add to its logit); an id may come twice."""
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        penalties = [(token_id, -presence - frequency * count) for token_id, count in self._counts.items()]
+        return [*self.sampling.logit_bias, *penalties]
+
+
+def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
+    """One token for each row of `logits` (B, V) float32, by the B choosers, which take note of it.
+
+    Raises FloatingPointError where a row holds NaN: nothing that is taken from it would mean anything.
+    """
+    scores = _with_additions(logits, choosers)
+    best, chosen = scores.max(dim=-1)
+    if bool(best.isnan().any()):
+        raise FloatingPointError("the model's logits hold NaN")
+    sampled = [row for row, chooser in enumerate(choosers) if chooser.sampling.temperature > 0]
+    if sampled:
+        chosen[sampled] = _sample(scores[sampled], [choosers[row] for row in sampled])
+    token_ids: list[int] = chosen.tolist()
+    for token_id, chooser in zip(token_ids, choosers, strict=True):
+        chooser.note(token_id)
+    return _with_logprobs(logits, token_ids, choosers)
+
+
+def _with_additions(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
+    additions = [
+        (row, token_id, value)
+        for row, chooser in enumerate(choosers)
+        if chooser.sampling.changes_logits
+        for token_id, value in chooser.added_to_logits()
+    ]
+    if not additions:
+        return logits
+    rows, token_ids, values = zip(*additions, strict=True)
+    device = logits.device
+    places = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
+    return logits.index_put(places, torch.tensor(values, device=device, dtype=logits.dtype), accumulate=True)
+
+
+def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
+    """Token ids (R,) for `scores` (R, V). Rows with top_p and rows without it are kept apart, so that which way a row
+    goes is its own affair."""
+    device = scores.device
+    temperatures = torch.tensor([chooser.sampling.temperature for chooser in choosers], device=device)
+    temperatures = temperatures.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    draws = torch.tensor([chooser.draw() for chooser in choosers], dtype=torch.float64).float().to(device)
+    # the largest score is taken off first: a tiny temperature must not end at inf − inf
+    scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
+    probabilities = scaled.softmax(dim=-1)
+    chosen = _at(probabilities, draws)
+    cut = [row for row, chooser in enumerate(choosers) if chooser.sampling.top_p < 1]
+    if cut:
+        top_p = torch.tensor([choosers[row].sampling.top_p for row in cut], device=device)[:, None]
+        ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        # what stands before the first is 0, so the most likely token always stays
+        place = _at(torch.where(before < top_p, ordered, 0.0), draws[cut])
+        chosen[cut] = order.gather(-1, place[:, None])[:, 0]
+    return chosen
+
+
+def _at(weights: Tensor, draws: Tensor) -> Tensor:
+    """Where a draw in [0, 1) falls among weights (R, V) laid end to end: (R,); never on one that weighs nothing."""
+    cumulated = weights.cumsum(dim=-1)
+    total = cumulated[:, -1]
+    # rounding may take draw · total up to total itself, behind the last weight
+    aim = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, aim[:, None], right=True)[:, 0]
+
+
+def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[Chooser]) -> list[Choice]:
+    choices = [Choice(token_id) for token_id in token_ids]
+    wanted = [row for row, chooser in enumerate(choosers) if chooser.sampling.num_logprobs is not None]
+    if not wanted:
+        return choices
+    logprobs = logits[wanted].log_softmax(dim=-1)
+    own = logprobs.gather(-1, torch.tensor([[token_ids[row]] for row in wanted], device=logits.device))[:, 0].tolist()
+    numbers = [min(choosers[row].sampling.num_logprobs or 0, logits.shape[-1]) for row in wanted]
+    best, best_ids = (tensor.tolist() for tensor in logprobs.topk(max(numbers), dim=-1))
+    for row, logprob, number, values, ids in zip(wanted, own, numbers, best, best_ids, strict=True):
+        top = tuple(zip(ids[:number], values[:number], strict=True))
+        choices[row] = Choice(token_ids[row], logprob, top)
+    return choices
