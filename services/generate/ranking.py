@@ -1,0 +1,300 @@
+"""Which of K documents answer a question, as a language model sees it, and orders to show them in.
+
+- `attention`: Attn(k), the mean weight on document k's tokens in the last row of a prompt of all documents;
+- `calibrated`: rel(k) of it, Eq. 3.4, which leaves out where a document stands;
+- `query_likelihood`: LongLLMLingua's r_k, the mean log-probability of the question and a restrictive sentence behind
+  document k alone (its negative is the paper's mean negative log-likelihood: the lower that, the more relevant);
+- `query_generation`: the same of the question as one that the model was told to write for the document (Sun et al.,
+  2023);
+- `relevance_prompt`: log p(Yes) − log p(No) on the question whether document k answers it.
+
+Attention sorting (Peysakhovich and Lerer, 2023) is an order for generation: documents by the *sum* of the weights on
+their tokens, the most attended last, and again over the prompt in that order.
+
+Shapes: K documents, L layers, H heads, T tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from services.generate.bias import BiasJob, TreeOptions, estimate_bias
+from services.generate.calibration import log_alpha, relevance
+from services.generate.kv_cache import Slot
+from services.generate.language_model import LanguageModel, Prefill
+from services.generate.profile import OFF, CalibrationProfile
+from services.generate.prompts import Document, Prompt, filler_ids
+from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
+
+Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+
+# Tokens that prompts may take in the cache side by side; a longer prompt stands alone.
+MAX_CACHED_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The documents of one question, K numbers each.
+
+    scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal where
+    they differ too little for a float: a document's share of the attention for `attention`, α of the profile's
+    temperature for `calibrated`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) of the
+    two for `relevance_prompt`. order: documents from best to worst, of equal ones the earlier first. prompt_tokens:
+    tokens of all prompts that were run.
+    """
+
+    scores: tuple[float, ...]
+    relevance_scores: tuple[float, ...]
+    order: tuple[int, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """`order` names documents by their first places, in the order to show them; `prompt_tokens` is what it took."""
+
+    order: tuple[int, ...]
+    prompt_tokens: int
+
+
+def rank(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: RankMethod = "calibrated",
+    profile: CalibrationProfile = OFF,
+) -> Ranking:
+    """Rank K documents, alone on the model. Of the profile count the span rule and what makes rel, if it is on or not.
+
+    Raises TooLarge as `prepare_ranking` does.
+    """
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, method, profile.span_rule)
+    return run_rankings(model, [job], profile)[0]
+
+
+def run_rankings(model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF) -> list[Ranking]:
+    """Run prepared rankings of any methods, those of a kind together in the model's passes."""
+    scores: list[list[float]] = [[] for _ in jobs]
+    for method, run in _RUNS.items():
+        prompts = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
+        for (i, _), some in zip(
+            prompts, _in_groups(model, [(jobs[i], p) for i, p in prompts], run, profile), strict=True
+        ):
+            scores[i] += some
+    return [
+        Ranking(tuple(some), _between_0_and_1(some, job.method, profile), best_first(some), job.prompt_tokens)
+        for job, some in zip(jobs, scores, strict=True)
+    ]
+
+
+def reorder(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: Reorder,
+    profile: CalibrationProfile = OFF,
+    num_iterations: int = 1,
+) -> Reordering:
+    """An order for the documents of a prompt to be answered, calibrated or not: the most relevant first.
+
+    `attention` is attention sorting, so the most attended is last, after `num_iterations` prompts. Raises TooLarge
+    as `prepare_ranking` does.
+    """
+    if method == "none" or not documents:
+        return Reordering(tuple(range(len(documents))), 0)
+    if method == "attention":
+        return _sorted_by_attention(model, query, documents, profile, num_iterations)
+    ranking = rank(model, query, documents, "relevance_prompt" if method == "prompt" else method, profile)
+    return Reordering(ranking.order, ranking.prompt_tokens)
+
+
+def sorting_scores(attention: Tensor, num_tokens: Tensor) -> Tensor:
+    """Attention sorting's score, the summed weight on a document's tokens, mean over heads and then layers.
+
+    `attention` (L, H, K) is Attn(k), a mean over tokens; `num_tokens` (K,). Returns (K,).
+    """
+    return (attention * num_tokens).mean(dim=(0, 1))
+
+
+def best_first(scores: Sequence[float]) -> tuple[int, ...]:
+    """Places of K scores from the highest to the lowest; of equal ones the earlier first."""
+    return tuple(sorted(range(len(scores)), key=lambda k: -scores[k]))
+
+
+def _sorted_by_attention(
+    model: LanguageModel, query: str, documents: Sequence[Document], profile: CalibrationProfile, num_iterations: int
+) -> Reordering:
+    order, prompt_tokens = tuple(range(len(documents))), 0
+    for _ in range(num_iterations):
+        shown = [documents[k] for k in order]
+        job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile.span_rule)
+        prompt_tokens += job.prompt_tokens
+        (measured,) = _in_groups(model, [(job, prompt) for prompt in job.prompts], _summed_attention, profile)
+        # ascending, equal ones as they stand
+        order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
+    return Reordering(order, prompt_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Prompts that stand in one cache together, each in an empty slot of its length."""
+
+    model: LanguageModel
+    profile: CalibrationProfile
+    jobs: list[RankingJob]
+    prompts: list[Prompt]
+    slots: list[Slot]
+
+    def attention(self) -> list[Tensor]:
+        """Attn(k) of each prompt's documents, (L, H, K)."""
+        prefilled = self.model.prefill(
+            [
+                Prefill(slot, prompt.input_ids, prompt.spans)
+                for slot, prompt in zip(self.slots, self.prompts, strict=True)
+            ]
+        )
+        return [one.attention for one in prefilled if one.attention is not None]
+
+
+def _in_groups(
+    model: LanguageModel,
+    prompts: Sequence[tuple[RankingJob, Prompt]],
+    run: Callable[[_Group], list[list[float]]],
+    profile: CalibrationProfile,
+) -> list[list[float]]:
+    """What `run` says of each prompt, so many of them in the cache at a time as may."""
+    results: list[list[float]] = [[] for _ in prompts]
+    lengths = [len(prompt.input_ids) for _, prompt in prompts]
+    for places in _groups(lengths):
+        # the longest is first, so the cache never has to move
+        cache = model.new_cache(len(places) * lengths[places[0]])
+        group = _Group(
+            model,
+            profile,
+            [prompts[i][0] for i in places],
+            [prompts[i][1] for i in places],
+            [cache.open(lengths[i]) for i in places],
+        )
+        for i, scores in zip(places, run(group), strict=True):
+            results[i] = scores
+    return results
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Places of prompts, longest first, whose slots fit into the cache side by side."""
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and (len(group) + 1) * lengths[group[0]] > MAX_CACHED_TOKENS:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def _mean_attention(group: _Group) -> list[list[float]]:
+    layers = list(group.profile.rel_layers) or slice(None)
+    return [attention[layers].mean(dim=(0, 1)).tolist() for attention in group.attention()]
+
+
+def _summed_attention(group: _Group) -> list[list[float]]:
+    return [
+        sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist()
+        for prompt, attention in zip(group.prompts, group.attention(), strict=True)
+    ]
+
+
+def _relevance(group: _Group) -> list[list[float]]:
+    layers = group.profile.rel_layers or tuple(range(group.model.config.num_layers))
+    attention = group.attention()
+    results: list[list[float]] = [[] for _ in attention]
+    unknown = []
+    for i, (prompt, one) in enumerate(zip(group.prompts, attention, strict=True)):
+        table = None
+        if group.profile.bias == "cached":
+            table = group.profile.cached_attention(_num_tokens(prompt).tolist())
+        if table is None:
+            unknown.append(i)
+        else:
+            results[i] = (one[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(one)).tolist()
+    for i, dummies in zip(unknown, _dummy_attention(group, unknown, max(layers) + 1), strict=True):
+        results[i] = relevance(attention[i][: max(layers) + 1], dummies, layers=layers).tolist()
+    return results
+
+
+def _dummy_attention(group: _Group, places: Sequence[int], num_layers: int) -> list[Tensor]:
+    """Attn(dummy, k) of some of the prompts, (num_layers, H, K) each; by `tree` where the profile has no table."""
+    profile = group.profile
+    filler = filler_ids(group.model.tokenizer)
+    estimates = estimate_bias(
+        group.model,
+        [BiasJob(group.slots[i], group.prompts[i], filler) for i in places],
+        "tree" if profile.bias == "cached" else profile.bias,
+        num_layers=num_layers,
+        options=TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks),
+    )
+    return [estimate.attention for estimate in estimates]
+
+
+def _mean_log_probability(group: _Group) -> list[list[float]]:
+    """Of the tokens from each prompt's `tail_start` on."""
+    tails = [prompt.tail_start for prompt in group.prompts]
+    # logits are as wide as the vocabulary: the passage's own tokens go without
+    passages = group.model.prefill(
+        [Prefill(slot, p.input_ids[:tail]) for slot, p, tail in zip(group.slots, group.prompts, tails, strict=True)]
+    )
+    questions = group.model.prefill(
+        [
+            Prefill(slot, p.input_ids[tail:], scores_all=True)
+            for slot, p, tail in zip(group.slots, group.prompts, tails, strict=True)
+        ]
+    )
+    scores = []
+    for prompt, tail, passage, question in zip(group.prompts, tails, passages, questions, strict=True):
+        first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[tail]]
+        assert question.token_logprobs is not None  # it was asked for
+        scores.append([float(torch.cat([first[None], question.token_logprobs]).mean())])
+    return scores
+
+
+def _yes_over_no(group: _Group) -> list[list[float]]:
+    prefilled = group.model.prefill(
+        [Prefill(slot, prompt.input_ids) for slot, prompt in zip(group.slots, group.prompts, strict=True)]
+    )
+    scores = []
+    for job, one in zip(group.jobs, prefilled, strict=True):
+        assert job.answer_ids is not None  # its method has them
+        yes, no = one.logits[list(job.answer_ids)].tolist()
+        scores.append([yes - no])  # the difference of log-probabilities is that of logits
+    return scores
+
+
+_RUNS: dict[RankMethod, Callable[[_Group], list[list[float]]]] = {
+    "attention": _mean_attention,
+    "calibrated": _relevance,
+    "query_likelihood": _mean_log_probability,
+    "query_generation": _mean_log_probability,
+    "relevance_prompt": _yes_over_no,
+}
+
+
+def _between_0_and_1(scores: Sequence[float], method: RankMethod, profile: CalibrationProfile) -> tuple[float, ...]:
+    if not scores:
+        return ()
+    numbers = torch.tensor(scores, dtype=torch.float64)
+    if method == "attention":
+        shares = numbers / numbers.sum().clamp_min(torch.finfo(numbers.dtype).tiny)
+    elif method == "calibrated":
+        shares = log_alpha(numbers, profile.temperature, torch.ones_like(numbers)).exp()
+    elif method == "relevance_prompt":
+        shares = numbers.sigmoid()
+    else:
+        shares = numbers.exp()
+    return tuple(shares.tolist())
+
+
+def _num_tokens(prompt: Prompt) -> Tensor:
+    return torch.tensor([end - start for start, end in prompt.spans])
