@@ -62,7 +62,8 @@ class BiasJob:
 class BiasEstimate:
     """`attention` (L', H, K) float32, Attn(dummy, k) of the last prompt row; 0 for an empty document.
 
-    `num_tokens` were run for it; `num_passes` is how many prompts a plain implementation would have prefilled.
+    `num_tokens` were run for it, in `num_passes` forward passes if each were of one sequence: K for `exact`, 1 for the
+    others, whose branches share theirs, and 0 where nothing had to be run.
     """
 
     attention: Tensor
@@ -157,7 +158,12 @@ def _estimate(
         attention[:, :, list(each.documents)] = branched.attention
         if dummy_cache is not None and each.keep_as is not None and (dummy := branched.kept[0]) is not None:
             dummy_cache.put(each.keep_as, dummy)
-    return BiasEstimate(attention, sum(each.branch.num_tokens for each in planned), len(planned))
+    is_tree = any(len(each.branch.segments) > 1 for each in planned)
+    return BiasEstimate(
+        attention,
+        num_tokens=sum(each.branch.num_tokens for each in planned),
+        num_passes=1 if is_tree else len(planned),
+    )
 
 
 def _exact(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
