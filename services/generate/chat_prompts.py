@@ -51,9 +51,9 @@ def render_chat(
 ) -> tuple[Piece, ...]:
     """A conversation, answered over documents.
 
-    The chat template writes the documents where it takes `documents` and writes each once, in order; a document's
-    piece then includes the lines that the template puts around it. Else the last message of the user becomes
-    `template`'s prompt, with that message as its question.
+    The chat template writes the documents where it takes `documents` and writes each once, in order, with something
+    behind them; a document's piece then includes the lines that the template puts around it. Else the last message of
+    the user becomes `template`'s prompt, with that message as its question.
 
     messages: `role` and `content` each. Raises InvalidRequest where the tokenizer has no chat template, where the
     template refuses the messages, or where there are documents and no message of a user.
@@ -101,7 +101,9 @@ def _in_template(
     if found is None or pair is None:
         return None
     bare = _MARK.sub("", text)
-    return chat.pieces(text, _with_frame(bare, found, _MARK.sub("", twice)[pair[0][1] : pair[1][0]], span_rule))
+    ranges = _with_frame(bare, found, _MARK.sub("", twice)[pair[0][1] : pair[1][0]], span_rule)
+    # with nothing behind them, no question would look at the documents
+    return chat.pieces(text, ranges) if bare[ranges[-1][1] :].strip() else None
 
 
 def _with_frame(text: str, found: list[tuple[int, int]], between: str, span_rule: SpanRule) -> list[tuple[int, int]]:

@@ -79,10 +79,9 @@ def run_rankings(model: LanguageModel, jobs: Sequence[RankingJob], profile: Cali
     """Run prepared rankings of any methods, those of a kind together in the model's passes."""
     scores: list[list[float]] = [[] for _ in jobs]
     for method, run in _RUNS.items():
-        prompts = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
-        for (i, _), some in zip(
-            prompts, _in_groups(model, [(jobs[i], p) for i, p in prompts], run, profile), strict=True
-        ):
+        asked = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
+        results = _in_groups(model, profile, [_Asked(prompt, jobs[i].answer_ids) for i, prompt in asked], run)
+        for (i, _), some in zip(asked, results, strict=True):
             scores[i] += some
     return [
         Ranking(tuple(some), _between_0_and_1(some, job.method, profile), best_first(some), job.prompt_tokens)
@@ -132,10 +131,18 @@ def _sorted_by_attention(
         shown = [documents[k] for k in order]
         job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile.span_rule)
         prompt_tokens += job.prompt_tokens
-        (measured,) = _in_groups(model, [(job, prompt) for prompt in job.prompts], _summed_attention, profile)
+        (measured,) = _in_groups(model, profile, [_Asked(prompt) for prompt in job.prompts], _summed_attention)
         # ascending, equal ones as they stand
         order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
     return Reordering(order, prompt_tokens)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt, and of a relevance prompt the tokens of Yes and No."""
+
+    prompt: Prompt
+    answer_ids: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,43 +151,38 @@ class _Group:
 
     model: LanguageModel
     profile: CalibrationProfile
-    jobs: list[RankingJob]
-    prompts: list[Prompt]
+    asked: list[_Asked]
     slots: list[Slot]
+
+    @property
+    def prompts(self) -> list[tuple[Slot, Prompt]]:
+        return [(slot, one.prompt) for slot, one in zip(self.slots, self.asked, strict=True)]
 
     def attention(self) -> list[Tensor]:
         """Attn(k) of each prompt's documents, (L, H, K)."""
-        prefilled = self.model.prefill(
-            [
-                Prefill(slot, prompt.input_ids, prompt.spans)
-                for slot, prompt in zip(self.slots, self.prompts, strict=True)
-            ]
-        )
+        prefilled = self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
         return [one.attention for one in prefilled if one.attention is not None]
 
 
 def _in_groups(
     model: LanguageModel,
-    prompts: Sequence[tuple[RankingJob, Prompt]],
-    run: Callable[[_Group], list[list[float]]],
     profile: CalibrationProfile,
+    asked: Sequence[_Asked],
+    run: Callable[[_Group], list[list[float]]],
 ) -> list[list[float]]:
     """What `run` says of each prompt, so many of them in the cache at a time as may."""
-    results: list[list[float]] = [[] for _ in prompts]
-    lengths = [len(prompt.input_ids) for _, prompt in prompts]
+    # each runs once: prompts at different places of a pass differ in their last bits, but equal documents have equal
+    # scores
+    distinct = list(dict.fromkeys(asked))
+    lengths = [len(one.prompt.input_ids) for one in distinct]
+    scores: dict[_Asked, list[float]] = {}
     for places in _groups(lengths):
         # the longest is first, so the cache never has to move
         cache = model.new_cache(len(places) * lengths[places[0]])
-        group = _Group(
-            model,
-            profile,
-            [prompts[i][0] for i in places],
-            [prompts[i][1] for i in places],
-            [cache.open(lengths[i]) for i in places],
-        )
-        for i, scores in zip(places, run(group), strict=True):
-            results[i] = scores
-    return results
+        slots = [cache.open(lengths[i]) for i in places]
+        some = [distinct[i] for i in places]
+        scores |= zip(some, run(_Group(model, profile, some, slots)), strict=True)
+    return [scores[one] for one in asked]
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -203,7 +205,7 @@ def _mean_attention(group: _Group) -> list[list[float]]:
 def _summed_attention(group: _Group) -> list[list[float]]:
     return [
         sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist()
-        for prompt, attention in zip(group.prompts, group.attention(), strict=True)
+        for (_, prompt), attention in zip(group.prompts, group.attention(), strict=True)
     ]
 
 
@@ -211,17 +213,18 @@ def _relevance(group: _Group) -> list[list[float]]:
     layers = group.profile.rel_layers or tuple(range(group.model.config.num_layers))
     attention = group.attention()
     results: list[list[float]] = [[] for _ in attention]
-    unknown = []
-    for i, (prompt, one) in enumerate(zip(group.prompts, attention, strict=True)):
+    without_table = []
+    for i, ((_, prompt), one) in enumerate(zip(group.prompts, attention, strict=True)):
         table = None
         if group.profile.bias == "cached":
             table = group.profile.cached_attention(_num_tokens(prompt).tolist())
         if table is None:
-            unknown.append(i)
+            without_table.append(i)
         else:
             results[i] = (one[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(one)).tolist()
-    for i, dummies in zip(unknown, _dummy_attention(group, unknown, max(layers) + 1), strict=True):
-        results[i] = relevance(attention[i][: max(layers) + 1], dummies, layers=layers).tolist()
+    num_layers = max(layers) + 1
+    for i, dummies in zip(without_table, _dummy_attention(group, without_table, num_layers), strict=True):
+        results[i] = relevance(attention[i][:num_layers], dummies, layers=layers).tolist()
     return results
 
 
@@ -231,7 +234,7 @@ def _dummy_attention(group: _Group, places: Sequence[int], num_layers: int) -> l
     filler = filler_ids(group.model.tokenizer)
     estimates = estimate_bias(
         group.model,
-        [BiasJob(group.slots[i], group.prompts[i], filler) for i in places],
+        [BiasJob(*group.prompts[i], filler) for i in places],
         "tree" if profile.bias == "cached" else profile.bias,
         num_layers=num_layers,
         options=TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks),
@@ -241,33 +244,27 @@ def _dummy_attention(group: _Group, places: Sequence[int], num_layers: int) -> l
 
 def _mean_log_probability(group: _Group) -> list[list[float]]:
     """Of the tokens from each prompt's `tail_start` on."""
-    tails = [prompt.tail_start for prompt in group.prompts]
     # logits are as wide as the vocabulary: the passage's own tokens go without
     passages = group.model.prefill(
-        [Prefill(slot, p.input_ids[:tail]) for slot, p, tail in zip(group.slots, group.prompts, tails, strict=True)]
+        [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
     )
     questions = group.model.prefill(
-        [
-            Prefill(slot, p.input_ids[tail:], scores_all=True)
-            for slot, p, tail in zip(group.slots, group.prompts, tails, strict=True)
-        ]
+        [Prefill(slot, prompt.input_ids[prompt.tail_start :], scores_all=True) for slot, prompt in group.prompts]
     )
     scores = []
-    for prompt, tail, passage, question in zip(group.prompts, tails, passages, questions, strict=True):
-        first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[tail]]
+    for (_, prompt), passage, question in zip(group.prompts, passages, questions, strict=True):
+        first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[prompt.tail_start]]
         assert question.token_logprobs is not None  # it was asked for
         scores.append([float(torch.cat([first[None], question.token_logprobs]).mean())])
     return scores
 
 
 def _yes_over_no(group: _Group) -> list[list[float]]:
-    prefilled = group.model.prefill(
-        [Prefill(slot, prompt.input_ids) for slot, prompt in zip(group.slots, group.prompts, strict=True)]
-    )
+    prefilled = group.model.prefill([Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts])
     scores = []
-    for job, one in zip(group.jobs, prefilled, strict=True):
-        assert job.answer_ids is not None  # its method has them
-        yes, no = one.logits[list(job.answer_ids)].tolist()
+    for asked, one in zip(group.asked, prefilled, strict=True):
+        assert asked.answer_ids is not None  # its method has them
+        yes, no = one.logits[list(asked.answer_ids)].tolist()
         scores.append([yes - no])  # the difference of log-probabilities is that of logits
     return scores
 

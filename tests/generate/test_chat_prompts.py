@@ -163,6 +163,12 @@ class TestDocumentsOfTheTemplate:
         pieces = render_chat(_with_template(template), _user("who?"), DOCUMENTS)
         assert _documents_of(pieces) == _documents_of(QUERY_AWARE.render("who?", DOCUMENTS))
 
+    def test_a_template_that_ends_with_documents_does_not_get_them(self) -> None:
+        for end in ("", "{{ '\n' }}"):
+            template = "{{ messages[-1].content }}{% for d in documents or [] %}\n{{ d.text }}" + end + "{% endfor %}"
+            pieces = render_chat(_with_template(template), _user("who?"), DOCUMENTS)
+            assert _documents_of(pieces) == _documents_of(QUERY_AWARE.render("who?", DOCUMENTS))
+
     def test_a_template_that_wants_other_fields_does_not_get_them(self) -> None:
         template = "{% for d in documents or [] %}{{ d.doc_id + d.text }}\n{% endfor %}{{ messages[-1].content }}"
         pieces = render_chat(_with_template(template), _user("who?"), DOCUMENTS)

@@ -235,7 +235,17 @@ class TestRankings:
         backwards = rank(model, QUERY, DOCUMENTS[::-1], method)
         assert backwards.scores[::-1] == pytest.approx(ranking.scores, abs=1e-5)
 
-    def test_of_equal_documents_the_earlier_stands_first(self) -> None:
+    @pytest.mark.parametrize("method", ALONE)
+    def test_equal_documents_have_equal_scores_and_stay_in_their_order(
+        self, model: LanguageModel, method: RankMethod
+    ) -> None:
+        long = Document("The harbour was built by the people of the island. " * 20)
+        ranking = rank(model, QUERY, [DOCUMENTS[0], long, DOCUMENTS[1], DOCUMENTS[0], long, DOCUMENTS[0]], method)
+        assert ranking.scores[0] == ranking.scores[3] == ranking.scores[5]
+        assert ranking.scores[1] == ranking.scores[4]
+        assert [k for k in ranking.order if k in (0, 3, 5)] == [0, 3, 5]
+
+    def test_of_equal_scores_the_earlier_stands_first(self) -> None:
         assert best_first([0.5, 1.0, 0.5, 1.0, 0.5]) == (1, 3, 0, 2, 4)
 
     def test_prompt_tokens_are_those_of_every_prompt(self, model: LanguageModel) -> None:
