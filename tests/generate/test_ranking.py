@@ -17,7 +17,7 @@ from services.generate.kv_cache import CacheShape, KVCache, Slot
 from services.generate.language_model import LanguageModel, ModelConfig, Prefill, Prefilled
 from services.generate.profile import BiasTable, CalibrationProfile
 from services.generate.prompts import Document, Prompt, filler_ids
-from services.generate.ranking import best_first, rank, reorder, run_rankings, sorting_scores
+from services.generate.ranking import MAX_CACHED_TOKENS, best_first, rank, reorder, run_rankings, sorting_scores
 from services.generate.ranking_prompts import RankMethod, prepare_ranking
 from tests.generate.small_tokenizers import fast
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
@@ -85,6 +85,18 @@ class GoldenModel(LanguageModel):
         following = torch.tensor(prompt.input_ids[1:], dtype=torch.int64)
         logprobs = logits[start : len(seen) - 1].log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
         return Prefilled(logits[len(seen) - 1], None, logprobs)
+
+
+class WatchedModel(LanguageModel):
+    """Remembers what was prefilled together."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_model("llama"), tiny_tokenizer())
+        self.prefilled: list[list[Prefill]] = []
+
+    def prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
+        self.prefilled.append(list(prompts))
+        return super().prefill(prompts)
 
 
 class TestGoldens:
@@ -236,14 +248,14 @@ class TestRankings:
         assert backwards.scores[::-1] == pytest.approx(ranking.scores, abs=1e-5)
 
     @pytest.mark.parametrize("method", ALONE)
-    def test_equal_documents_have_equal_scores_and_stay_in_their_order(
-        self, model: LanguageModel, method: RankMethod
-    ) -> None:
+    def test_equal_documents_have_equal_scores_stay_in_their_order_and_run_once(self, method: RankMethod) -> None:
+        model = WatchedModel()
         long = Document("The harbour was built by the people of the island. " * 20)
         ranking = rank(model, QUERY, [DOCUMENTS[0], long, DOCUMENTS[1], DOCUMENTS[0], long, DOCUMENTS[0]], method)
         assert ranking.scores[0] == ranking.scores[3] == ranking.scores[5]
         assert ranking.scores[1] == ranking.scores[4]
         assert [k for k in ranking.order if k in (0, 3, 5)] == [0, 3, 5]
+        assert all(len(together) == 3 for together in model.prefilled)
 
     def test_of_equal_scores_the_earlier_stands_first(self) -> None:
         assert best_first([0.5, 1.0, 0.5, 1.0, 0.5]) == (1, 3, 0, 2, 4)
@@ -266,12 +278,15 @@ class TestRankings:
             assert (ranking.order, ranking.prompt_tokens) == (alone.order, alone.prompt_tokens)
 
     @pytest.mark.parametrize("method", ALONE)
-    def test_hundreds_of_documents_that_no_prompt_could_hold_together_are_ranked(
-        self, model: LanguageModel, method: RankMethod
+    def test_hundreds_of_documents_that_no_prompt_could_hold_together_are_ranked_a_cache_full_at_a_time(
+        self, method: RankMethod
     ) -> None:
+        model = WatchedModel()
         documents = [Document(f"The keeper number {i} was called Ada. " * (1 + i % 5)) for i in range(300)]
         ranking = rank(model, QUERY, documents, method)
-        assert ranking.prompt_tokens > 2 * 8192
+        assert ranking.prompt_tokens > 2 * MAX_CACHED_TOKENS
+        slots = [[one.slot.capacity for one in together] for together in model.prefilled]
+        assert all(len(together) * max(together) <= MAX_CACHED_TOKENS for together in slots)
         some = rank(model, QUERY, documents[40:50], method)
         assert ranking.scores[40:50] == pytest.approx(some.scores, abs=1e-5)
 
