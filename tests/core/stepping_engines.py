@@ -1,0 +1,79 @@
+"""Engines that answer in steps, each event saying whose it is, and which a test can hold, break and look into."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """Answered by `name-0` … `name-(n-1)`, one event a step, the first on admission; takes `size` of the room."""
+
+    name: str
+    num_events: int = 3
+    size: int = 1
+
+
+def events_of(item: Item) -> list[str]:
+    return [f"{item.name}-{number}" for number in range(item.num_events)]
+
+
+Came = list[tuple[Item, str, bool]]
+
+
+class CountingEngine:
+    """Counts for each of its items; remembers who was admitted together, who took part in each step, who was cancelled.
+
+    While `gate` is closed, a call waits in it after `entered` is set; `fault` is called first with what is about to
+    be done ("admit", "step", "cancel" or "room") and to which items.
+    """
+
+    def __init__(self, room: int = 1000) -> None:
+        self.room = room
+        self.admitted: list[list[str]] = []
+        self.stepped: list[list[str]] = []
+        self.cancelled: list[str] = []
+        self.running: dict[Item, int] = {}
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Callable[[str, Sequence[Item]], None] = lambda what, items: None
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def has_room(self, items: Sequence[Item]) -> bool:
+        self.fault("room", items)
+        return sum(item.size for item in (*self.running, *items)) <= self.room
+
+    def admit(self, items: Sequence[Item]) -> Came:
+        assert not set(items) & set(self.running), "admitted twice"
+        self.admitted.append([item.name for item in items])
+        self._pass_gate("admit", items)
+        self.running.update(dict.fromkeys(items, 0))
+        return [self._advance(item) for item in items]
+
+    def step(self) -> Came:
+        assert self.running, "a step for nobody"
+        self.stepped.append([item.name for item in self.running])
+        self._pass_gate("step", list(self.running))
+        return [self._advance(item) for item in list(self.running)]
+
+    def cancel(self, item: Item) -> None:
+        self.fault("cancel", [item])
+        if self.running.pop(item, None) is not None:
+            self.cancelled.append(item.name)
+
+    def _advance(self, item: Item) -> tuple[Item, str, bool]:
+        number = self.running[item]
+        self.running[item] += 1
+        is_last = number + 1 == item.num_events
+        if is_last:
+            del self.running[item]
+        return item, f"{item.name}-{number}", is_last
+
+    def _pass_gate(self, what: str, items: Sequence[Item]) -> None:
+        self.entered.set()
+        assert self.gate.wait(60), "the test left the gate closed"
+        self.fault(what, items)
