@@ -16,9 +16,11 @@ Shapes: B batch, H query heads, H' key heads, Q rows, T tokens of a forward call
 """
 
 import functools
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from services.generate.calibration import (
@@ -95,8 +97,13 @@ def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None =
     precision are accumulated and kept in float32; float32 and float64 stay what they are.
     """
     num_batch, num_heads, num_rows, width = query.shape
-    rows = (widen(query) * scaling).reshape(-1, num_heads // key.shape[1] * num_rows, width)
-    scores = torch.bmm(rows, widen(key).flatten(0, 1).transpose(1, 2)).view(num_batch, num_heads, num_rows, -1)
+    rows = query.reshape(-1, num_heads // key.shape[1] * num_rows, width)
+    columns = key.flatten(0, 1).transpose(1, 2)
+    if key.is_cuda and key.dtype in (torch.bfloat16, torch.float16):
+        products = torch.bmm(rows, columns, out_dtype=torch.float32)  # no wide copy of the keys
+    else:
+        products = torch.bmm(widen(rows), widen(columns))
+    scores = products.mul_(scaling).view(num_batch, num_heads, num_rows, -1)
     return scores if mask is None else scores.masked_fill_(~mask[:, None], -torch.inf)
 
 
@@ -165,3 +172,105 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
     weights = scores.softmax(dim=-1).to(value.dtype)
     grouped = weights.reshape(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
     return torch.bmm(grouped, value.flatten(0, 1)).view(*query.shape[:-1], value.shape[-1])
+
+
+class PaddedPass:
+    """A forward pass over a left-padded batch of prompts with transformers' own cache, for work outside of a service.
+
+        forward_pass = PaddedPass(attention_mask, spans, log_alpha=log_alpha, layers=range(16, 32))
+        model(input_ids, position_ids=…, past_key_values=DynamicCache(config=model.config), forward_pass=forward_pass)
+
+    and then once more with each token generated, (B, 1), on the same cache with the same pass: it counts the tokens
+    that it has seen. `position_ids` count from each prompt's own first token; an attention mask for the model itself is
+    not needed. The last row of every call is calibrated: the last prompt row, then that of each token generated. All
+    other rows, and with them what the cache keeps of the prompt's other tokens, are as the model computes them.
+    """
+
+    def __init__(
+        self,
+        attention_mask: Tensor,
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        log_alpha: Tensor | None = None,
+        layers: Collection[int] = (),
+        num_cached: int = 0,
+        is_measured: bool = True,
+    ) -> None:
+        """`attention_mask` (B, T) of the prompts, nonzero at tokens, zeros first; `spans` of each prompt's documents,
+        counted from its own first token.
+
+        `log_alpha` (B, K), or (B, L, H, K), calibrates `layers`, None calibrates nothing. `num_cached` tokens of each
+        row, padding included, are in the cache already: T − 1 to run the last prompt token once more. `is_measured`
+        fills `attention`.
+        Raises ValueError for padding behind tokens and for spans that do not lie in their prompt.
+        """
+        is_token = attention_mask.bool()
+        if not torch.equal(is_token, is_token.cummax(dim=1).values.bool()):
+            raise ValueError("padding must stand ahead of the tokens")
+        num_tokens = is_token.sum(dim=1).tolist()
+        for length, row in zip(num_tokens, spans, strict=True):
+            if any(end > length for _, end in row):
+                raise ValueError(f"documents of a prompt of {length} tokens end behind it: {list(row)}")
+        self._padding: list[int] = [is_token.shape[1] - length for length in num_tokens]
+        shifted = [[(p + start, p + end) for start, end in row] for p, row in zip(self._padding, spans, strict=True)]
+        self._documents = Documents.of(shifted, attention_mask.device)
+        self._log_alpha = log_alpha
+        self._layers = frozenset(layers) if log_alpha is not None else frozenset()
+        self._num_cached = num_cached
+        self._is_measured = is_measured
+        self._num_seen: dict[int, int] = {}  # tokens so far in each layer, which a cache of a window no longer tells
+        self._attention: dict[int, Tensor] = {}
+
+    @property
+    def attention(self) -> Tensor:
+        """Attn(k) in the last row of the last call, ahead of the layer's own rescaling: (B, L, H, K) float32."""
+        return torch.stack([self._attention[layer] for layer in sorted(self._attention)], dim=1)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """As `ForwardPass.attend`; rows of padding come out as zeros."""
+        num_seen = self._num_seen.get(layer, self._num_cached) + query.shape[2]
+        self._num_seen[layer] = num_seen
+        num_dropped = num_seen - key.shape[2]
+        padding = [max(0, p - num_dropped) for p in self._padding]
+        output = torch.zeros_like(query)
+        for row, skipped in enumerate(padding):
+            own = slice(row, row + 1)
+            first = max(0, skipped - (key.shape[2] - query.shape[2]))
+            output[own, :, first:] = _attend_causally(
+                query[own, :, first:], key[own, :, skipped:], value[own, :, skipped:], scaling, sliding_window
+            )
+        documents = self._documents.without_first(num_dropped)
+        mask = _last_row_sees(padding, key, sliding_window)
+        last = query[:, :, -1:]
+        if self._is_measured:
+            self._attention[layer] = measure_rows(last, key, scaling, mask, documents)[:, :, 0]
+        if layer in self._layers and self._log_alpha is not None:
+            log_alpha = self._log_alpha if self._log_alpha.dim() == 2 else self._log_alpha[:, layer]
+            output[:, :, -1:] = attend_calibrated(last, key, value, scaling, mask, documents, log_alpha)
+        return output.transpose(1, 2)
+
+
+def _attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    """The last T of S tokens, each up to itself: (1, H, T, D') over (1, H', S, D') → (1, H, T, D')."""
+    num_rows, num_keys = query.shape[2], key.shape[2]
+    is_square = num_rows == num_keys and (window is None or num_keys <= window)
+    mask = None
+    if not is_square:
+        places = torch.arange(num_keys, device=key.device)
+        distance = places[num_keys - num_rows :, None] - places
+        mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_square, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def _last_row_sees(padding: Sequence[int], key: Tensor, window: int | None) -> Tensor:
+    """(B, 1, S) bool: no padding, and no more than the window."""
+    num_keys = key.shape[2]
+    places = torch.arange(num_keys, device=key.device)
+    first = torch.tensor(padding, device=key.device)
+    if window is not None:
+        first = first.clamp_min(num_keys - window)
+    return (places >= first[:, None])[:, None]

@@ -67,6 +67,13 @@ class Documents:
         index = torch.where(mask, bounds[..., :1] + offset, 0)
         return cls(index.to(device), mask.to(device), num_tokens.to(device))
 
+    def without_first(self, num_dropped: int) -> "Documents":
+        """The same documents once the first tokens are no longer kept; what is gone of one still counts in its N."""
+        if num_dropped == 0:
+            return self
+        mask = self.mask & (self.index >= num_dropped)
+        return Documents(torch.where(mask, self.index - num_dropped, 0), mask, self.num_tokens)
+
     @functools.cached_property
     def document_of_token(self) -> Tensor:
         """(B, E) int64, the document that each token belongs to, K for none; E is where the last document ends."""
@@ -137,6 +144,8 @@ def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
     rel = widen(rel)
     is_there = num_tokens > 0
     rel = torch.where(is_there, rel, -torch.inf)
+    if rel.shape[-1] == 0:
+        return rel
     scaled = (rel - rel.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(rel.dtype).tiny)
     return torch.where(is_there, scaled.log_softmax(dim=-1), -torch.inf)
 
