@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from services.generate.facts import words
 
 BOS, EOS = "<bos>", "<eos>"
+BOS_ID, EOS_ID = 0, 1
 MAX_DOCUMENT_NUMBER = 40
 INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results (some of which might be"
@@ -54,7 +55,7 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, 0)]
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
     )
     return tokenizer
 
@@ -73,21 +74,5 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def _pieces() -> Sequence[str]:
-    instruction = [
-        "Write",
-        *(f" {word}" for word in INSTRUCTION.replace("-", " ").rstrip(").").replace("(", "").split()[1:]),
-    ]
     numbers = [str(i) for i in range(1, MAX_DOCUMENT_NUMBER + 1)]
-    openings = [f"{word}" for word in ("What",)]
-    return [
-        *TEMPLATE_PIECES,
-        *instruction,
-        "quality",
-        "some",
-        ").",
-        " (",
-        "-",
-        *numbers,
-        *openings,
-        *(f" {word}" for word in words()),
-    ]
+    return [*TEMPLATE_PIECES, *numbers, *(f" {word}" for word in [*re.findall(r"\w+", INSTRUCTION), *words()])]

@@ -1,0 +1,129 @@
+"""First weights of the starter: a Llama that begins by comparing what stands before two tokens.
+
+Trained from random weights, a model of this size needs hours until it looks a name up; these weights give it the parts:
+
+* layers 0 and 1: each head attends to one token so many places back (`OFFSETS`), whatever it is. All embeddings share
+  a constant in dimension 0; queries and keys read it through the fast rotary frequencies, a query turned by the offset.
+* layers 2 and 3: each head compares what two of those heads gathered, queries and keys being the same projection on
+  the slow frequencies, which do not mind distance. A token does not see its neighbourhood (fast frequencies, negated),
+  prefers words of answers (dimension 1 of their embeddings), and what it sees is written out as it is.
+
+Everything is trained further. Legend: D width, H query heads, G key heads, C channels of a head, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.nn.torchvision_operators import declare_torchvision_operators
+
+OFFSETS = ((1, 3, 4, 5), (1, 2, 6, 11))
+COMPARED = ((1, 2), (2, 3))  # the heads of layer 0 that the key heads of layers 2 and 3 compare
+WIDTH, NUM_HEADS, NUM_KEY_HEADS, CHANNELS, NUM_LAYERS, MLP_WIDTH = 192, 4, 2, 48, 4, 512
+ROPE_THETA, MAX_TOKENS = 1e5, 8192
+NUM_FAST, FIRST_SLOW = 10, 12  # rotary frequencies, fastest first
+CONSTANT = 4.0  # of dimension 0 in every embedding and of dimension 1 in those of answers' words
+
+
+def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
+    """A LlamaForCausalLM, float32, on the CPU; `answer_ids` are the tokens that answers are made of."""
+    declare_torchvision_operators()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=WIDTH,
+        intermediate_size=MLP_WIDTH,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KEY_HEADS,
+        head_dim=CHANNELS,
+        max_position_embeddings=MAX_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        _set_embeddings(model.model.embed_tokens.weight, answer_ids)
+        model.model.norm.weight.fill_(0.1)  # embeddings are as long as √D: logits would be far too large
+        for number, layer in enumerate(model.model.layers):
+            _set_values(layer)
+            if number < len(OFFSETS):
+                _set_offset_heads(layer.self_attn, OFFSETS[number], _constant(number), 2.0 if number == 0 else 0.3)
+            else:
+                gathered = model.model.layers[0].self_attn.o_proj.weight
+                _set_comparing_heads(layer.self_attn, gathered, COMPARED[number - len(OFFSETS)])
+            for out in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                out[:2] = 0  # the two marks stay as they are
+    return model
+
+
+def _constant(number: int) -> float:
+    """Dimension 0 after the normalisation of layer `number`: layer 0 adds four vectors as long as the embedding."""
+    return CONSTANT if number == 0 else CONSTANT / math.sqrt(1 + NUM_HEADS)
+
+
+def _set_embeddings(weight: Tensor, answer_ids: Sequence[int]) -> None:
+    """Random directions of length √D, so that no token is louder than another, and the two marks."""
+    weight.normal_()
+    weight[:, :2] = 0
+    weight.mul_(math.sqrt(WIDTH) / weight.norm(dim=1, keepdim=True))
+    weight[:, 0] = CONSTANT
+    weight[list(answer_ids), 1] = CONSTANT
+
+
+def _set_values(layer: Any) -> None:
+    for projection in (layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+        nn.init.orthogonal_(projection.weight)
+    layer.self_attn.v_proj.weight[:, :2] = 0
+    layer.mlp.down_proj.weight.normal_(0, 0.02)
+
+
+def _set_offset_heads(attention: Any, offsets: Sequence[int], constant: float, gain: float) -> None:
+    """q · k = 8 Σ_f cos(θ_f (i − j − offset)) over the fast frequencies f, whatever tokens i and j are."""
+    half = CHANNELS // 2
+    theta = ROPE_THETA ** (-torch.arange(NUM_FAST) / half)
+    amplitude = math.sqrt(8 * math.sqrt(CHANNELS)) / constant
+    key, query = _heads(attention.k_proj), _heads(attention.q_proj)
+    key.normal_(0, 0.001)
+    query.normal_(0, 0.001)
+    key[:, :NUM_FAST, 0] = amplitude
+    for head, offset in enumerate(offsets):
+        query[head, :NUM_FAST, 0] = amplitude * torch.cos(offset * theta)
+        query[head, half : half + NUM_FAST, 0] = -amplitude * torch.sin(offset * theta)
+    nn.init.orthogonal_(attention.o_proj.weight, gain=gain)
+
+
+def _set_comparing_heads(attention: Any, gathered: Tensor, compared: Sequence[int]) -> None:
+    """q · k = likeness of what `compared` heads gathered − 26 near by + 10 for words of answers, before training."""
+    half, constant = CHANNELS // 2, _constant(2)
+    key, query, value = _heads(attention.k_proj), _heads(attention.q_proj), _heads(attention.v_proj)
+    for group, head in enumerate(compared):
+        directions = gathered[:, head * CHANNELS : (head + 1) * CHANNELS].T
+        key[group] = 1.9 * (directions / directions.norm(dim=1, keepdim=True))[torch.randperm(CHANNELS)]
+    key[:, :, :2] = 0
+    for start in (0, half):
+        key[:, start : start + FIRST_SLOW] = 0
+    query.copy_(key.repeat_interleave(NUM_HEADS // NUM_KEY_HEADS, 0))
+    near = range(3, NUM_FAST)
+    amplitude = math.sqrt(26 / len(near) * math.sqrt(CHANNELS)) / constant
+    query[:, near, 0] = -amplitude
+    key[:, near, 0] = amplitude
+    preference = math.sqrt(10 * math.sqrt(CHANNELS)) / constant
+    query[:, half - 1, 0] += preference
+    key[:, half - 1, 1] += preference
+    copied = value.repeat_interleave(NUM_HEADS // NUM_KEY_HEADS, 0)
+    attention.o_proj.weight.copy_(copied.flatten(0, 1).T)
+
+
+def _heads(projection: Any) -> Tensor:
+    """A projection's weight as (heads, C, D), the same memory."""
+    weight: Tensor = projection.weight
+    return weight.view(-1, CHANNELS, WIDTH)
