@@ -14,14 +14,19 @@ class Streams:
 
     def __init__(self, count: int) -> None:
         self.queues: list[asyncio.Queue[int | Exception | None]] = [asyncio.Queue() for _ in range(count)]
-        self.read: set[int] = set()
+        self.readings: asyncio.Queue[None] = asyncio.Queue()
         self.closed: set[int] = set()
 
     def all(self) -> list[AsyncGenerator[int, None]]:
         return [self._stream(place) for place in range(len(self.queues))]
 
+    async def are_read(self, count: int) -> None:
+        """Return when so many of them have a reader."""
+        for _ in range(count):
+            await self.readings.get()
+
     async def _stream(self, place: int) -> AsyncGenerator[int, None]:
-        self.read.add(place)
+        self.readings.put_nowait(None)
         try:
             while (item := await self.queues[place].get()) is not None:
                 if isinstance(item, Exception):
@@ -88,8 +93,7 @@ async def test_cancelling_the_reader_closes_all_of_them() -> None:
                 pass
 
     reader = asyncio.create_task(read())
-    while streams.read != {0, 1, 2}:
-        await asyncio.sleep(0)
+    await streams.are_read(3)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
