@@ -1,0 +1,35 @@
+"""The generate service's settings."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.core.settings import MEBIBYTE, ServiceSettings
+from services.nn.devices import DeviceName, DtypeName
+
+
+class GenerateSettings(ServiceSettings):
+    """What the generate service adds to the settings of every service."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
+
+    port: int = Field(8102, ge=0, le=65535)
+    model: str = Field("litm-facts", description="Name of the served model in the store.")
+    alias: str = Field("latest", description="Alias that the service follows.")
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    num_threads: int = Field(
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+    )
+    max_documents: int = Field(256, ge=1, description="Most documents in one request.")
+    max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
+    max_choices: int = Field(16, ge=1, description="Most answers that one request may ask for.")
+    max_cached_tokens: int = Field(
+        65_536,
+        ge=1,
+        description="Tokens of prompts and answers that the running batch may hold together; what comes after waits.",
+    )
+    max_running: int = Field(64, ge=1, description="Most answers in the running batch.")
+    max_waiting: int = Field(1024, ge=1, description="Most answers that may wait for a place in it.")
+    prefix_cache_bytes: int = Field(
+        512 * MEBIBYTE, ge=0, description="Size of what is kept of prompts for others that begin alike; 0: nothing."
+    )
