@@ -1,0 +1,383 @@
+"""The running batch: answers that join and leave at every step, one token a step.
+
+An answer is calibrated by this recipe: its prompt is prefilled as the model is, which measures what the last row
+attends to; the bias of the documents' places is estimated; the prompt's last rows are run once more under calibration;
+and so is every token of the answer. Knows nothing of time, queues and HTTP.
+
+Shapes: B answers, T tokens, V vocabulary, L layers, H heads, K documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from services.generate.answer_text import AnswerText, Detokenizer, Piece, StopStrings, TokenOut, Vocabulary
+from services.generate.decoding import Choice, Chooser, Sampling, choose
+from services.generate.kv_cache import KeyValues, Slot
+from services.generate.language_model import Calibration, LanguageModel, Prefill, Prefilled, Row
+from services.generate.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, TokenIds, as_token_ids, num_shared
+from services.generate.profile import CalibrationProfile
+from services.generate.prompt_calibration import MeasuredPrompt, PromptCalibration, PromptCalibrator
+from services.generate.prompts import Prompt
+
+FinishReason = Literal["stop", "length"]
+
+# Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
+MAX_PREFILL_TOKENS = 4096
+# Of the bytes for prefixes, the share that keeps dummies of documents.
+DUMMIES_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """One answer to be made.
+
+    It ends before (with `include_stop` behind) the first of the `stop` strings, at the model's end-of-text token
+    unless `ignore_eos`, or after `max_tokens`, at least 1. `calibration` None or not enabled is the plain model.
+    `continues_prompt` keeps the space with which an answer goes on from its prompt, where the tokenizer would drop
+    it. The prompt has at least one token (ValueError).
+    """
+
+    prompt: Prompt
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    calibration: CalibrationProfile | None = None
+    include_stop: bool = False
+    ignore_eos: bool = False
+    continues_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or not self.prompt.input_ids:
+            raise ValueError("an answer has at least one token, and so has its prompt")
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer, at most."""
+        return len(self.prompt.input_ids) + self.max_tokens
+
+    @property
+    def num_rerun(self) -> int:
+        """Prompt rows that run again under calibration; 0 where nothing is to be calibrated.
+
+        A lone document keeps all of the documents' attention, whatever its relevance.
+        """
+        if self.calibration is None or not self.calibration.enabled or len(self.prompt.spans) < 2:
+            return 0
+        return (
+            max(1, len(self.prompt.input_ids) - self.prompt.tail_start) if self.calibration.row_scope == "tail" else 1
+        )
+
+    def choices(self, number: int) -> tuple["Generation", ...]:
+        """So many answers of the same prompt, which share its prefill; a seed gives each another seed."""
+        seed = self.sampling.seed
+        return tuple(
+            replace(self, sampling=replace(self.sampling, seed=None if seed is None else seed + place))
+            for place in range(number)
+        )
+
+
+@dataclass(frozen=True)
+class PromptFacts:
+    """What the prompt's pass showed, K numbers in the order of the prompt's documents.
+
+    `cached_tokens` were not computed anew. `attention` is Attn(k) of the last prompt row ahead of any calibration,
+    a mean over all heads and the layers that enter rel (all layers where the generation has no profile).
+    `relevance` is rel(k), None where nothing was calibrated. `order` tells which document of the request each is.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    attention: tuple[float, ...]
+    relevance: tuple[float, ...] | None
+    calibration_passes: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step brought for one generation.
+
+    `text` is certain and `tokens` are those that it is made of, without stop strings and end-of-text tokens;
+    `num_tokens` counts all that were generated so far, those included. `facts` come with the first.
+    """
+
+    generation: Generation
+    text: str
+    tokens: tuple[TokenOut, ...]
+    num_tokens: int
+    finish_reason: FinishReason | None
+    facts: PromptFacts | None
+
+
+@dataclass(eq=False)
+class _Running:
+    """A generation in its slot. `input_ids` are prompt and answer; the last one is not cached yet."""
+
+    generation: Generation
+    slot: Slot
+    prompt_ids: TokenIds
+    cached_tokens: int
+    chooser: Chooser
+    text: AnswerText
+    input_ids: list[int]
+    calibration: Calibration | None = None
+    is_prefilled: bool = False
+    num_generated: int = 0
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens whose keys and values are what the model computes by itself."""
+        if not self.is_prefilled:
+            return 0
+        num_rerun = self.generation.num_rerun
+        return len(self.prompt_ids) - num_rerun if num_rerun else self.slot.length
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrival:
+    """A generation that is about to run, and where the first of its prompt's tokens stand already, if anywhere."""
+
+    generation: Generation
+    input_ids: TokenIds
+    num_reused: int = 0
+    source: _Running | Prefix | None = None
+
+    @property
+    def num_new(self) -> int:
+        """Prompt tokens to prefill, the last one always: it is the one that is measured."""
+        return len(self.input_ids) - self.num_reused
+
+
+class RunningBatch:
+    """Answers generations on one model, on one thread at a time.
+
+    Slots hold at most `max_cached_tokens` together, each as large as the largest, and at most `max_running` run.
+    `prefix_cache_bytes` keep what was computed of prompts for those that begin alike.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        max_cached_tokens: int,
+        max_running: int,
+        prefix_cache_bytes: int,
+        max_prefill_tokens: int = MAX_PREFILL_TOKENS,
+    ) -> None:
+        self._model = model
+        self._max_running = max_running
+        self._max_prefill_tokens = max_prefill_tokens
+        self._cache = model.new_cache(max_cached_tokens)
+        dummy_bytes = int(prefix_cache_bytes * DUMMIES_SHARE)
+        self._prefixes = PrefixCache(prefix_cache_bytes - dummy_bytes)
+        self._calibrator = PromptCalibrator(model, max_dummy_bytes=dummy_bytes)
+        self._vocabulary = Vocabulary(model.tokenizer)
+        self._running: dict[int, _Running] = {}  # by the identity of their generations
+
+    @property
+    def num_running(self) -> int:
+        """Generations that have not ended."""
+        return len(self._running)
+
+    def has_room(self, *generations: Generation) -> bool:
+        """Whether all of these fit beside those that run."""
+        everyone = [
+            *(running.slot.capacity for running in self._running.values()),
+            *(g.num_tokens for g in generations),
+        ]
+        return len(everyone) <= self._max_running and len(everyone) * max(everyone, default=0) <= self._cache.max_tokens
+
+    def admit(self, generations: Sequence[Generation]) -> list[Progress]:
+        """Prefill and calibrate; brings the first token of each.
+
+        Raises ValueError where there is no room. Whatever it raises, `cancel` all of them then.
+        """
+        waiting = [_Arrival(one, as_token_ids(one.prompt.input_ids)) for one in generations]
+        progress = []
+        while waiting:
+            wave, waiting = self._next_wave(waiting)
+            progress += self._start(wave)
+        self._calibrator.trim()
+        return progress
+
+    def step(self) -> list[Progress]:
+        """One token more for each that runs."""
+        running = list(self._running.values())
+        if not running:
+            return []
+        logits = self._model.decode([Row(one.slot, (one.input_ids[-1],), one.calibration) for one in running])
+        return self._advance(running, logits, [None] * len(running))
+
+    def cancel(self, generation: Generation) -> None:
+        """Free its slot now; nothing for a generation that does not run."""
+        if (running := self._running.pop(id(generation), None)) is not None:
+            self._cache.close(running.slot)
+
+    def forget_prompts(self) -> None:
+        """Let go of what is kept of prompts that ended."""
+        self._prefixes.clear()
+        self._calibrator.clear()
+
+    # Joining
+
+    def _next_wave(self, waiting: Sequence[_Arrival]) -> tuple[list[_Arrival], list[_Arrival]]:
+        """Those to prefill together now, and those to come later: when the pass is full, or what they would mostly
+        compute is being computed for another one in it."""
+        wave: list[_Arrival] = []
+        later: list[_Arrival] = []
+        num_tokens = 0
+        for place, arrival in enumerate(waiting):
+            found = self._with_source(arrival)
+            if wave and num_tokens + found.num_new > self._max_prefill_tokens:
+                return wave, [*later, *waiting[place:]]
+            if any(_is_worth_waiting(found, other) for other in wave):
+                later.append(arrival)
+            else:
+                wave.append(found)
+                num_tokens += found.num_new
+        return wave, later
+
+    def _with_source(self, arrival: _Arrival) -> _Arrival:
+        """Where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
+        input_ids = arrival.input_ids
+        num_shared_kept, prefix = self._prefixes.longest(input_ids)
+        best: tuple[int, _Running | Prefix | None] = (num_shared_kept, prefix)
+        for running in self._running.values():
+            shared = min(num_shared(input_ids, running.prompt_ids), running.num_reusable)
+            if shared > best[0]:
+                best = (shared, running)
+        num_reused = min(best[0], len(input_ids) - 1)
+        if num_reused < MIN_REUSED_TOKENS:
+            return arrival
+        return replace(arrival, num_reused=num_reused, source=best[1])
+
+    def _start(self, wave: Sequence[_Arrival]) -> list[Progress]:
+        running = [self._open(arrival) for arrival in wave]
+        prefilled = self._model.prefill(
+            [
+                Prefill(
+                    one.slot, one.generation.prompt.input_ids[one.cached_tokens :], spans=one.generation.prompt.spans
+                )
+                for one in running
+            ]
+        )
+        for one in running:
+            one.is_prefilled = True
+        calibrations = self._calibrate(running, prefilled)
+        logits = self._first_logits(running, prefilled)
+        facts = [
+            _facts(one, attention.attention, calibrations.get(id(one)))
+            for one, attention in zip(running, prefilled, strict=True)
+        ]
+        return self._advance(running, logits, facts)
+
+    def _open(self, arrival: _Arrival) -> _Running:
+        generation, prompt = arrival.generation, arrival.generation.prompt
+        context = prompt.input_ids if generation.continues_prompt else ()
+        running = _Running(
+            generation,
+            self._cache.open(generation.num_tokens),
+            arrival.input_ids,
+            arrival.num_reused,
+            Chooser(generation.sampling),
+            AnswerText(
+                Detokenizer(self._vocabulary.decode, context),
+                StopStrings(generation.stop, is_kept=generation.include_stop),
+            ),
+            list(prompt.input_ids),
+        )
+        self._running[id(generation)] = running
+        if arrival.source is not None:
+            self._cache.copy_in(running.slot, self._copy_of(arrival.source, arrival.num_reused))
+        return running
+
+    def _copy_of(self, source: _Running | Prefix, num_tokens: int) -> KeyValues:
+        if isinstance(source, Prefix):
+            return source.first(num_tokens)
+        return self._cache.copy_out(source.slot, num_tokens)
+
+    def _calibrate(self, running: Sequence[_Running], prefilled: Sequence[Prefilled]) -> dict[int, PromptCalibration]:
+        """What is known of those that are calibrated, by the identity of what runs."""
+        measured: dict[int, MeasuredPrompt] = {}
+        for one, own in zip(running, prefilled, strict=True):
+            profile, prompt = one.generation.calibration, one.generation.prompt
+            if one.generation.num_rerun and profile is not None and own.attention is not None:
+                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile)
+        found = dict(zip(measured, self._calibrator.calibrate(list(measured.values())), strict=True))
+        for one in running:
+            if id(one) in found:
+                one.calibration = found[id(one)].calibration
+        return found
+
+    def _first_logits(self, running: Sequence[_Running], prefilled: Sequence[Prefilled]) -> Tensor:
+        """(B, V), with the prompts' last rows run once more where they are calibrated."""
+        logits = torch.stack([one.logits for one in prefilled])
+        again = [place for place, one in enumerate(running) if one.calibration is not None]
+        if again:
+            rows = [
+                Row(one.slot, one.generation.prompt.input_ids[-one.generation.num_rerun :], one.calibration)
+                for one in (running[place] for place in again)
+            ]
+            logits[again] = self._model.rerun(rows)
+        return logits
+
+    # Going on and leaving
+
+    def _advance(
+        self, running: Sequence[_Running], logits: Tensor, facts: Sequence[PromptFacts | None]
+    ) -> list[Progress]:
+        choices = choose(logits, [one.chooser for one in running])
+        return [self._take(one, choice, own) for one, choice, own in zip(running, choices, facts, strict=True)]
+
+    def _take(self, running: _Running, choice: Choice, facts: PromptFacts | None) -> Progress:
+        generation, text = running.generation, running.text
+        running.input_ids.append(choice.token_id)
+        running.num_generated += 1
+        is_end = choice.token_id in self._model.config.eos_token_ids and not generation.ignore_eos
+        piece = Piece() if is_end else text.push(self._vocabulary.token(choice))
+        is_last = is_end or running.num_generated == generation.max_tokens
+        if is_last and not text.is_stopped:
+            rest = text.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+        finish_reason: FinishReason | None = None
+        if is_end or text.is_stopped:
+            finish_reason = "stop"
+        elif is_last:
+            finish_reason = "length"
+        if finish_reason is not None:
+            self._leave(running)
+        return Progress(generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts)
+
+    def _leave(self, running: _Running) -> None:
+        """Keep what another prompt may begin with, and free the slot."""
+        kept = as_token_ids(running.input_ids[: running.num_reusable])
+        if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept):
+            self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept))))
+        self.cancel(running.generation)
+
+
+def _is_worth_waiting(arrival: _Arrival, other: _Arrival) -> bool:
+    """Whether most of what one would compute could be copied once the other is prefilled."""
+    reusable = len(other.input_ids) - other.generation.num_rerun
+    shared = min(num_shared(arrival.input_ids, other.input_ids), reusable, len(arrival.input_ids) - 1)
+    return shared - arrival.num_reused >= max(MIN_REUSED_TOKENS, arrival.num_new / 2)
+
+
+def _facts(running: _Running, attention: Tensor | None, calibration: PromptCalibration | None) -> PromptFacts:
+    generation = running.generation
+    layers = generation.calibration.rel_layers if generation.calibration is not None else ()
+    means: list[float] = []
+    if attention is not None:
+        means = (attention[list(layers)] if layers else attention).mean(dim=(0, 1)).tolist()
+    return PromptFacts(
+        prompt_tokens=len(generation.prompt.input_ids),
+        cached_tokens=running.cached_tokens,
+        attention=tuple(means),
+        relevance=calibration.relevance if calibration is not None else None,
+        calibration_passes=calibration.num_passes if calibration is not None else 0,
+        order=tuple(range(len(generation.prompt.spans))),
+    )

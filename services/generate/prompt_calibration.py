@@ -1,0 +1,152 @@
+"""From what a prompt's last row attends to, to the calibration of its answer.
+
+The bias of each document's place is estimated (or looked up), taken off, and what remains says how the answer shall
+attend. Prompts that are admitted together share the passes of their estimates.
+
+Shapes: L layers, L' the layers that enter rel, H heads, K documents.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.generate.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimate_bias
+from services.generate.calibration import log_alpha, relevance
+from services.generate.kv_cache import Slot
+from services.generate.language_model import Calibration, LanguageModel
+from services.generate.profile import CalibrationProfile
+from services.generate.prompts import Prompt, filler_ids
+
+# Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.
+MAX_REMEMBERED = 256
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPrompt:
+    """A prompt that stands in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
+    row as the model computes it."""
+
+    slot: Slot
+    prompt: Prompt
+    attention: Tensor
+    profile: CalibrationProfile
+
+
+@dataclass(frozen=True, eq=False)
+class PromptCalibration:
+    """`relevance` is rel(k), K numbers, a mean over layers and heads also where α is one a head; `num_passes` is what
+    a plain implementation would have prefilled to estimate the bias."""
+
+    calibration: Calibration
+    relevance: tuple[float, ...]
+    num_passes: int
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An estimate, to be told from others: of which prompt, and how."""
+
+    prompt: Prompt
+    kind: EstimateKind
+    num_layers: int
+    options: TreeOptions
+
+
+class PromptCalibrator:
+    """Calibrates prompts of one model.
+
+    Dummies of at most `max_dummy_bytes` are kept for questions to come, and the last estimates; with 0 neither.
+    """
+
+    def __init__(self, model: LanguageModel, *, max_dummy_bytes: int) -> None:
+        self._model = model
+        self._max_dummy_bytes = max_dummy_bytes
+        self._filler_ids = filler_ids(model.tokenizer)
+        self._dummies = DummyCache(max_dummy_bytes) if max_dummy_bytes else None
+        self._max_remembered = MAX_REMEMBERED if max_dummy_bytes else 0
+        self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
+
+    def calibrate(self, prompts: Sequence[MeasuredPrompt]) -> list[PromptCalibration]:
+        """One for each prompt, by its own profile.
+
+        Where a cached bias has no table for a prompt's number of documents, `tree` stands in for it.
+        """
+        estimates = self._estimates(prompts)
+        return [_calibration(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
+
+    def trim(self) -> None:
+        """Let go of the estimates that are too many; what is calibrated before shares them."""
+        while len(self._remembered) > self._max_remembered:
+            self._remembered.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all prompts and dummies."""
+        self._remembered.clear()
+        if self._dummies is not None:
+            self._dummies = DummyCache(self._max_dummy_bytes)
+
+    def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> list[tuple[Tensor | None, int]]:
+        """Attn(dummy, k) of each prompt, (layers that ran, H, K), and the passes that it took; None for one whose
+        bias is looked up."""
+        wanted = [None if _table(one) is not None else _wanted(one) for one in prompts]
+        new = {key: one for key, one in zip(wanted, prompts, strict=True) if key and key not in self._remembered}
+        num_passes: dict[_Wanted, int] = {}
+        for how, keys in _by_kind(new):
+            jobs = [BiasJob(new[key].slot, key.prompt, self._filler_ids) for key in keys]
+            for key, estimate in zip(keys, self._estimate(jobs, *how), strict=True):
+                self._remembered[key] = estimate.attention.cpu()
+                num_passes[key] = estimate.num_passes
+        # what one prompt has paid for, another of the same does not pay for again
+        found: list[tuple[Tensor | None, int]] = [
+            (self._remembered[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted
+        ]
+        return found
+
+    def _estimate(
+        self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: TreeOptions
+    ) -> list[BiasEstimate]:
+        dummies = self._dummies if kind == "tree" else None
+        return estimate_bias(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
+
+
+def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, TreeOptions], list[_Wanted]]]:
+    """Estimates that can be made together."""
+    groups: dict[tuple[EstimateKind, int, TreeOptions], list[_Wanted]] = {}
+    for one in wanted:
+        groups.setdefault((one.kind, one.num_layers, one.options), []).append(one)
+    yield from groups.items()
+
+
+def _wanted(one: MeasuredPrompt) -> _Wanted:
+    profile = one.profile
+    kind: EstimateKind = "tree" if profile.bias == "cached" else profile.bias
+    options = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks) if kind == "tree" else TreeOptions()
+    return _Wanted(one.prompt, kind, max(profile.rel_layers) + 1, options)
+
+
+def _table(one: MeasuredPrompt) -> tuple[float, ...] | None:
+    """Attn(dummy, k) as looked up, a mean over the layers that enter rel and all heads; None where nothing is."""
+    if one.profile.bias != "cached":
+        return None
+    return one.profile.cached_attention([end - start for start, end in one.prompt.spans])
+
+
+def _calibration(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> PromptCalibration:
+    profile, spans = one.profile, one.prompt.spans
+    attention, layers = one.attention.cpu(), list(profile.rel_layers)
+    if bias is None:
+        rel = attention[layers].mean(dim=(0, 1)) - torch.tensor(_table(one))
+    else:
+        rel = relevance(attention[: len(bias)], bias, layers=layers, scope=profile.rel_scope)
+    num_tokens = torch.tensor([end - start for start, end in spans])
+    alpha = log_alpha(rel, profile.temperature, num_tokens)
+    if alpha.dim() == 3:
+        # one a layer of the model: what is intervened on is among the layers that enter rel
+        every = alpha.new_zeros(attention.shape)
+        every[layers] = alpha
+        alpha, rel = every, rel.mean(dim=(0, 1))
+    calibration = Calibration(spans, alpha, frozenset(profile.layers))
+    return PromptCalibration(calibration, tuple(rel.tolist()), num_passes)
