@@ -7,7 +7,8 @@ nothing is patched and nothing is global, so passes of different kinds may run o
 Whole prompts go through torch's SDPA, which gives no weights. The few rows that are measured or calibrated have their
 scores computed a second time, (B, H, Q, S) with a handful of Q, never T × T. For a calibrated row the scores are at
 hand, so log c_k is added to them and the softmax taken right there: what SDPA would do with an additive mask, without
-building one as wide as the keys for each layer, head and row.
+building one as wide as the keys for each layer, head and row. (FlexAttention could add log c_k inside its kernel, but
+needs it beforehand, which takes the same scores; and it has to be compiled, on a CPU with a C++ compiler at hand.)
 
 Grouped queries: head h reads the keys of group h // (H / H'), so the heads of a group are stacked as rows of one
 matrix product and keys are never repeated.
@@ -116,15 +117,22 @@ def measure(scores: Tensor, documents: Documents) -> Tensor:
     return document_attention(log_mass, scores.logsumexp(dim=-1), documents.num_tokens[:, None, None])
 
 
-def measure_rows(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None, documents: Documents) -> Tensor:
+def measure_rows(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    mask: Tensor | None,
+    documents: Documents,
+    max_scores: int = MAX_SCORES,
+) -> Tensor:
     """`measure` of the rows' scores, a few groups of heads at a time: → (B, H, Q, K).
 
-    At most `MAX_SCORES` scores exist at once, or those of one group where these are more.
+    At most `max_scores` scores exist at once, or those of one group where these are more.
     """
     num_groups = key.shape[1]
     heads_per_group = query.shape[1] // num_groups
     per_group = query.shape[0] * heads_per_group * query.shape[2] * key.shape[2]
-    step = max(1, MAX_SCORES // max(1, per_group))
+    step = max(1, max_scores // max(1, per_group))
     parts = [
         measure(
             row_scores(
@@ -181,9 +189,10 @@ class PaddedPass:
         model(input_ids, position_ids=…, past_key_values=DynamicCache(config=model.config), forward_pass=forward_pass)
 
     and then once more with each token generated, (B, 1), on the same cache with the same pass: it counts the tokens
-    that it has seen. `position_ids` count from each prompt's own first token; an attention mask for the model itself is
-    not needed. The last row of every call is calibrated: the last prompt row, then that of each token generated. All
-    other rows, and with them what the cache keeps of the prompt's other tokens, are as the model computes them.
+    that it has seen, and the prompts may come in several calls, too. `position_ids` count from each prompt's own first
+    token; the model itself needs no attention mask. The last prompt row is calibrated, and that of each token
+    generated. All other rows, and with them what the cache keeps of the prompt's other tokens, are as the model
+    computes them.
     """
 
     def __init__(
@@ -213,6 +222,7 @@ class PaddedPass:
                 raise ValueError(f"documents of a prompt of {length} tokens end behind it: {list(row)}")
         self._padding: list[int] = [is_token.shape[1] - length for length in num_tokens]
         shifted = [[(p + start, p + end) for start, end in row] for p, row in zip(self._padding, spans, strict=True)]
+        self._num_prompt_tokens = is_token.shape[1]
         self._documents = Documents.of(shifted, attention_mask.device)
         self._log_alpha = log_alpha
         self._layers = frozenset(layers) if log_alpha is not None else frozenset()
@@ -241,6 +251,8 @@ class PaddedPass:
             output[own, :, first:] = _attend_causally(
                 query[own, :, first:], key[own, :, skipped:], value[own, :, skipped:], scaling, sliding_window
             )
+        if num_seen < self._num_prompt_tokens:  # more of the prompts is to come
+            return output.transpose(1, 2)
         documents = self._documents.without_first(num_dropped)
         mask = _last_row_sees(padding, key, sliding_window)
         last = query[:, :, -1:]
