@@ -60,13 +60,13 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
     """
     _check_count(num_documents)
     rows = list(_read_questions(path))
-    golds = [row[1] for row in rows]
-    has_distractors = any(row[2] for row in rows)
+    has_distractors = any(distractors for *_, distractors in rows)
+    pool = list({gold.title: gold for _, gold, _ in rows}.values())
     examples = []
     for number, ((question, answers), gold, distractors) in enumerate(rows[:limit], start=1):
         if not has_distractors:
-            generator = random.Random(f"{seed} {question}")
-            distractors = _draw(generator, [other for other in golds if other.title != gold.title], num_documents - 1)
+            drawn = random.Random(f"{seed} {question}").sample(pool, min(num_documents, len(pool)))
+            distractors = [other for other in drawn if other.title != gold.title]
         if len(distractors) < num_documents - 1:
             raise BadData(f"{path}: question {number} has {len(distractors)} distractors, not {num_documents - 1}")
         examples.append(Example(question, answers, (gold, *distractors[: num_documents - 1]), 0))
@@ -163,10 +163,6 @@ def _read_questions(path: Path) -> Iterator[tuple[_Question, Document, list[Docu
 
 def _document(context: dict[str, Any]) -> Document:
     return Document(str(context["text"]), str(context["title"]))
-
-
-def _draw(generator: random.Random, pool: Sequence[Document], count: int) -> list[Document]:
-    return generator.sample(pool, min(count, len(pool)))
 
 
 def _check_count(num_documents: int) -> None:
