@@ -104,6 +104,14 @@ QuestionT = TypeVar("QuestionT", bound=Question)
 Ask = Callable[[Sequence[CalibrationProfile | None], Sequence[QuestionT]], list[list[bool]]]
 
 
+def score_of(questions: Sequence[Question], answers: Sequence[bool]) -> Score:
+    """The score of questions that were each answered right or not."""
+    score = Score()
+    for question, is_right in zip(questions, answers, strict=True):
+        score.add(question.gold, is_right=is_right)
+    return score
+
+
 def middle_positions(num_documents: int) -> tuple[int, ...]:
     """The middle one of an odd number of documents, the middle two of an even one; of fewer than 3 all."""
     if num_documents < 3:
@@ -128,7 +136,8 @@ def rank_rel_settings(measured: Sequence[Measured], span_rule: SpanRule, scope: 
         raise ValueError("no prompts were measured")
     runs = layer_ranges(measured[0].attention.shape[0])
     settings = [_rel_setting(measured, span_rule, layers, scope) for layers in runs]
-    return sorted(settings, key=lambda setting: -setting.merit)
+    # layers that attend to no document change rel by a factor alone: of equals, the fewer layers come first
+    return sorted(settings, key=lambda setting: (-setting.merit, len(setting.layers)))
 
 
 def _rel_setting(
@@ -173,22 +182,21 @@ class Limits:
 def candidates(
     settings: Sequence[RelSetting], num_layers: int, bias: BiasKind, limits: Limits
 ) -> list[CalibrationProfile]:
-    """The paper's settings, then every combination of settings of rel, runs of layers, t and rows; all with `bias`.
+    """The paper's settings, then every combination of settings of rel, runs of layers and t; all with `bias`.
 
     `settings` are the best few of each span rule and scope. Those per head are for the layers that they come from.
+    All calibrate the last prompt row; `narrow_down` tries others where these do well.
     """
     found = [paper_profile(num_layers).model_copy(update={"bias": bias})]
     for setting in settings:
         runs = layer_ranges(num_layers, limits.max_layer_blocks) if setting.scope == "mean" else [setting.layers]
-        for layers, factor, row_scope in itertools.product(runs, TEMPERATURE_FACTORS, limits.row_scopes):
+        for layers, factor in itertools.product(runs, TEMPERATURE_FACTORS):
             if setting.spread > 0:
-                found.append(_candidate(setting, layers, factor, row_scope, bias))
+                found.append(_candidate(setting, layers, factor, bias))
     return found
 
 
-def _candidate(
-    setting: RelSetting, layers: tuple[int, ...], factor: float, row_scope: RowScope, bias: BiasKind
-) -> CalibrationProfile:
+def _candidate(setting: RelSetting, layers: tuple[int, ...], factor: float, bias: BiasKind) -> CalibrationProfile:
     return CalibrationProfile(
         enabled=True,
         bias=bias,
@@ -198,7 +206,6 @@ def _candidate(
         rel_layers=setting.layers,
         rel_scope=setting.scope,
         span_rule=setting.span_rule,
-        row_scope=row_scope,
     )
 
 
@@ -213,23 +220,45 @@ def narrow_down(
     profiles: Sequence[CalibrationProfile],
     chunks: Sequence[Sequence[QuestionT]],
     middle: Collection[int],
-    finalists: int,
+    limits: Limits,
 ) -> Iterator[list[Tried]]:
     """After each chunk, vanilla and then every profile still in the running, best first.
 
     A chunk is answered by a fifth of those that answered the one before, by no fewer than `finalists`; scores are over
-    all chunks answered.
+    all chunks answered. Those that pass the first chunk answer it again with each other scope of rows.
     """
     vanilla = Tried(None, Score())
     running = [Tried(profile, Score()) for profile in profiles]
-    for chunk in chunks:
-        everyone = [vanilla, *running]
-        for tried, answers in zip(everyone, ask([tried.profile for tried in everyone], chunk), strict=True):
-            for question, is_right in zip(chunk, answers, strict=True):
-                tried.score.add(question.gold, is_right=is_right)
+    for number, chunk in enumerate(chunks):
+        _answer(ask, [vanilla, *running], chunk)
         running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
-        yield [vanilla, *running]
-        running = running[: max(finalists, math.ceil(len(running) * KEPT_EACH_ROUND))]
+        if number == 0:
+            siblings = _other_row_scopes(running[: _num_kept(running, limits)], limits.row_scopes)
+            _answer(ask, siblings, chunk)
+            running += siblings
+            running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
+        yield [Tried(one.profile, Score(dict(one.score.right), dict(one.score.asked))) for one in (vanilla, *running)]
+        running = running[: _num_kept(running, limits)]
+
+
+def _answer(ask: Ask[QuestionT], everyone: Sequence[Tried], chunk: Sequence[QuestionT]) -> None:
+    for tried, answers in zip(everyone, ask([tried.profile for tried in everyone], chunk), strict=True):
+        for question, is_right in zip(chunk, answers, strict=True):
+            tried.score.add(question.gold, is_right=is_right)
+
+
+def _other_row_scopes(tried: Sequence[Tried], row_scopes: Sequence[RowScope]) -> list[Tried]:
+    return [
+        Tried(one.profile.model_copy(update={"row_scope": row_scope}), Score())
+        for one in tried
+        if one.profile is not None
+        for row_scope in row_scopes
+        if row_scope != one.profile.row_scope
+    ]
+
+
+def _num_kept(running: Sequence[Tried], limits: Limits) -> int:
+    return max(limits.finalists, math.ceil(len(running) * KEPT_EACH_ROUND))
 
 
 def does_help(score: Score, vanilla: Score, middle: Collection[int]) -> bool:

@@ -49,11 +49,11 @@ class BiasTable(BaseModel):
 class CalibrationProfile(BaseModel):
     """What the calibration does for one checkpoint; layers are counted from 0.
 
-    `layers` are intervened, `rel_layers` enter rel (Eq. 3.4). `dummy_tokens`, `window` and `num_sinks` make `tree`
-    cheaper: dummies no longer than so many tokens, which see so many tokens before them and so many at the
-    prompt's start; None leaves a dummy as long as its document, and seeing everything. `row_scope` is the prompt
-    rows that are calibrated beside those of the answer. `gain` holds what was measured on separate prompts,
-    `tables` the estimates of `cached`.
+    `layers` are intervened, `rel_layers` enter rel (Eq. 3.4): their mean over layers and heads, or with `per_head` a
+    rel for each head of each intervened layer. `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: dummies no
+    longer than so many tokens, which see so many tokens before them and so many at the prompt's start; None leaves a
+    dummy as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside
+    those of the answer. `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +92,8 @@ class CalibrationProfile(BaseModel):
             raise ValueError("there are no tables of the bias, so it cannot be cached")
         if self.bias == "cached" and self.rel_scope == "per_head":
             raise ValueError("tables of the bias hold means over heads, so rel_scope cannot be per_head")
+        if self.rel_scope == "per_head" and not set(self.layers) <= set(self.rel_layers):
+            raise ValueError("with a rel for each head, layers must be among rel_layers")
         return self
 
     def check_layers(self, num_layers: int) -> Self:

@@ -85,7 +85,7 @@ def test_the_middle_is_what_is_as_far_from_both_ends(num_documents: int, middle:
 
 def test_candidates_have_temperatures_around_the_spread_and_the_paper_is_one_of_them() -> None:
     setting = rank_rel_settings([measured(1, found_by=2)], "text")[0]
-    found = candidates([setting], 4, "tree", Limits(row_scopes=("last",)))
+    found = candidates([setting], 4, "tree", Limits())
     assert found[0] == paper_profile(4).model_copy(update={"bias": "tree"})
     assert len(found) == 1 + 10 * len(TEMPERATURE_FACTORS)
     assert {profile.span_rule for profile in found[1:]} == {"text"}
@@ -130,13 +130,15 @@ def test_profiles_that_do_badly_are_dropped_and_the_best_is_first_in_the_end() -
         return [[question.number % 10 < share for question in chunk] for share in shares]
 
     chunks = [[Placed(gold, number) for gold in range(3) for number in range(10)] for _ in range(3)]
-    rounds = list(narrow_down(ask, profiles, chunks, MIDDLE, finalists=2))
-    assert asked == [21, 5, 3]
-    assert [len(one) for one in rounds] == [21, 5, 3]
+    rounds = list(narrow_down(ask, profiles, chunks, MIDDLE, Limits(finalists=2)))
+    # four of twenty go on and are asked with other rows as well; then five of twenty-four, then two
+    assert asked == [21, 4, 6, 3]
+    assert [len(one) for one in rounds] == [25, 6, 3]
+    assert [one[0].score.num_questions for one in rounds] == [30, 60, 90]
     vanilla, best, second = rounds[-1]
     assert vanilla.profile is None
     assert best.profile is profiles[13]
-    assert second.profile is not None
-    assert second.profile.layers[0] % 10 == 9
+    assert second.profile == profiles[13].model_copy(update={"row_scope": "tail"})
+    assert [tried.profile.layers[0] % 10 for tried in rounds[1][3:] if tried.profile is not None] == [9, 9, 9]
     assert best.score.num_questions == vanilla.score.num_questions == 90
     assert best.score.accuracy() == 1

@@ -74,6 +74,7 @@ def test_layers_are_kept_in_order_and_once() -> None:
         ({"bias": "guessed"}, "bias"),
         ({"tables": ()}, "no tables"),
         ({"rel_scope": "per_head"}, "per_head"),
+        ({"rel_scope": "per_head", "bias": "tree"}, "layers must be among rel_layers"),
         ({"tables": (CHOSEN.tables[0], CHOSEN.tables[0])}, "two tables"),
         ({"gain": {"vanilla": float("inf")}}, "gain"),
         ({"colour": "red"}, "colour"),
