@@ -50,8 +50,8 @@ class CountingEngine:
     def admit(self, items: Sequence[Item]) -> Came:
         assert not set(items) & set(self.running), "admitted twice"
         self.admitted.append([item.name for item in items])
+        self.running.update(dict.fromkeys(items, 0))  # and holds them when the fault comes
         self._pass_gate("admit", items)
-        self.running.update(dict.fromkeys(items, 0))
         return [self._advance(item) for item in items]
 
     def step(self) -> Came:
