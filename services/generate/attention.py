@@ -211,11 +211,11 @@ class PaddedPass:
         `log_alpha` (B, K), or (B, L, H, K), calibrates `layers`, None calibrates nothing. `num_cached` tokens of each
         row, padding included, are in the cache already: T − 1 to run the last prompt token once more. `is_measured`
         fills `attention`.
-        Raises ValueError for padding behind tokens and for spans that do not lie in their prompt.
+        Raises ValueError for a prompt without tokens, padding behind tokens, and spans that do not lie in their prompt.
         """
         is_token = attention_mask.bool()
-        if not torch.equal(is_token, is_token.cummax(dim=1).values.bool()):
-            raise ValueError("padding must stand ahead of the tokens")
+        if not is_token[:, -1].all() or not torch.equal(is_token, is_token.cummax(dim=1).values.bool()):
+            raise ValueError("padding must stand ahead of the tokens, and there must be some")
         num_tokens = is_token.sum(dim=1).tolist()
         for length, row in zip(num_tokens, spans, strict=True):
             if any(end > length for _, end in row):

@@ -362,7 +362,8 @@ def test_a_call_without_a_pass_or_with_a_mask_is_refused() -> None:
 
 
 def test_padding_behind_tokens_and_documents_outside_of_their_prompt_are_refused() -> None:
-    with pytest.raises(ValueError, match="ahead of the tokens"):
-        PaddedPass(torch.tensor([[1, 1, 0], [1, 1, 1]]), [[], []])
+    for padding_behind_or_alone in ([1, 1, 0], [1, 0, 1], [0, 0, 0]):
+        with pytest.raises(ValueError, match="ahead of the tokens"):
+            PaddedPass(torch.tensor([padding_behind_or_alone, [1, 1, 1]]), [[], []])
     with pytest.raises(ValueError, match="prompt of 2 tokens"):
         PaddedPass(torch.tensor([[0, 1, 1], [1, 1, 1]]), [[(0, 3)], []])

@@ -1,0 +1,130 @@
+"""What found-in-the-middle assumes of attention, put to the test (dissertation, section 3.3 and appendix B.3).
+
+The assumption is Attn(doc, k) = f(rel(doc), bias(k)), growing with either: with relevance for every position, and with
+the position's bias for every document. It is tested on matrices of attention: one example's documents, each measured
+at every position.
+
+    condition 1   two positions are in the same order for every document
+    condition 2   two documents are in the same order at every position
+    linear        Attn = rel + bias + ε (Eq. 3.2), so the difference of two documents is the same at every position
+    log-linear    log Attn = rel + bias + ε (Eq. B.1), the same of their logarithms
+
+How nearly the differences agree is their Spearman rank correlation over quadruplets of two documents and two positions.
+The dissertation does not say whether a quadruplet counts once or in every order: unordered ones are the default here.
+
+Shapes: D documents, K positions, P pairs. Attention is the mean weight a token, float of any precision, unitless.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Form = Literal["linear", "log-linear"]
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveModel:
+    """The best additive explanation of an attention matrix, in the least squares.
+
+    `relevance` (D,) has mean 0 and `bias` (K,) carries the level, in the unit of attention, or of its logarithm.
+    `explained` is the share of the variance that it explains, 1 where there is none to explain.
+    """
+
+    relevance: Array
+    bias: Array
+    explained: float
+
+
+def fit(attention: Array, form: Form) -> AdditiveModel:
+    """Eq. 3.2 or B.1 fitted to a full matrix (D, K): then the means of rows and columns are the least squares.
+
+    Raises ValueError for a matrix without entries, and for attention that has no logarithm with `log-linear`.
+    """
+    values = _values(attention, form)
+    if values.size == 0:
+        raise ValueError("there is no attention to explain")
+    relevance, bias = values.mean(axis=1) - values.mean(), values.mean(axis=0)
+    remaining = float(((values - relevance[:, None] - bias) ** 2).sum())
+    total = float(((values - values.mean()) ** 2).sum())
+    return AdditiveModel(relevance, bias, 1 - remaining / total if total else 1.0)
+
+
+def condition_1(examples: Sequence[Array]) -> float:
+    """The share of (two documents, two positions) where both documents order the positions alike, 0 to 1.
+
+    `examples` are matrices (D, K) each, pooled. A tie is no order and counts against the condition, as does a pair of
+    documents that both tie. Raises ValueError where no example has two documents and two positions.
+    """
+    return _agreement([np.asarray(attention).T for attention in examples])
+
+
+def condition_2(examples: Sequence[Array]) -> float:
+    """The share of (two documents, two positions) where the documents' order is the same at both; as `condition_1`."""
+    return _agreement(list(examples))
+
+
+def rank_correlation(examples: Sequence[Array], form: Form, *, is_ordered: bool = False) -> float:
+    """Spearman's ρ of the documents' difference at one position with that at another (Table B.1), −1 to 1.
+
+    Over quadruplets of all `examples` (D, K) together. With `is_ordered` each counts in all four orders of its two
+    documents and its two positions. NaN where all differences of one side are equal. Raises ValueError for attention
+    that has no logarithm with `log-linear`, and where there is no quadruplet.
+    """
+    sides = [_differences(_values(attention, form)) for attention in examples]
+    one, other = (np.concatenate([side[i].ravel() for side in sides] or [np.empty(0)]) for i in (0, 1))
+    if one.size == 0:
+        raise ValueError("two documents at two positions are needed")
+    if is_ordered:
+        one, other = np.concatenate([one, other, -one, -other]), np.concatenate([other, one, -other, -one])
+    return spearman(one, other)
+
+
+def spearman(one: Array, other: Array) -> float:
+    """Spearman's rank correlation of two vectors of equal length; ties take their mean rank. NaN if one is constant."""
+    first, second = (ranks - ranks.mean() for ranks in (_ranks(one), _ranks(other)))
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale else float("nan")
+
+
+def is_in_attended_half(attention: Sequence[float], document: int) -> bool:
+    """Whether a document is among the ⌈K/2⌉ that are attended most (Table 3.1); of equals, the earlier stand first."""
+    order = sorted(range(len(attention)), key=lambda k: (-attention[k], k))
+    return document in order[: (len(order) + 1) // 2]
+
+
+def _agreement(examples: Sequence[Array]) -> float:
+    differences = [_differences(np.asarray(attention, dtype=np.float64)) for attention in examples]
+    agree = [np.sign(one) * np.sign(other) > 0 for one, other in differences]
+    total = sum(a.size for a in agree)
+    if total == 0:
+        raise ValueError("two documents at two positions are needed")
+    return float(sum(int(a.sum()) for a in agree) / total)
+
+
+def _differences(values: Array) -> tuple[Array, Array]:
+    """Of each two rows at each two columns, the rows' difference at the one and at the other, (P, P') both."""
+    first, second = np.triu_indices(values.shape[0], k=1)
+    left, right = np.triu_indices(values.shape[1], k=1)
+    difference = values[first] - values[second]
+    return difference[:, left], difference[:, right]
+
+
+def _values(attention: Array, form: Form) -> Array:
+    values = np.asarray(attention, dtype=np.float64)
+    if form == "linear":
+        return values
+    if not (values > 0).all():
+        raise ValueError("a document that is not attended at all has no log attention")
+    return np.log(values)
+
+
+def _ranks(values: Array) -> Array:
+    """From 1 on; equal values have the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    mean: Array = (last - (count - 1) / 2)[place]
+    return mean
