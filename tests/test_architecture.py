@@ -14,6 +14,50 @@ ROOT = Path(__file__).parents[1]
 
 HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
 WEB = ("fastapi", "starlette", "uvicorn")
+# what reads or writes the world, which equations never do
+WORLD = (*WEB, "os", "pathlib", "json", "structlog", "time")
+
+
+def own(*stems: str) -> tuple[str, ...]:
+    """Modules of the service that a file belongs to."""
+    return tuple(f"services.{{service}}.{stem}" for stem in stems)
+
+
+# A causal language model with tensors in its hands: from one row's attention to answers and rankings.
+ATTENDING = own("attention", "branches", "calibration", "kv_cache", "language_model", "packing")
+GENERATING = (
+    *ATTENDING,
+    *own(
+        "bias",
+        "answer_text",
+        "calibration_bench",
+        "calibration_search",
+        "decoding",
+        "generation",
+        "prefilled_prompts",
+        "prefix_cache",
+        "prompt_calibration",
+        "ranking",
+        "sequence",
+    ),
+)
+# Texts, tokens as numbers, figures: torch-free, and nothing of HTTP.
+TEXTUAL = own(
+    "chat_prompts",
+    "data",
+    "facts",
+    "interleaving",
+    "litm_plots",
+    "litm_results",
+    "litm_tables",
+    "profile",
+    "prompts",
+    "question_sets",
+    "ranking_prompts",
+    "tfidf",
+    "tokenizer_build",
+    "truncation",
+)
 
 
 @dataclass(frozen=True)
@@ -25,10 +69,42 @@ class Room:
     never: tuple[str, ...] = ()
 
 
+# What a job needs of the core to read and publish checkpoints.
+STORING = ("checkpoint_files", "errors", "manifest", "settings", "starters", "store", "store_errors")
+
 # The first room whose pattern fits a file is its room; {service} stands for the service that the file belongs to.
 ROOMS = (
     Room("gateway/*.py", ("gateway", "services.core"), HEAVY),
     Room("services/core/*.py", ("services.core",), HEAVY),
+    Room("services/nn/*.py", ("services.nn",), (*WEB, "os", "structlog")),
+    Room("services/generate/calibration.py", (), WORLD),
+    Room("services/generate/hypotheses.py", (), WORLD),
+    *(
+        Room(f"services/generate/{stem}.py", own(*below), WORLD)
+        for stem, below in (
+            ("attention", ("calibration",)),
+            ("kv_cache", ()),
+            ("packing", ("attention", "calibration", "kv_cache")),
+            ("branches", ("attention", "calibration", "kv_cache", "packing")),
+        )
+    ),
+    Room("services/generate/language_model.py", ATTENDING, WEB),
+    *(
+        Room(
+            path.replace("{service}", "generate").replace(".", "/") + ".py",
+            (*GENERATING, *TEXTUAL, "services.core.errors"),
+            (*WEB, "os", "time"),
+        )
+        for path in GENERATING
+    ),
+    *(
+        Room(
+            path.replace("{service}", "generate").replace(".", "/") + ".py",
+            (*TEXTUAL, "services.core.errors"),
+            (*HEAVY, *WEB),
+        )
+        for path in TEXTUAL
+    ),
     *(
         Room(f"services/*/{stem}.py", may_import, (*WEB, "os", "pathlib", "json", "structlog", "time"))
         for stem, may_import in (
@@ -37,13 +113,27 @@ ROOMS = (
             ("focallens", ("services.{service}.visibility",)),
             ("condition_tokens", ()),
             ("readout_plan", ()),
-            ("packed_linear", ()),
         )
+    ),
+    Room("services/generate/engine.py", (*GENERATING, *TEXTUAL, "services.core.errors"), (*WEB, "os")),
+    *(
+        Room(
+            f"services/generate/{stem}.py",
+            (
+                *GENERATING,
+                *TEXTUAL,
+                *own("answering", "initialisation", "published_checkpoint", "training"),
+                *(f"services.core.{part}" for part in STORING),
+            ),
+            WEB,
+        )
+        for stem in ("answering", "calibrate", "evaluate", "published_checkpoint", "train")
     ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
     Room("services/*/data.py", ("services.{service}.colorshape",), WEB),
-    Room("services/*/training.py", (), WEB),
+    Room("services/*/training.py", own("facts", "initialisation", "prompts", "tokenizer_build"), WEB),
+    Room("services/*/initialisation.py", own("tokenizer_build"), WEB),
     Room(
         "services/*/train.py",
         (
@@ -111,7 +201,7 @@ ROOMS = (
             "services.{service}.bulk_folder",
             "services.{service}.checkpoint",
             "services.{service}.focallens",
-            "services.{service}.packed_linear",
+            "services.{service}.vision_transformer",
         ),
         WEB,
     ),
@@ -149,8 +239,8 @@ ROOMS = (
             "services.{service}.checkpoint",
             "services.{service}.condition_tokens",
             "services.{service}.focallens",
-            "services.{service}.packed_linear",
             "services.{service}.readout_plan",
+            "services.{service}.vision_transformer",
         ),
         (*WEB, "os", "pathlib", "json", "structlog", "time"),
     ),
@@ -164,7 +254,7 @@ ROOMS = (
         ),
         (*WEB, "os"),
     ),
-    Room("services/*/schemas.py", ("services.core.errors",), HEAVY),
+    Room("services/*/schemas.py", ("services.core.errors", "services.{service}.profile"), HEAVY),
     Room("services/*/__main__.py", ("services.core", "services.{service}")),
     # what a collection keeps knows files and vectors, neither the wire nor the model
     *(
@@ -208,7 +298,7 @@ CATCH_ALL = {
     "services/embed/collections/collection.py",
     *(
         f"services/core/{stem}.py"
-        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware")
+        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware", "step_run", "stepping")
     ),
 }
 
@@ -234,7 +324,8 @@ def breaches(path: str, text: str) -> list[str]:
     room = next(room for room in ROOMS if fnmatch(path, room.files) and path.count("/") == room.files.count("/"))
     parts = path.split("/")
     service = parts[1] if parts[0] == "services" and len(parts) >= 3 else ""
-    allowed = tuple(entry.format(service=service) for entry in room.may_import)
+    shared = ("services.nn",) if service else ()  # layers and devices that two services need
+    allowed = (*shared, *(entry.format(service=service) for entry in room.may_import))
     found = []
     for line, module in imports(ast.parse(text)):
         is_ours = is_within(module, ("services", "gateway"))
