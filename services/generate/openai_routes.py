@@ -1,0 +1,193 @@
+"""OpenAI's chat completions and completions, whole and streamed."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from services.core.errors import blaming
+from services.generate.calls import calibration_of, check_count, documents_of, reports_of
+from services.generate.engine import AnswerOptions, GenerateEngine
+from services.generate.generation import Generation, Progress
+from services.generate.interleaving import interleaved
+from services.generate.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
+from services.generate.openai_calls import (
+    check_chat,
+    check_completion,
+    messages_of,
+    prompts_of,
+    sampling_of,
+    stops_of,
+)
+from services.generate.openai_schemas import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+)
+from services.generate.service import CallLimits, GenerateService, ServedGenerate
+from services.generate.streaming import DONE, EventStream, event
+
+# OpenAI's, where a completion names no number.
+COMPLETION_MAX_TOKENS = 16
+STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request as the model takes it: `generations` are its choices, so many a prompt."""
+
+    generations: Sequence[Generation]
+    choices_per_prompt: int
+    form: Form
+
+
+def openai_router(service: GenerateService) -> APIRouter:
+    """The routes that answer as OpenAI's do."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatCompletion, "content": STREAM, "description": "Whole, or its chunks"}},
+    )
+    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+        """OpenAI's chat; `documents` are what the last message of the user asks about, and calibrated as asked."""
+        check_chat(body)
+        return await _answer(service, request, body)
+
+    @router.post(
+        "/v1/completions",
+        responses={200: {"model": Completion, "content": STREAM, "description": "Whole, or its chunks"}},
+    )
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """OpenAI's completions: each prompt is continued as it stands."""
+        check_completion(body)
+        return await _answer(service, request, body)
+
+    return router
+
+
+async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+    check_count("n", body.n or 1, service.limits.max_choices)
+    if body.stream:
+        return await EventStream.begin(_events(service, request, body))
+    with service.lease(request, body.model) as served:
+        prepared = await _prepare(service, request, served, body)
+        identity = _identity(request, served, body)
+        choices = _choices(prepared)
+        async with aclosing(_progress(service, request, served, prepared)) as steps:
+            async for place, progress in steps:
+                choices[place].add(progress)
+    answer = {**prepared.form.whole(identity, choices), "usage": usage_of(choices)}
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def _events(
+    service: GenerateService, request: Request, body: ChatRequest | CompletionRequest
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of all choices as they come; before the first nothing is sent, so that an error has its status."""
+    includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    extra = {"usage": None} if includes_usage else {}
+    with service.lease(request, body.model) as served:
+        prepared = await _prepare(service, request, served, body)
+        identity, form = _identity(request, served, body), prepared.form
+        choices = _choices(prepared)
+        async with aclosing(_progress(service, request, served, prepared)) as steps:
+            async for place, progress in steps:
+                choice = choices[place]
+                if choice.facts is None:
+                    for chunk in form.opening(identity, choice):
+                        yield event({**chunk, **extra})
+                choice.add(progress)
+                for chunk in form.chunks(identity, choice, progress):
+                    yield event({**chunk, **extra})
+        if includes_usage:
+            yield event({**form.bare(identity), "usage": usage_of(choices)})
+        yield DONE
+
+
+async def _prepare(
+    service: GenerateService, request: Request, served: ServedGenerate, body: ChatRequest | CompletionRequest
+) -> Prepared:
+    """Raises what the engine's `prepare_*` raise, and the errors of the fields that no schema can check."""
+    if isinstance(body, ChatRequest):
+        return await service.prepare(request, partial(_prepare_chat, service.limits, served.engine, body))
+    return await service.prepare(request, partial(_prepare_completion, service.limits, served.engine, body))
+
+
+def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest) -> Prepared:
+    documents = documents_of(body.documents or (), limits.max_documents)
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    options = AnswerOptions(
+        max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
+        sampling=sampling_of(body, num_logprobs, engine.vocab_size),
+        stop=stops_of(body),
+        calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
+        reorder=body.reorder,
+        ignore_eos=body.ignore_eos,
+    )
+    generation = _capped(engine.prepare_chat(messages_of(body), documents, options), limits)
+    reports = partial(reports_of, documents) if documents else None
+    return Prepared(generation.choices(body.n or 1), body.n or 1, ChatForm(bool(body.logprobs), reports))
+
+
+def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: CompletionRequest) -> Prepared:
+    options = AnswerOptions(
+        max_tokens=_max_tokens(limits, body.max_tokens or COMPLETION_MAX_TOKENS),
+        sampling=sampling_of(body, body.logprobs, engine.vocab_size),
+        stop=stops_of(body),
+        ignore_eos=body.ignore_eos,
+    )
+    prompts = prompts_of(body, engine.vocab_size)
+    with blaming("prompt"):
+        generations = [engine.prepare_completion(prompt, options) for prompt in prompts]
+    echoes = [prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else []
+    return Prepared(
+        [choice for generation in generations for choice in generation.choices(body.n or 1)],
+        body.n or 1,
+        CompletionForm(body.logprobs, echoes),
+    )
+
+
+def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
+    if asked is not None:
+        check_count("max_tokens", asked, limits.max_tokens)
+    return asked
+
+
+def _capped(generation: Generation, limits: CallLimits) -> Generation:
+    """Where no number was asked for, the limit holds as well as the context."""
+    return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
+
+
+def _progress(
+    service: GenerateService, request: Request, served: ServedGenerate, prepared: Prepared
+) -> AsyncGenerator[tuple[int, Progress], None]:
+    """What the steps bring for each choice, by its place."""
+    return interleaved(
+        [
+            service.run(request, served, generation, is_timed=place == 0)
+            for place, generation in enumerate(prepared.generations)
+        ]
+    )
+
+
+def _choices(prepared: Prepared) -> list[ChoiceSoFar]:
+    return [
+        ChoiceSoFar(place, prompt=place // prepared.choices_per_prompt) for place in range(len(prepared.generations))
+    ]
+
+
+def _identity(request: Request, served: ServedGenerate, body: ChatRequest | CompletionRequest) -> Identity:
+    prefix = "chatcmpl" if isinstance(body, ChatRequest) else "cmpl"
+    return Identity(
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=request.state.model,
+        system_fingerprint=f"fp_{served.digest[:12]}",
+    )

@@ -1,0 +1,181 @@
+"""OpenAI's chat completions and completions: what crosses the wire, with documents and their calibration added.
+
+Fields that an answer cannot honour are declared, so that they are refused by name instead of ignored; those that
+change nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport, FinishReason, Reorder
+
+MAX_STOPS = 4
+MAX_CHOICES = 128
+MAX_PROMPTS = 128
+MAX_TOP_LOGPROBS = 20
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+# strict: a list of booleans is no prompt
+TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
+Stop = Annotated[str, Field(min_length=1)]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = Field(None, description="One chunk more, without choices, that holds the usage.")
+
+
+class SamplingRequest(BaseModel):
+    """What both routes take: how the answer is drawn and how it is sent."""
+
+    model: str | None = Field(None, description="Checked against the served model.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers to each prompt.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as OpenAI's.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, description="Token ids and what is added to their logits.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = Field(False, description="Go on behind the model's end of text.")
+    user: str | None = None
+
+
+class ContentPart(BaseModel):
+    """A part of a message; only `{"type": "text", "text": …}` is read."""
+
+    type: str = "text"
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One turn; calls of tools are refused."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[JsonValue] | None = None
+    function_call: JsonValue = None
+
+
+class ChatRequest(SamplingRequest):
+    """A conversation, answered over documents where there are any."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="As `max_tokens`, which it goes before; none: as many as there is room for."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="Needs `logprobs`.")
+    documents: list[AnyDocument] | None = Field(None, description="What the last message of the user asks about.")
+    calibration: CalibrationOptions | None = None
+    reorder: Reorder = Field("none", description="How documents are ranked first; the best then comes last.")
+    tools: list[JsonValue] | None = Field(None, description="Refused, like all that follow.")
+    tool_choice: JsonValue = None
+    functions: list[JsonValue] | None = None
+    function_call: JsonValue = None
+    response_format: JsonValue = None
+    modalities: list[str] | None = None
+    audio: JsonValue = None
+    web_search_options: JsonValue = None
+    moderation: JsonValue = None
+
+
+class CompletionRequest(SamplingRequest):
+    """Texts, or token ids of the served model's own tokenizer, to be continued."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        None, description="For each token so many of the most likely ones."
+    )
+    echo: bool | None = Field(None, description="Repeat the prompt before its continuation.")
+    best_of: int | None = Field(None, description="Refused unless it is `n`.")
+    suffix: str | None = Field(None, description="Refused.")
+    documents: list[JsonValue] | None = Field(None, description="Refused: chat and `/generate` take documents.")
+
+
+class CompletionLogprobs(BaseModel):
+    """As long as the tokens of the text; `text_offset` counts characters from the start of `text`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int = Field(description="Of the prompt's tokens, those that an earlier request had left computed.")
+
+
+class CompletionUsage(BaseModel):
+    """`calibration_passes` counts the passes over the model that the calibration took beside the prompt's own."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    calibration_passes: int
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    documents: list[DocumentReport] = Field([], description="What the model saw in the request's documents.")
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
