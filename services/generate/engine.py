@@ -1,0 +1,339 @@
+"""A language model's checkpoint behind the routes: questions, conversations and rankings in, steps of answers out.
+
+Prompts are made and held to the context on any thread; what computes runs on one thread at a time.
+
+Shapes: K documents.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.core.errors import InvalidField, TooLarge, blaming
+from services.generate.chat_prompts import Message, render_chat, render_question
+from services.generate.decoding import Sampling
+from services.generate.generation import MAX_PREFILL_TOKENS, Generation, Progress, RunningBatch
+from services.generate.language_model import LanguageModel, Prefill, Row
+from services.generate.profile import OFF, CalibrationProfile, read_profile
+from services.generate.prompts import Document, Piece, Prompt, tokenise
+from services.generate.ranking import Ranking, Reorder, reorder, run_rankings
+from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
+from services.nn.devices import DeviceOptions
+
+# Two orders of summation of one logit differ, relative to the largest; a wrong mask or position differs by far more.
+SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+SAMPLE_QUESTION = "What is written on the second page?"
+SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
+# How many times a prompt is run, roughly, to estimate its bias.
+TREE_PROMPTS = 2
+SINGLE_PROMPTS = 1
+
+
+class BrokenModel(Exception):
+    """A checkpoint whose known computations come out wrong."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where a checkpoint runs, and what its running batch may hold (`RunningBatch` has the meaning of each)."""
+
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    max_cached_tokens: int = 65_536
+    max_running: int = 64
+    prefix_cache_bytes: int = 2**29
+    max_prefill_tokens: int = MAX_PREFILL_TOKENS
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What is asked of an answer.
+
+    `max_tokens` None is as many as the context leaves. `calibration` None is the checkpoint's own profile. `reorder`
+    ranks the documents first. The rest is as in `Generation`.
+    """
+
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    calibration: CalibrationProfile | None = None
+    reorder: Reorder = "none"
+    include_stop: bool = False
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ReorderedGeneration(Generation):
+    """A generation whose documents are put into the order of `method` once it is admitted.
+
+    `render` makes the prompt of the documents in another order. Its own prompt has them as they were given.
+    """
+
+    method: Reorder = "none"
+    query: str = ""
+    documents: tuple[Document, ...] = ()
+    render: Callable[[Sequence[Document]], Prompt] | None = None
+
+
+Item = Generation | RankingJob
+Outcome = Progress | Ranking
+Event = tuple[Item, Outcome, bool]
+
+
+class GenerateEngine:
+    """Runs one checkpoint; what computes runs on one thread at a time, `prepare_*` and `cost` on any.
+
+    A SteppingEngine of `services.core.step_run`. A generation's outcomes are Progress, a job's is one Ranking.
+    """
+
+    def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:
+        """Raises BadProfile for a profile that names layers which the model has not."""
+        self.profile = profile.check_layers(model.config.num_layers)
+        self.tokenizer: Any = model.tokenizer
+        # Where a checkpoint brings settings of these, they would cut prompts, and change while another thread reads.
+        self.tokenizer.backend_tokenizer.no_truncation()
+        self.tokenizer.backend_tokenizer.no_padding()
+        self.num_layers = model.config.num_layers
+        self.vocab_size = model.config.vocab_size
+        self.context_length = min(model.config.max_model_len, options.max_cached_tokens)
+        self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self._model = model
+        self._batch = RunningBatch(
+            model,
+            max_cached_tokens=options.max_cached_tokens,
+            max_running=options.max_running,
+            prefix_cache_bytes=options.prefix_cache_bytes,
+            max_prefill_tokens=options.max_prefill_tokens,
+        )
+        # What runs for a generation whose documents were reordered, and what it stands for in which order.
+        self._stand_ins: dict[int, Generation] = {}
+        self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
+
+    @classmethod
+    def load(cls, directory: Path, options: EngineOptions) -> "GenerateEngine":
+        """Read a Hugging Face directory, and the calibration profile beside its weights; off where there is none.
+
+        Raises what `LanguageModel.load` does, and BadProfile.
+        """
+        profile = read_profile(directory) or OFF
+        return cls(LanguageModel.load(directory, options.device), profile, options)
+
+    # Before the queue, on any thread
+
+    def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
+        """A question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
+
+        def render(ordered: Sequence[Document], profile: CalibrationProfile) -> Sequence[Piece]:
+            return render_question(self.tokenizer, query, ordered, span_rule=profile.span_rule)
+
+        self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
+        return self._prepare(render, query, tuple(documents), options, "query")
+
+    def prepare_chat(
+        self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
+    ) -> Generation:
+        """A conversation, over documents if there are any; they are ranked for the user's last message.
+
+        Raises TooLarge, naming tokens and limit, and InvalidRequest where the chat template takes no such messages.
+        """
+
+        def render(ordered: Sequence[Document], profile: CalibrationProfile) -> Sequence[Piece]:
+            return render_chat(self.tokenizer, messages, ordered, span_rule=profile.span_rule)
+
+        self._check_characters(
+            *(message["content"] for message in messages),
+            *(text for document in documents for text in (document.title, document.text)),
+        )
+        query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
+        return self._prepare(render, query, tuple(documents), options, "messages")
+
+    def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
+        """A text, or token ids, to be continued.
+
+        Raises TooLarge, naming tokens and limit, and InvalidField for an empty prompt.
+        """
+        if isinstance(prompt, str):
+            self._check_characters(prompt)
+            tokenised = tokenise(self.tokenizer, [Piece(prompt)])
+        else:
+            tokenised = Prompt(tuple(prompt), (), 0)
+        if not tokenised.input_ids:
+            raise InvalidField("prompt: There is nothing to continue.", param="prompt")
+        return replace(self._generation(tokenised, options), continues_prompt=True)
+
+    def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
+        """Documents to be ranked. Raises TooLarge, naming tokens and limit."""
+        self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
+        return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
+
+    def cost(self, item: Item) -> int:
+        """Tokens that are run until the first answer's token, or the ranking, is there; roughly, and at least 1."""
+        if isinstance(item, RankingJob):
+            num_prompts = self._num_bias_prompts(self.profile, item.num_documents) if item.method == "calibrated" else 0
+            return max(1, item.prompt_tokens * (1 + num_prompts))
+        profile = item.calibration
+        num_prompts = self._num_bias_prompts(profile, len(item.prompt.spans)) if profile and item.num_rerun else 0
+        if isinstance(item, ReorderedGeneration):
+            num_prompts += 1 + TREE_PROMPTS * (item.method == "calibrated")
+        return len(item.prompt.input_ids) * (1 + num_prompts)
+
+    # On the compute thread
+
+    @property
+    def num_running(self) -> int:
+        """Generations that have not ended."""
+        return self._batch.num_running
+
+    def has_room(self, items: Sequence[Item]) -> bool:
+        """Whether the running batch takes all of these now; a ranking takes no place in it."""
+        return self._batch.has_room(*(item for item in items if isinstance(item, Generation)))
+
+    def admit(self, items: Sequence[Item]) -> list[Event]:
+        """Rank what is to be ranked and let generations run; brings rankings whole and first tokens."""
+        jobs = [item for item in items if isinstance(item, RankingJob)]
+        rankings = run_rankings(self._model, jobs, self.profile) if jobs else []
+        generations = self._in_order([item for item in items if isinstance(item, Generation)])
+        ranked: list[Event] = [(job, ranking, True) for job, ranking in zip(jobs, rankings, strict=True)]
+        return [*ranked, *self._told(self._batch.admit(generations))]
+
+    def step(self) -> list[Event]:
+        """One token more for each generation."""
+        return self._told(self._batch.step())
+
+    def cancel(self, item: Item) -> None:
+        """Free what an item holds, now."""
+        if isinstance(item, Generation):
+            running = self._stand_ins.pop(id(item), item)
+            self._reordered.pop(id(running), None)
+            self._batch.cancel(running)
+
+    def warm_up(self) -> None:
+        """Answer once plainly and once calibrated, alone and together, so that no request pays for first calls."""
+        plain = self._sample(OFF)
+        for generations in ([plain], [self._sample(self.profile), self._sample(OFF)]):
+            self._batch.admit(generations)
+            while self._batch.num_running:
+                self._batch.step()
+        self._batch.forget_prompts()
+
+    def self_check(self) -> None:
+        """Raises BrokenModel unless prefilling, re-running and decoding a prompt's last token say the same of it."""
+        prompt = self._sample(OFF).prompt
+        cache = self._model.new_cache(2 * len(prompt.input_ids))
+        whole, parted = cache.open(len(prompt.input_ids)), cache.open(len(prompt.input_ids))
+        expected = self._model.prefill([Prefill(whole, prompt.input_ids)])[0].logits
+        self._model.prefill([Prefill(parted, prompt.input_ids[:-1])])
+        last = prompt.input_ids[-1:]
+        for way, logits in (
+            ("decoded", self._model.decode([Row(parted, last)])[0]),
+            ("run again", self._model.rerun([Row(whole, last)])[0]),
+        ):
+            difference = float((logits - expected).abs().max() / expected.abs().max())
+            # written so that NaN fails
+            if not difference <= SELF_CHECK_TOLERANCE[self._model.dtype]:
+                raise BrokenModel(f"logits of a token change by {difference:.3g} when it is {way}")
+
+    # Preparing
+
+    def _prepare(
+        self,
+        render: Callable[[Sequence[Document], CalibrationProfile], Sequence[Piece]],
+        query: str,
+        documents: tuple[Document, ...],
+        options: AnswerOptions,
+        param: str,
+    ) -> Generation:
+        """`param` is the request's field that is too long where there are no documents."""
+        profile = options.calibration or self.profile
+
+        def prompt_of(ordered: Sequence[Document]) -> Prompt:
+            return tokenise(self.tokenizer, render(ordered, profile))
+
+        with blaming("documents" if documents else param):
+            generation = self._generation(prompt_of(documents), options)
+        if options.reorder == "none" or len(documents) < 2:
+            return generation
+        return ReorderedGeneration(
+            **{name: getattr(generation, name) for name in Generation.__dataclass_fields__},
+            method=options.reorder,
+            query=query,
+            documents=documents,
+            render=prompt_of,
+        )
+
+    def _generation(self, prompt: Prompt, options: AnswerOptions) -> Generation:
+        num_prompt_tokens = len(prompt.input_ids)
+        left = self.context_length - num_prompt_tokens
+        if left < (options.max_tokens or 1):
+            wanted = f" and its answer up to {options.max_tokens}" if options.max_tokens else ""
+            raise TooLarge(
+                f"The prompt has {num_prompt_tokens} tokens{wanted}; the limit is {self.context_length} together.",
+                code="context_length_exceeded",
+            )
+        return Generation(
+            prompt,
+            options.max_tokens or left,
+            options.sampling,
+            options.stop,
+            options.calibration or self.profile,
+            options.include_stop,
+            options.ignore_eos,
+        )
+
+    def _check_characters(self, *texts: str) -> None:
+        """Texts that cannot fit are refused ahead of the tokenizer, whose time grows faster than they do."""
+        num_characters = sum(map(len, texts))
+        if num_characters > self.context_length * self._max_token_characters:
+            at_least = -(-num_characters // self._max_token_characters)
+            raise TooLarge(
+                f"The texts have at least {at_least} tokens; the limit is {self.context_length}.",
+                code="context_length_exceeded",
+            )
+
+    def _num_bias_prompts(self, profile: CalibrationProfile, num_documents: int) -> int:
+        if profile.bias == "exact":
+            return -(-num_documents // 2)  # each pass begins at its own document
+        return {"tree": TREE_PROMPTS, "single": SINGLE_PROMPTS, "cached": 0}[profile.bias]
+
+    def _sample(self, profile: CalibrationProfile) -> Generation:
+        pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
+        return Generation(tokenise(self.tokenizer, pieces), 2, calibration=profile, ignore_eos=True)
+
+    # Reordering
+
+    def _in_order(self, generations: Sequence[Generation]) -> list[Generation]:
+        """What runs for each of these: itself, or itself with its documents in another order."""
+        orders: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        running = []
+        for generation in generations:
+            if not isinstance(generation, ReorderedGeneration) or generation.render is None:
+                running.append(generation)
+                continue
+            # several answers to one question share their order
+            key = (generation.query, generation.documents, generation.method, id(generation.calibration))
+            if key not in orders:
+                profile = generation.calibration or self.profile
+                orders[key] = reorder(self._model, *key[:3], profile).order
+            prompt = generation.render([generation.documents[k] for k in orders[key]])
+            stand_in = replace(generation, prompt=prompt)
+            self._stand_ins[id(generation)] = stand_in
+            self._reordered[id(stand_in)] = generation, orders[key]
+            running.append(stand_in)
+        return running
+
+    def _told(self, came: Sequence[Progress]) -> list[Event]:
+        """Progress of the generations as they were given."""
+        events: list[Event] = []
+        for progress in came:
+            running = progress.generation
+            is_last = progress.finish_reason is not None
+            if id(running) in self._reordered:
+                generation, order = self._reordered[id(running)]
+                facts = replace(progress.facts, order=order) if progress.facts is not None else None
+                progress = replace(progress, generation=generation, facts=facts)
+                if is_last:
+                    del self._reordered[id(running)], self._stand_ins[id(generation)]
+            events.append((progress.generation, progress, is_last))
+        return events
