@@ -21,7 +21,8 @@ MAX_TENSOR_HEADER_BYTES = 100 * 1024 * 1024
 READ_CHUNK_BYTES = 4 * 1024 * 1024
 
 JSON_SUFFIXES = frozenset({".json"})
-TEXT_SUFFIXES = frozenset({".jsonl", ".txt", ".md", ".csv", ".tsv"})
+# .jinja: a chat template, as transformers writes it beside a tokenizer and runs it in a sandbox.
+TEXT_SUFFIXES = frozenset({".jsonl", ".txt", ".md", ".csv", ".tsv", ".jinja"})
 TENSOR_SUFFIXES = frozenset({".safetensors"})
 # .txt.gz: BPE merges as open_clip ships them; .model: SentencePiece, a protocol buffer.
 OTHER_SUFFIXES = frozenset({".txt.gz", ".model"})

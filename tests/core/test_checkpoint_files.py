@@ -17,10 +17,18 @@ def test_every_file_is_read_with_its_digest_in_order_of_path(tmp_path: Path) -> 
     write_checkpoint(tmp_path / "a")
     (tmp_path / "a" / "bpe.txt.gz").write_bytes(gzip.compress(b"a b\n"))
     (tmp_path / "a" / "spiece.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    (tmp_path / "a" / "chat_template.jinja").write_bytes(b"{{ messages[0]['content'] }}")
 
     files = read_checkpoint_directory(tmp_path / "a")
 
-    paths = ["bpe.txt.gz", "config.json", "model.safetensors", "spiece.model", "tokenizer/merges.txt"]
+    paths = [
+        "bpe.txt.gz",
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+        "spiece.model",
+        "tokenizer/merges.txt",
+    ]
     assert [file.path for file in files] == paths
     assert [file.stored.size_bytes for file in files] == [file.source.stat().st_size for file in files]
 
