@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from services.generate.bias import BiasEstimate, EstimateKind, TreeOptions
 from services.generate.calibration_search import Measured
 from services.generate.chat_prompts import render_question
@@ -35,8 +37,22 @@ class Bench:
     def measure(self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind) -> Iterator[Measured]:
         """Attn(k) with documents and with dummies, all layers and heads, of each example in order."""
         for places, batch in self._batches(examples, span_rule):
-            for place, attention, estimate in zip(places, batch.attention, batch.estimate(kind), strict=True):
-                yield Measured(attention.cpu(), estimate.attention.cpu(), examples[place].gold)
+            for place, prompt, attention, estimate in zip(
+                places, batch.prompts, batch.attention, batch.estimate(kind), strict=True
+            ):
+                yield Measured(
+                    attention.cpu(),
+                    estimate.attention.cpu(),
+                    examples[place].gold,
+                    prompt_tokens=len(prompt.input_ids),
+                    bias_tokens=estimate.num_tokens,
+                )
+            self.on_progress(len(places))
+
+    def attention(self, examples: Sequence[Example], span_rule: SpanRule) -> Iterator[Tensor]:
+        """Attn(k) with the documents alone, (L, H, K) of each example in order."""
+        for places, batch in self._batches(examples, span_rule):
+            yield from (attention.cpu() for attention in batch.attention)
             self.on_progress(len(places))
 
     def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[list[bool]]:

@@ -56,11 +56,16 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One prompt: Attn(k) of the last row with its documents and with dummies, (L, H, K) each; which one is gold."""
+    """One prompt: Attn(k) of the last row with its documents and with dummies, (L, H, K) each; which one is gold.
+
+    The prompt has `prompt_tokens`; `bias_tokens` were run beside them for the dummies.
+    """
 
     attention: Tensor
     bias: Tensor
     gold: int
+    prompt_tokens: int = 0
+    bias_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -67,12 +67,12 @@ def save_results(results: Sequence[Result], path: Path) -> None:
     path.write_text(json.dumps(entries, indent=2) + "\n")
 
 
-def positions_of(columns: dict[str, float]) -> list[int]:
+def positions_of(columns: Mapping[str, float]) -> list[int]:
     """The gold positions among a row's columns, in order; none for a method that no position makes a difference to."""
     return sorted(int(column) for column in columns if column.isdigit())
 
 
-def average_of(columns: dict[str, float]) -> float:
+def average_of(columns: Mapping[str, float]) -> float:
     """The mean over gold positions, or what a method without them has under `Avg.`; NaN where there is neither."""
     positions = positions_of(columns)
     if not positions:

@@ -4,10 +4,13 @@ Of a file one question in ten is for choosing, by a digest of its gold passage, 
 together whatever is asked for. Generated questions are drawn from seeds that are far apart.
 """
 
+import gzip
 import hashlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,9 +39,11 @@ class QuestionSet:
     """Questions of one data set, how long their answers may be, and which answers are right.
 
     `read` gives examples of K documents with a seed, gold first; None for the generated ones, which are drawn.
+    `distractors` says where the other documents come from.
     """
 
     name: str
+    distractors: str
     max_tokens: int
     stop: tuple[str, ...]
     is_right: Check
@@ -66,17 +71,33 @@ def question_set(data: str) -> QuestionSet:
     Raises BadData for anything else, and for a file that is missing.
     """
     if data == GENERATED:
-        return QuestionSet(GENERATED, 8, ("\n",), best_subspan_em, None)
+        return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
     path = Path(data)
     if not path.is_file():
         raise BadData(f"{data} is missing, and is not {GENERATED!r} either")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
+        distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
         return QuestionSet(
-            "NaturalQuestions", 100, ("\n",), best_subspan_em, lambda k, seed: natural_questions(path, k, seed)
+            "NaturalQuestions",
+            distractors,
+            100,
+            ("\n",),
+            best_subspan_em,
+            partial(natural_questions, path),
         )
     if path.suffix == ".csv":
-        return QuestionSet("SynthWiki", 36, (), contains_answer, lambda k, seed: synthwiki(path, k, seed))
+        read = partial(synthwiki, path)
+        return QuestionSet("SynthWiki", "contexts about other people", 36, (), contains_answer, read)
     raise BadData(f"{data} is neither a file of lost-in-the-middle's (.jsonl, .jsonl.gz) nor one of SynthWiki's (.csv)")
+
+
+def has_golds_only(path: Path) -> bool:
+    """Whether a file of lost-in-the-middle's is the oracle one, told by its first question. Raises BadData."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        try:
+            return len(json.loads(file.readline())["ctxs"]) == 1
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise BadData(f"{path}, line 1: not a question with contexts ({error!r})") from error
 
 
 def at_positions(examples: Sequence[Example], positions: Sequence[int], count: int | None = None) -> list[Example]:
