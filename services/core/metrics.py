@@ -120,7 +120,7 @@ class Metrics:
             "time_to_first_token_seconds", "From a request's place in the queue to its first token.", SECONDS_BUCKETS
         )
         self.inter_token_latency_seconds = self._histogram(
-            "inter_token_latency_seconds", "Between two steps that brought tokens of one answer.", SECONDS_BUCKETS
+            "inter_token_latency_seconds", "Between two steps of one answer, which bring a token each.", SECONDS_BUCKETS
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts that were answered or ranked.")
         self.cached_prompt_tokens = self._counter(

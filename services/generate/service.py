@@ -13,7 +13,7 @@ from services.core.metrics import Metrics
 from services.core.step_queue import Event, Stream
 from services.core.stepping import Stepper
 from services.generate.engine import GenerateEngine, Item, Outcome
-from services.generate.generation import Generation, Progress
+from services.generate.generation import Generation, Progress, PromptFacts
 from services.generate.ranking import Ranking
 from services.generate.ranking_prompts import RankingJob
 
@@ -75,14 +75,17 @@ class GenerateService:
         same time only one must do. Raises what `Stepper.submit` and its streams raise.
         """
         previous: Event[Outcome] | None = None
+        num_tokens = 0
         async with aclosing(self._submit(request, served, generation)) as stream:
             async for event in stream:
                 progress = event.value
                 assert isinstance(progress, Progress), "a generation is answered in steps"
                 if is_timed:
                     _add_timing(request, event, previous)
-                self._measure(event, previous, progress)
-                previous = event
+                self._measure(event, previous, progress.num_tokens - num_tokens)
+                if progress.facts is not None:
+                    self._measure_prompt(progress.facts)
+                previous, num_tokens = event, progress.num_tokens
                 yield progress
 
     async def rank(self, request: Request, served: ServedGenerate, job: RankingJob) -> Ranking:
@@ -97,16 +100,17 @@ class GenerateService:
     def _submit(self, request: Request, served: ServedGenerate, item: Item) -> Stream[Outcome]:
         return served.batcher.submit(item, cost=served.engine.cost(item), deadline=request.state.deadline)
 
-    def _measure(self, event: Event[Outcome], previous: Event[Outcome] | None, progress: Progress) -> None:
+    def _measure(self, event: Event[Outcome], previous: Event[Outcome] | None, num_new_tokens: int) -> None:
         if previous is None:
             self.metrics.time_to_first_token_seconds.observe(event.elapsed_s)
-        elif progress.tokens:
+        else:
             self.metrics.inter_token_latency_seconds.observe(event.elapsed_s - previous.elapsed_s)
-        self.metrics.generated_tokens.inc(len(progress.tokens))
-        if (facts := progress.facts) is not None:
-            self.metrics.prompt_tokens.inc(facts.prompt_tokens)
-            self.metrics.cached_prompt_tokens.inc(facts.cached_tokens)
-            self.metrics.calibration_passes.inc(facts.calibration_passes)
+        self.metrics.generated_tokens.inc(num_new_tokens)
+
+    def _measure_prompt(self, facts: PromptFacts) -> None:
+        self.metrics.prompt_tokens.inc(facts.prompt_tokens)
+        self.metrics.cached_prompt_tokens.inc(facts.cached_tokens)
+        self.metrics.calibration_passes.inc(facts.calibration_passes)
 
 
 def _add_timing(request: Request, event: Event[Outcome], previous: Event[Outcome] | None) -> None:

@@ -20,6 +20,7 @@ class GenerateSettings(ServiceSettings):
     num_threads: int = Field(
         0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
     )
+    max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
     max_choices: int = Field(16, ge=1, description="Most answers that one request may ask for.")
