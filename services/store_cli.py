@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from services.core.logs import log_warnings_to_stderr
 from services.core.settings import ServiceSettings
-from services.core.starters import packaged_starters, read_description
+from services.core.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
 from services.core.store_errors import CorruptCheckpoint, NotFoundInStore, StoreError
 from services.core.versions import Version
@@ -102,8 +102,12 @@ def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = 
 
 @app.command()
 def publish(
-    directory: Annotated[Path, typer.Argument(help="Folder with weights and a checkpoint.json that describes it.")],
+    directory: Annotated[Path, typer.Argument(help="Folder with weights and, without --kind, a checkpoint.json.")],
     name: Annotated[str | None, typer.Option(help="Instead of the name in checkpoint.json.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Of a model made elsewhere, e.g. found-in-the-middle for a Llama; --name then names it."),
+    ] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
     store_url: StoreUrl = None,
     *,
@@ -111,7 +115,9 @@ def publish(
 ) -> None:
     """Publish a folder as a new version and point aliases at it."""
     store = _open(store_url)
-    description = read_description(directory)
+    if kind is not None and name is None:
+        raise typer.BadParameter("a folder that --kind describes needs a --name.")
+    description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
     version = store.publish(name or description.name, directory, description.info(), alias=None)
     aliases = list(alias or description.aliases)
     for each in aliases:

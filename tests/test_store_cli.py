@@ -71,6 +71,18 @@ def test_publish_reads_the_description_and_moves_the_aliases(
     assert store.resolve("other", "a") == renamed["id"]
 
 
+def test_a_model_made_elsewhere_is_published_under_a_name_and_a_kind(
+    fovea_store: StoreCommand, store: Store, tmp_path: Path
+) -> None:
+    directory = write_starter(tmp_path / "second", "toy", b"second")
+    (directory / "checkpoint.json").unlink()
+
+    published = fovea_store.json("publish", str(directory), "--name", "vicuna", "--kind", "found-in-the-middle")
+
+    assert store.manifest("vicuna", published["id"]).kind == "found-in-the-middle"
+    assert store.resolve("vicuna") == published["id"]
+
+
 def test_show_prints_the_manifest_of_an_alias_and_of_a_version(fovea_store: StoreCommand, store: Store) -> None:
     version = store.resolve("toy")
     for reference in ("toy", "toy@latest", f"toy@{version}"):
