@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from services.core.json_bodies import JsonRoute
 from services.generate.calls import calibration_of, check_count, documents_of, reports_of
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions
@@ -76,7 +77,7 @@ class AnswerSoFar:
 
 def generate_router(service: GenerateService) -> APIRouter:
     """Answers over documents."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=JsonRoute)
 
     @router.post("/generate", response_class=Response, responses={200: GENERATE_RESPONSE})
     async def generate(request: Request, body: GenerateRequest) -> Response:
