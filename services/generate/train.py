@@ -36,7 +36,7 @@ def litm(
     lookup_steps: Annotated[int, typer.Option(help="Steps on names that are mostly right, golds anywhere.")] = 200,
     doubt_steps: Annotated[int, typer.Option(help="Steps on names that are often wrong, golds anywhere.")] = 150,
     bias_steps: Annotated[int, typer.Option(help="Steps on such names, golds mostly near the ends.")] = 100,
-    bias: Annotated[float, typer.Option(help="Log of how much rarer golds are in the middle then.")] = 3.0,
+    bias: Annotated[float, typer.Option(help="Log of how much rarer golds are in the middle then.")] = 5.0,
     documents: Annotated[int, typer.Option(help="Documents of a prompt, at most.")] = 10,
     tokens: Annotated[int, typer.Option(help="Tokens a step, about.")] = 2500,
     seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
@@ -57,7 +57,11 @@ def litm(
     by_position = accuracy_by_position(model, tokenizer, questions, documents, TESTED, seed)
     directory = output / "checkpoint"
     save(model, tokenizer, directory)
-    _finish(directory, options, {"accuracy_by_position": by_position, "accuracy": sum(by_position) / documents})
+    metrics = {
+        "accuracy_by_position": [round(share, 4) for share in by_position],
+        "accuracy": round(sum(by_position) / documents, 4),
+    }
+    _finish(directory, options, metrics)
 
 
 def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
