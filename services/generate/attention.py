@@ -5,10 +5,11 @@ applied, to the `ForwardPass` that its forward call was given. The pass decides 
 nothing is patched and nothing is global, so passes of different kinds may run one after the other on the same model.
 
 Whole prompts go through torch's SDPA, which gives no weights. The few rows that are measured or calibrated have their
-scores computed a second time, (B, H, Q, S) with a handful of Q, never T × T. For a calibrated row the scores are at
-hand, so log c_k is added to them and the softmax taken right there: what SDPA would do with an additive mask, without
-building one as wide as the keys for each layer, head and row. (FlexAttention could add log c_k inside its kernel, but
-needs it beforehand, which takes the same scores; and it has to be compiled, on a CPU with a C++ compiler at hand.)
+scores computed a second time, (B, H, Q, S) with a handful of Q, never T × T. What calibration then does to a row is
+what SDPA would do with log c_k in an additive mask (`bias`), without building one as wide as the keys for each layer,
+head and row: with the scores at hand the softmax is taken right there, and Eq. 3.5 applied to its weights, or log c_k
+added to the scores where weights run out of digits. (FlexAttention could add log c_k inside its kernel, but needs it
+beforehand, which takes the same scores; and it has to be compiled, on a CPU with a C++ compiler at hand.)
 
 Grouped queries: head h reads the keys of group h // (H / H'), so the heads of a group are stacked as rows of one
 matrix product and keys are never repeated.
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from services.generate.calibration import (
     Documents,
+    calibrate_weights_,
     document_attention,
     document_log_mass,
     log_rescale,
@@ -175,11 +177,19 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
     as it would be without calibration. Raises nothing; a row that sees no key at all is NaN.
     """
     scores = row_scores(query, key, scaling, mask)
-    change = bias(scores, documents, log_alpha)
-    scores[..., : change.shape[-1]] += change
-    weights = scores.softmax(dim=-1).to(value.dtype)
-    grouped = weights.reshape(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
+    weights = scores.softmax(dim=-1)
+    # on a GPU, where asking whether weights suffice would wait for all that is queued, always by the scores
+    if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
+        change = bias(scores, documents, log_alpha)
+        scores[..., : change.shape[-1]] += change
+        weights = scores.softmax(dim=-1)
+    grouped = weights.to(value.dtype).view(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
     return torch.bmm(grouped, value.flatten(0, 1)).view(*query.shape[:-1], value.shape[-1])
+
+
+def _of_rows(log_alpha: Tensor, query: Tensor) -> Tensor:
+    """(B, K) → (B, 1, K), and (B, H, K) → (B, H · Q, K)."""
+    return log_alpha[:, None] if log_alpha.dim() == 2 else log_alpha.repeat_interleave(query.shape[2], dim=1)
 
 
 class PaddedPass:

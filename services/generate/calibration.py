@@ -35,6 +35,8 @@ from torch import Tensor
 
 Scope = Literal["mean", "per_head"]
 
+LIGHTEST = 1e-30  # of a row's weight; what is lighter nears the end of float32, where weights lose their digits
+
 
 @dataclass(frozen=True, eq=False)
 class Documents:
@@ -83,6 +85,17 @@ class Documents:
         documents = torch.arange(num_documents, device=self.index.device).repeat_interleave(longest)
         of_token = self.index.new_full((num_rows, end + 1), num_documents)
         return of_token.scatter_(1, places, documents.expand(num_rows, -1))[:, :end].contiguous()
+
+    @functools.cached_property
+    def membership(self) -> Tensor:
+        """(B, K, E) float32, 1 where a token is one of document k's, else 0."""
+        documents = torch.arange(self.index.shape[1], device=self.index.device)[:, None]
+        return (self.document_of_token[:, None] == documents).float()
+
+    @functools.cached_property
+    def is_empty(self) -> Tensor:
+        """(B, 1, K) float32, 1 for documents without tokens, else 0."""
+        return (self.num_tokens == 0).float()[:, None]
 
 
 def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor) -> Tensor:
@@ -186,6 +199,25 @@ def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> 
     c, _ = rescale(weights, documents, alpha)
     change = spread(c - 1, documents)
     return weights * F.pad(1 + change, (0, weights.shape[-1] - change.shape[-1]), value=1.0)
+
+
+def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor) -> bool:
+    """Eq. 3.5 in place, in few operations and without a second exponential: what decoding does at every token.
+
+    `weights` (B, R, T) of R rows, float32 or float64; `log_alpha` (B, 1, K) or (B, R, K). False, with nothing changed,
+    where a document that has tokens holds less than `LIGHTEST` of a row, be it unseen or underflown: then `log_rescale`
+    is what tells how to scale it.
+    """
+    membership = documents.membership.to(weights.dtype)
+    inside = weights[..., : membership.shape[-1]]
+    mass = torch.bmm(inside, membership.transpose(1, 2))
+    divisor = mass + documents.is_empty
+    if divisor.numel() and divisor.min() < LIGHTEST:
+        return False
+    share = (log_alpha + documents.num_tokens[:, None].to(weights.dtype).log()).softmax(dim=-1).nan_to_num_(0.0)
+    c = share * mass.sum(dim=-1, keepdim=True) / divisor
+    inside.addcmul_(inside, torch.bmm(c.sub_(1).to(weights.dtype), membership))
+    return True
 
 
 def spread(values: Tensor, documents: Documents) -> Tensor:

@@ -292,6 +292,18 @@ def test_the_bias_as_additive_mask_of_sdpa_gives_the_same(dtype: torch.dtype, to
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
+def test_a_document_next_to_nothing_still_gets_its_share() -> None:
+    query, key, value = rows(torch.float32)
+    query, key = query.abs(), key.abs()
+    documents = Documents.of([[(0, 10), (10, 20)]] * 4)
+    key[:, :, 10:20] -= 300  # of which softmax in float32 leaves 0
+    assert (row_scores(query, key, 0.3).softmax(dim=-1)[..., 10:20] == 0).all()
+    weights = attend_calibrated(query, key, value, 0.3, None, documents, torch.tensor([[0.2, 0.8]] * 4).log())
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, 6, 2), atol=1e-5, rtol=0)
+    first, second = weights[..., :10].sum(dim=-1), weights[..., 10:20].sum(dim=-1)
+    torch.testing.assert_close(second / first, torch.full((4, 6, 2), 4.0), atol=1e-3, rtol=0)
+
+
 def test_documents_out_of_sight_leave_a_row_as_it_is() -> None:
     query, key, value = rows()
     mask = torch.zeros(4, 1, 40, dtype=torch.bool)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.generate.calibration import (
     Documents,
+    calibrate_weights_,
     calibrated_weights,
     document_attention,
     document_log_mass,
@@ -280,6 +281,35 @@ def test_a_document_whose_weight_underflows_still_gets_its_share() -> None:
     weights = calibrate(logits, documents, log_alpha(torch.zeros(1, 2), 1.0, documents.num_tokens))
     assert_close(weights[..., 10:20].sum(dim=-1), weights[..., :10].sum(dim=-1), 1e-4)
     assert_close(weights.sum(dim=-1), torch.ones(1, 3, 2), 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 1e-5)])
+def test_rescaling_in_place_is_rescaling_by_logits(dtype: torch.dtype, tolerance: float) -> None:
+    documents = Documents.of(UNEQUAL)
+    logits = rows_of(documents).to(dtype)
+    for shape in [(1, 3), (6, 3)]:
+        rel = torch.randn(4, *shape, generator=torch.Generator().manual_seed(1))
+        alpha = log_alpha(rel, 0.3, documents.num_tokens[:, None])
+        weights = logits.softmax(dim=-1).flatten(1, 2)
+        assert calibrate_weights_(weights, documents, alpha)
+        by_row = alpha.expand(4, 6, 3).reshape(4, 3, 2, 3)
+        log_mass = document_log_mass(logits, documents.index, documents.mask)
+        change = spread(log_rescale(by_row, log_mass, documents.num_tokens[:, None, None]), documents)
+        biased = logits.clone()
+        biased[..., : change.shape[-1]] += change
+        assert_close(weights.view(4, 3, 2, 40), biased.softmax(dim=-1), tolerance)
+
+
+def test_weights_that_cannot_be_rescaled_in_place_are_left_as_they_are() -> None:
+    documents = Documents.of([[(0, 10), (10, 20)]])
+    unseen, faint = rows_of(documents).float(), rows_of(documents).float()
+    unseen[..., 0, 10:20] = -torch.inf
+    faint[..., 0, 10:20] -= 90
+    for logits in (unseen, faint):
+        weights = logits.softmax(dim=-1).flatten(1, 2)
+        before = weights.clone()
+        assert not calibrate_weights_(weights, documents, torch.zeros(1, 1, 2))
+        assert torch.equal(weights, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
