@@ -193,7 +193,7 @@ def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tenso
 def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> Tensor:
     """attn_cal = c_k attn on the tokens of document k, everything else unchanged (Eq. 3.5), materialised.
 
-    Shapes as in `rescale`; returns (B, …, T). For tests and for offline use: what serves adds log c_k to logits.
+    Shapes as in `rescale`; returns (B, …, T). The equation as it is written, for tests and for offline use.
     """
     weights = widen(weights)
     c, _ = rescale(weights, documents, alpha)
