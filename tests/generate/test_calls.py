@@ -38,7 +38,8 @@ def test_without_options_the_calibration_is_the_profile() -> None:
     ("option", "value"), [("enabled", False), ("bias", "exact"), ("temperature", 5e-5), ("layers", (2, 0))]
 )
 def test_an_option_changes_its_own_field_alone(option: str, value: Any) -> None:
-    changed = calibration(**{option: list(value) if isinstance(value, tuple) else value})
+    options: dict[str, Any] = {option: list(value) if isinstance(value, tuple) else value}
+    changed = calibration(PROFILE, **options)
 
     expected = tuple(sorted(value)) if isinstance(value, tuple) else value
     assert changed == PROFILE.model_copy(update={option: expected})
@@ -86,7 +87,7 @@ def test_a_bias_may_be_looked_up_where_the_profile_has_tables() -> None:
 
 
 def test_a_plain_text_is_a_document_without_title_and_id() -> None:
-    given = ["text", DocumentInput(text="a", title="b", id="c"), DocumentInput(text="")]
+    given: list[str | DocumentInput] = ["text", DocumentInput(text="a", title="b", id="c"), DocumentInput(text="")]
 
     assert documents_of(given, 3) == (Document("text"), Document("a", "b", "c"), Document(""))
 
