@@ -67,7 +67,8 @@ class Bench:
                     for place, answer in zip(
                         places, self._answers(batch, profiles[number], estimates, texts), strict=True
                     ):
-                        right[number][place] = self.questions.is_right(texts[answer], examples[place].answers)
+                        text = self._before_stop(texts[answer])
+                        right[number][place] = self.questions.is_right(text, examples[place].answers)
                     self.on_progress(len(places))
         return right
 
@@ -90,6 +91,9 @@ class Bench:
         for answer in answers:
             self._text(answer, texts)
         return answers
+
+    def _before_stop(self, text: str) -> str:
+        return text[: min((place for stop in self.questions.stop if (place := text.find(stop)) >= 0), default=None)]
 
     def _text(self, answer: tuple[int, ...], texts: dict[tuple[int, ...], str]) -> str:
         """Of many settings' answers most are equal, and detokenising each anew took longer than the model."""
