@@ -15,13 +15,12 @@ from services.core.cache import open_cache
 from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
-from services.core.health import CheckResult, Health
+from services.core.health import Health
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
-from services.core.starters import packaged_starters
+from services.core.serving import check_compute, publish_packaged_starters
 from services.core.store import Store
-from services.core.store_errors import StoreUnavailable
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
 from services.embed.engine import EmbedEngine, Item, Reading
@@ -61,7 +60,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     embedder = Embedder(cache, inputs, metrics)
     collection_routers, collections_opened = _collections(settings, checkpoint, inputs, embedder, limits, metrics)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
-    health.add_liveness_check("compute", lambda: _computes(thread, settings.stall_timeout_s))
+    health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
 
     @asynccontextmanager
@@ -76,7 +75,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
             await cache.close()
 
     async def warm_up() -> None:
-        await asyncio.to_thread(_publish_starters, store)
+        await asyncio.to_thread(publish_packaged_starters, store)
         await checkpoint.start()
 
     return create_app(
@@ -144,18 +143,3 @@ def _fetch_limits(settings: EmbedSettings) -> FetchLimits | None:
     if not settings.image_urls:
         return None
     return FetchLimits(max_image_bytes=settings.max_image_bytes, allowed_hosts=settings.image_url_hosts)
-
-
-def _computes(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:
-    stalled_s = thread.stalled_for_s()
-    if not thread.is_alive:
-        return False, "the compute thread has ended"
-    return stalled_s < stall_timeout_s, f"running one batch for {stalled_s:.1f} s" if stalled_s else "idle"
-
-
-def _publish_starters(store: Store) -> None:
-    """An empty store gets what is packaged; one that can't be written now is used as it is."""
-    try:
-        store.publish_starters(packaged_starters(Path(__file__).parents[1]))
-    except StoreUnavailable as error:
-        structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))
