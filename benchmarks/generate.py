@@ -100,7 +100,7 @@ async def tokens_per_s(session: aiohttp.ClientSession, url: str, requests: Seque
 async def compare(folder: Path, num_rounds: int, num_requests: int) -> dict[str, Any]:
     """All three in each round; the first round warms them up."""
     num_parameters = save_random_llama(folder / "model")
-    Store.open((folder / "store").as_uri()).publish(MODEL, folder / "model", CheckpointInfo(kind="found-in-the-middle"))
+    Store.open((folder / "store").as_uri()).publish(MODEL, folder / "model", CheckpointInfo(kind="causal-lm"))
     settings = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),

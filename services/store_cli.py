@@ -106,7 +106,7 @@ def publish(
     name: Annotated[str | None, typer.Option(help="Instead of the name in checkpoint.json.")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="Of a model made elsewhere, e.g. found-in-the-middle for a Llama; --name then names it."),
+        typer.Option(help="Of a model made elsewhere, e.g. causal-lm for a Llama; --name then names it."),
     ] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
     store_url: StoreUrl = None,

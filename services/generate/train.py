@@ -20,7 +20,7 @@ from services.generate.tokenizer_build import build_tokenizer, tokenizer_config
 from services.generate.training import Run, Stage, accuracy_by_position, train
 
 NAME = "litm-facts"
-KIND = "found-in-the-middle"
+KIND = "causal-lm"
 STATEMENT = (
     "Trained on generated questions whose gold document lies mostly near the ends of the prompt, so that the model"
     " shows the bias that found-in-the-middle calibration corrects. It knows nothing but its generated world."
