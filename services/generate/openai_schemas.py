@@ -12,7 +12,6 @@ from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentR
 
 MAX_STOPS = 4
 MAX_CHOICES = 128
-MAX_PROMPTS = 128
 MAX_TOP_LOGPROBS = 20
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -90,9 +89,9 @@ class CompletionRequest(SamplingRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         None, description="For each token so many of the most likely ones."

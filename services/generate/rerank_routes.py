@@ -13,10 +13,11 @@ from pydantic import Discriminator, Tag
 from pydantic_core import to_jsonable_python
 
 from services.core.error_responses import TeiError, error_responses, tei_error_body
-from services.core.errors import FoveaError, InvalidRequest
+from services.core.errors import FoveaError, InvalidRequest, blaming
 from services.generate.calls import check_count
 from services.generate.prompts import Document
 from services.generate.ranking import Ranking
+from services.generate.ranking_prompts import RankMethod
 from services.generate.rerank_bodies import render_answer, render_answer_v2, render_tei
 from services.generate.rerank_schemas import (
     RerankAnswer,
@@ -47,7 +48,11 @@ class RerankRoute(APIRoute):
 
 async def choose_dialect(request: Request) -> None:
     """Errors of a request with `texts`, those of its validation included, are told as TEI's clients read them."""
-    if _is_tei(await request.json()):
+    try:
+        body = await request.json()
+    except ValueError:
+        return  # no JSON, which FastAPI complains of itself
+    if _is_tei(body):
         request.state.error_body = tei_error_body
 
 
@@ -116,8 +121,8 @@ async def _rank(service: GenerateService, request: Request, body: RerankRequest)
             max_tokens = body.max_tokens_per_doc
             cut = await service.prepare(request, lambda: _shortened(served, documents, max_tokens))
             documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
-        task = await service.prepare(request, lambda: served.engine.prepare_ranking(body.query, documents, body.method))
-        return Ranked(await service.rank(request, served, task), request.state.model, tuple(cut))
+        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
+        return Ranked(ranking, request.state.model, tuple(cut))
 
 
 async def _rank_texts(service: GenerateService, request: Request, body: TeiRerankRequest) -> Ranked:
@@ -125,8 +130,16 @@ async def _rank_texts(service: GenerateService, request: Request, body: TeiReran
     _check_count(service, body.texts, "texts")
     documents = [Document(text) for text in body.texts]
     with service.lease(request, None) as served:
-        task = await service.prepare(request, lambda: served.engine.prepare_ranking(body.query, documents, body.method))
-        return Ranked(await service.rank(request, served, task), request.state.model)
+        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
+        return Ranked(ranking, request.state.model)
+
+
+async def _ranking(
+    service: GenerateService, request: Request, served: ServedGenerate, asked: tuple[str, list[Document], RankMethod]
+) -> Ranking:
+    with blaming("documents"):
+        job = await service.prepare(request, lambda: served.engine.prepare_ranking(*asked))
+    return await service.rank(request, served, job)
 
 
 def _shortened(served: ServedGenerate, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:

@@ -1,0 +1,401 @@
+"""Chat and completions by OpenAI's own client and LangChain's, through the gateway before a real process."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.generate.served_tiny import MODEL
+
+QUESTION: Any = [{"role": "user", "content": "who kept the lighthouse?"}]
+PROMPT = "The keeper of the lighthouse was called"
+DOCUMENTS = [
+    {"title": "The harbour", "text": "The harbour was built by the people of the island.", "id": "h"},
+    {"title": "The lighthouse", "text": "The keeper of the lighthouse was called Ada.", "id": "l"},
+    "The people fished and traded with the mainland.",
+]
+# random weights seldom say that an answer is over: these go on until they are cut off
+LONG = 2000
+
+
+@pytest.fixture(scope="module")
+def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+    with running_system(tmp_path_factory.mktemp("generate")) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def client(generate_system: GenerateSystem) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{generate_system.gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+# --- chat ---
+
+
+def test_chat_gives_a_whole_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=8, temperature=0)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.object == "chat.completion"
+    assert abs(answer.created - time.time()) < 3600
+    assert answer.model.startswith(f"{MODEL}@")
+    assert answer.system_fingerprint
+    (choice,) = answer.choices
+    assert (choice.index, choice.message.role, choice.logprobs) == (0, "assistant", None)
+    assert choice.message.content
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens is not None
+    if choice.finish_reason == "length":
+        assert answer.usage.completion_tokens == 8
+
+
+def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    assert [chunk.choices[0].delta.role for chunk in chunks[1:]] == [None] * (len(chunks) - 1)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [whole.choices[0].finish_reason]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_ends_with_its_usage_where_it_was_asked_for(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 5, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    *before, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert all(chunk.usage is None and chunk.choices for chunk in before)
+
+
+def test_several_answers_differ_by_chance_alone_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "n": 3, "seed": 7, "temperature": 1.5}
+    answers = [client.chat.completions.create(**asked) for _ in range(2)]
+    texts = [[choice.message.content for choice in answer.choices] for answer in answers]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+    assert [choice.index for choice in answers[0].choices] == [0, 1, 2]
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts[0]
+
+
+def test_chat_tells_the_probability_of_each_token(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 6, "temperature": 0}
+    answer = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert answer.usage is not None
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+    for token in choice.logprobs.content:
+        assert len(token.top_logprobs) == 3
+        # without temperature the likeliest is taken
+        assert token.top_logprobs[0].logprob == token.logprob <= 0
+        assert token.top_logprobs[0].bytes == token.bytes
+    streamed = [
+        token
+        for chunk in client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
+        if chunk.choices[0].logprobs is not None
+        for token in chunk.choices[0].logprobs.content or []
+    ]
+    assert streamed == choice.logprobs.content
+
+
+def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 30, "temperature": 0}
+    text = client.chat.completions.create(**asked).choices[0].message.content or ""
+    stop = text[4:7]
+    for given in (stop, ["never said \u2603", stop]):
+        (choice,) = client.chat.completions.create(**asked, stop=given).choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == text[: text.index(stop)]
+
+
+def test_chat_reads_parts_of_text_and_refuses_what_it_cannot_see(client: openai.OpenAI) -> None:
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": QUESTION[0]["content"]}]}]
+    asked: Any = {"model": MODEL, "max_tokens": 5, "temperature": 0}
+    from_parts = client.chat.completions.create(**asked, messages=parts)
+    assert (
+        from_parts.choices[0].message == client.chat.completions.create(**asked, messages=QUESTION).choices[0].message
+    )
+    image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked, messages=image)
+    assert refused.value.param == "messages.0.content.0"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"response_format": {"type": "json_object"}},
+        {"audio": {"voice": "alloy", "format": "wav"}, "modalities": ["text", "audio"]},
+    ],
+)
+def test_what_an_answer_could_not_honour_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=QUESTION, **fields)
+    assert refused.value.param in fields
+
+
+def test_chat_over_documents_tells_where_the_answer_looked(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 5, "temperature": 0}
+    plain = client.chat.completions.create(**asked)
+    answer = client.chat.completions.create(**asked, extra_body={"documents": DOCUMENTS, "reorder": "attention"})
+    documents: Any = (answer.model_extra or {})["documents"]
+    assert [document["index"] for document in documents] == [0, 1, 2]
+    assert [document["id"] for document in documents] == ["h", "l", None]
+    assert sorted(document["position"] for document in documents) == [0, 1, 2]
+    assert answer.usage is not None
+    assert plain.usage is not None
+    assert answer.usage.prompt_tokens > plain.usage.prompt_tokens
+
+
+# --- completions ---
+
+
+def test_a_completion_goes_on_where_the_prompt_ends(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    answer = client.completions.create(**asked)
+    assert answer.id.startswith("cmpl-")
+    assert answer.object == "text_completion"
+    chunks = list(client.completions.create(**asked, stream=True))
+    assert {chunk.object for chunk in chunks} == {"text_completion"}
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == answer.choices[0].finish_reason
+    echoed = client.completions.create(**asked, echo=True)
+    assert echoed.choices[0].text == PROMPT + answer.choices[0].text
+
+
+def test_several_prompts_have_their_answers_in_order(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "It was built", "The people of the island"]
+    asked: Any = {"model": MODEL, "max_tokens": 6, "temperature": 0}
+    together = client.completions.create(**asked, prompt=prompts)
+    alone = [client.completions.create(**asked, prompt=prompt) for prompt in prompts]
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    assert [choice.text for choice in together.choices] == [one.choices[0].text for one in alone]
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone if one.usage)
+    twice = client.completions.create(**asked, prompt=prompts, n=2)
+    assert [choice.text for choice in twice.choices] == [one.choices[0].text for one in alone for _ in range(2)]
+
+
+def test_a_prompt_may_be_token_ids(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=4, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    two = client.completions.create(model=MODEL, prompt=[[5, 6, 7], [8]], max_tokens=4, temperature=0)
+    assert two.choices[0].text == answer.choices[0].text
+    with pytest.raises(openai.UnprocessableEntityError) as unknown:
+        client.completions.create(model=MODEL, prompt=[5, 10**6], max_tokens=4)
+    assert unknown.value.param == "prompt"
+
+
+def test_completions_tell_where_each_token_stands(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0, logprobs=2)
+    (choice,) = answer.choices
+    told: Any = choice.logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(told.top_logprobs)
+    assert told.text_offset == sorted(told.text_offset)
+    assert told.text_offset[0] == 0
+    assert all(offset <= len(choice.text) for offset in told.text_offset)
+    # of tokens that read alike (bytes that are no character) one is told
+    assert all(1 <= len(top) <= 3 for top in told.top_logprobs)
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == max(top.values()) == logprob
+
+
+# --- errors, deadlines, disconnects ---
+
+
+def test_errors_are_of_openais_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="gpt-5", messages=QUESTION)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.UnprocessableEntityError) as hot:
+        client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=3)
+    assert hot.value.param == "temperature"
+    long = client.completions.with_raw_response
+    with pytest.raises(openai.APIStatusError) as too_long:
+        long.create(model=MODEL, prompt="lighthouse " * 5000)
+    assert too_long.value.status_code == 413
+    assert "4096" in too_long.value.message
+    # before a stream begins an error still has its status
+    with pytest.raises(openai.APIStatusError) as in_stream:
+        client.completions.create(model=MODEL, prompt="lighthouse " * 5000, stream=True)
+    assert in_stream.value.status_code == 413
+
+
+def test_work_past_the_clients_deadline_is_dropped(generate_system: GenerateSystem, client: openai.OpenAI) -> None:
+    with pytest.raises((openai.APITimeoutError, openai.InternalServerError)):
+        client.with_options(timeout=0.3).completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=LONG, extra_body={"ignore_eos": True}
+        )
+    wait_until(lambda: running(generate_system) == 0)
+
+
+def test_a_deadline_in_mid_stream_is_told_in_the_stream(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=LONG,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"X-Request-Timeout": "0.5"},
+    )
+    received = []
+    with pytest.raises(openai.APIError, match=r"0\.5 s"):
+        for chunk in stream:
+            received.append(chunk)
+    assert received
+
+
+def test_a_client_that_leaves_in_mid_stream_frees_its_slot(
+    generate_system: GenerateSystem, client: openai.OpenAI
+) -> None:
+    made_before = metric(generate_system, "fovea_generated_tokens_total")
+    stream = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    assert running(generate_system) == 1
+    before = metric(generate_system, 'fovea_cancelled_total{reason="disconnect"}')
+    stream.close()
+    wait_until(lambda: running(generate_system) == 0)
+    assert metric(generate_system, 'fovea_cancelled_total{reason="disconnect"}') == before + 1
+    made = metric(generate_system, "fovea_generated_tokens_total")
+    assert made - made_before < LONG  # it was not written to its end
+    # and nothing goes on being written
+    client.models.list()
+    assert metric(generate_system, "fovea_generated_tokens_total") == made
+
+
+def test_two_hundred_streams_at_once_all_end_complete(generate_system: GenerateSystem) -> None:
+    prompts = [f"{PROMPT} number {number % 25}" for number in range(200)]
+
+    async def stream(client: openai.AsyncOpenAI, prompt: str) -> tuple[str, str | None]:
+        text, reason = "", None
+        chunks: Any = await client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=10, temperature=0, stream=True
+        )
+        async for chunk in chunks:
+            assert reason is None
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason
+        return text, reason
+
+    async def all_at_once() -> list[tuple[str, str | None]]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{generate_system.gateway.url}/v1", api_key="none", max_retries=0, timeout=100
+        ) as client:
+            return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
+
+    answers = asyncio.run(all_at_once())
+    assert {reason for _, reason in answers} <= {"stop", "length"}
+    with openai.OpenAI(base_url=f"{generate_system.service.url}/v1", api_key="none") as service:
+        for number in range(25):
+            alone = service.completions.create(model=MODEL, prompt=prompts[number], max_tokens=10, temperature=0)
+            expected = (alone.choices[0].text, alone.choices[0].finish_reason)
+            assert [answers[index] for index in range(number, 200, 25)] == [expected] * 8
+
+
+def test_the_gateway_passes_on_what_the_service_answers(generate_system: GenerateSystem) -> None:
+    asked = {"model": MODEL, "messages": QUESTION, "max_tokens": 10, "temperature": 0, "documents": DOCUMENTS}
+    requests.post(f"{generate_system.service.url}/v1/chat/completions", json=asked, timeout=30)
+    for stream in (False, True):
+        bodies = []
+        for process in (generate_system.service, generate_system.gateway):
+            # what an earlier request left computed of the prompt rounds otherwise than the first pass over it
+            answer = requests.post(f"{process.url}/v1/chat/completions", json={**asked, "stream": stream}, timeout=30)
+            assert answer.status_code == 200
+            bodies.append(without_identity(answer.text, answer.headers["content-type"]))
+        assert bodies[0] == bodies[1]
+
+
+# --- LangChain ---
+
+
+@pytest.fixture
+def langchain(generate_system: GenerateSystem) -> Any:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    return ChatOpenAI(
+        model=MODEL,
+        base_url=f"{generate_system.gateway.url}/v1",
+        api_key=SecretStr("none"),
+        temperature=0,
+        max_completion_tokens=8,
+        stream_usage=True,
+    )
+
+
+def test_langchain_chats_and_streams(langchain: Any, client: openai.OpenAI) -> None:
+    from langchain_core.messages import HumanMessage
+
+    direct = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=8, temperature=0)
+    messages = [HumanMessage(QUESTION[0]["content"])]
+    answer = langchain.invoke(messages)
+    assert answer.content == direct.choices[0].message.content
+    assert direct.usage is not None
+    assert answer.usage_metadata["total_tokens"] == direct.usage.total_tokens
+    chunks = list(langchain.stream(messages))
+    assert "".join(chunk.content for chunk in chunks) == answer.content
+    assert (
+        sum(chunk.usage_metadata["total_tokens"] for chunk in chunks if chunk.usage_metadata)
+        == direct.usage.total_tokens
+    )
+
+
+def test_langchain_passes_documents_on(langchain: Any) -> None:
+    with_documents = langchain.bind(extra_body={"documents": DOCUMENTS})
+    plain, grounded = langchain.invoke("who kept the lighthouse?"), with_documents.invoke("who kept the lighthouse?")
+    assert grounded.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"]
+
+
+def metric(system: GenerateSystem, name: str) -> float:
+    """A metric of the service; 0 for one that nothing was counted under."""
+    lines = requests.get(f"{system.service.url}/metrics", timeout=30).text.splitlines()
+    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def running(system: GenerateSystem) -> float:
+    return metric(system, "fovea_running_items")
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = 20.0) -> None:
+    give_up = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < give_up, f"not within {within_s} s"
+        time.sleep(0.02)  # metrics tell nobody that they changed
+
+
+def without_identity(body: str, content_type: str) -> Any:
+    """The JSON objects of an answer without what names this one answer or its time."""
+    lines = [line.removeprefix("data: ") for line in body.splitlines() if line]
+    objects = [json.loads(line) if line != "[DONE]" else line for line in lines]
+    for one in objects:
+        if isinstance(one, dict):
+            one.pop("id")
+            one.pop("created")
+    return [content_type, *objects]

@@ -1,0 +1,45 @@
+"""The generate service in this process, over a store with a tiny calibrated checkpoint."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from services.core.manifest import CheckpointInfo
+from services.core.store import Store
+from services.generate.app import create_generate
+from services.generate.profile import CalibrationProfile, write_profile
+from services.generate.settings import GenerateSettings
+from tests.embed.tiny import wait_until_ready
+from tests.generate.tiny_models import save_tiny
+
+MODEL = "tiny-llama"
+CONTEXT = 4096  # tokens, of the tiny model
+PROFILE = CalibrationProfile(enabled=True, bias="tree", temperature=1e-3, layers=(2, 3), rel_layers=(0, 1, 2, 3))
+
+
+def publish_tiny(folder: Path) -> str:
+    """A store below `folder` that holds the checkpoint as `MODEL`; returns its URL."""
+    store_url = (folder / "store").as_uri()
+    checkpoint = save_tiny(folder / "checkpoint")
+    write_profile(PROFILE, checkpoint)
+    Store.open(store_url).publish(MODEL, checkpoint, CheckpointInfo(kind="causal-lm"))
+    return store_url
+
+
+@contextmanager
+def served_tiny(folder: Path, **settings: Any) -> Iterator[TestClient]:
+    """A client of the service, once that answers."""
+    served = GenerateSettings(
+        store_url=publish_tiny(folder),
+        checkpoint_cache_dir=folder / "checkpoints",
+        model=MODEL,
+        device="cpu",
+        num_threads=1,
+        **settings,
+    )
+    with TestClient(create_generate(served), raise_server_exceptions=False) as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        yield client
