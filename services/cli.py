@@ -99,7 +99,9 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
 
 _delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the starter checkpoint.")
 _delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLIP.")
-_delegate(train, "litm", "services.generate.train", "A small Llama that is lost in the middle, the starter of generate.")
+_delegate(
+    train, "litm", "services.generate.train", "A small Llama that is lost in the middle, the starter of generate."
+)
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
 _delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
 _delegate(app, "calibrate", "services.generate.calibrate", "Choose and measure a checkpoint's attention calibration.")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.generate.applied_profile import calibration_of, document_relevance
 from services.generate.bias import BiasEstimate, BiasJob, EstimateKind, TreeOptions, estimate_bias
-from services.generate.calibration import log_alpha, relevance
 from services.generate.kv_cache import Slot
 from services.generate.language_model import Calibration, LanguageModel, Prefill, Row
-from services.generate.profile import BadProfile, CalibrationProfile, RowScope
+from services.generate.profile import CalibrationProfile, RowScope
 from services.generate.prompts import Prompt, filler_ids
 
 # Whether an answer of these tokens is complete.
@@ -103,29 +103,9 @@ class PrefilledPrompts:
         return answers
 
     def _calibration(self, profile: CalibrationProfile, place: int, bias: Tensor | None) -> Calibration:
-        rel = self.rel(profile, place, bias)
-        spans = self.prompts[place].spans
-        num_tokens = torch.tensor([end - start for start, end in spans])
-        alpha = log_alpha(rel, profile.temperature, num_tokens)
-        if profile.rel_scope == "per_head":
-            every = alpha.new_zeros(self.attention[place].shape)
-            every[list(profile.rel_layers)] = alpha
-            alpha = every
-        return Calibration(spans, alpha, frozenset(profile.layers))
-
-    def rel(self, profile: CalibrationProfile, place: int, bias: Tensor | None) -> Tensor:
-        """rel of a prompt, (K,) or with `per_head` (L', H, K) of the layers that it is taken from."""
-        attention = self.attention[place].cpu()
-        layers = list(profile.rel_layers)
-        if profile.bias == "cached":
-            spans = self.prompts[place].spans
-            table = profile.cached_attention([end - start for start, end in spans])
-            if table is None:
-                raise BadProfile(f"the profile has no table of the bias for {len(spans)} documents")
-            return attention[layers].mean(dim=(0, 1)) - torch.tensor(table)
-        if bias is None:
-            raise ValueError(f"the bias {profile.bias!r} needs an estimate")
-        return relevance(attention, bias.cpu(), layers=layers, scope=profile.rel_scope)
+        attention, prompt = self.attention[place].cpu(), self.prompts[place]
+        rel = document_relevance(profile, prompt, attention, None if bias is None else bias.cpu())
+        return calibration_of(profile, prompt, rel, len(attention))
 
 
 @contextmanager

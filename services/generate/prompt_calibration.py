@@ -10,11 +10,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from services.generate.applied_profile import by_document, calibration_of, document_relevance, needed_estimate
 from services.generate.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimate_bias
-from services.generate.calibration import log_alpha, relevance
 from services.generate.kv_cache import Slot
 from services.generate.language_model import Calibration, LanguageModel
 from services.generate.profile import CalibrationProfile
@@ -70,12 +69,9 @@ class PromptCalibrator:
         self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
 
     def calibrate(self, prompts: Sequence[MeasuredPrompt]) -> list[PromptCalibration]:
-        """One for each prompt, by its own profile.
-
-        Where a cached bias has no table for a prompt's number of documents, `tree` stands in for it.
-        """
+        """One for each prompt, by its own profile."""
         estimates = self._estimates(prompts)
-        return [_calibration(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
+        return [_calibrated(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
 
     def trim(self) -> None:
         """Let go of the estimates that are too many; what is calibrated before shares them."""
@@ -91,7 +87,7 @@ class PromptCalibrator:
     def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> list[tuple[Tensor | None, int]]:
         """Attn(dummy, k) of each prompt, (layers that ran, H, K), and the passes that it took; None for one whose
         bias is looked up."""
-        wanted = [None if _table(one) is not None else _wanted(one) for one in prompts]
+        wanted = [_wanted(one) for one in prompts]
         new = {key: one for key, one in zip(wanted, prompts, strict=True) if key and key not in self._remembered}
         num_passes: dict[_Wanted, int] = {}
         for how, keys in _by_kind(new):
@@ -120,33 +116,13 @@ def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, in
     yield from groups.items()
 
 
-def _wanted(one: MeasuredPrompt) -> _Wanted:
-    profile = one.profile
-    kind: EstimateKind = "tree" if profile.bias == "cached" else profile.bias
-    options = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks) if kind == "tree" else TreeOptions()
-    return _Wanted(one.prompt, kind, max(profile.rel_layers) + 1, options)
+def _wanted(one: MeasuredPrompt) -> _Wanted | None:
+    needed = needed_estimate(one.profile, one.prompt)
+    return needed and _Wanted(one.prompt, needed[0], max(one.profile.rel_layers) + 1, needed[1])
 
 
-def _table(one: MeasuredPrompt) -> tuple[float, ...] | None:
-    """Attn(dummy, k) as looked up, a mean over the layers that enter rel and all heads; None where nothing is."""
-    if one.profile.bias != "cached":
-        return None
-    return one.profile.cached_attention([end - start for start, end in one.prompt.spans])
-
-
-def _calibration(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> PromptCalibration:
-    profile, spans = one.profile, one.prompt.spans
-    attention, layers = one.attention.cpu(), list(profile.rel_layers)
-    if bias is None:
-        rel = attention[layers].mean(dim=(0, 1)) - torch.tensor(_table(one))
-    else:
-        rel = relevance(attention[: len(bias)], bias, layers=layers, scope=profile.rel_scope)
-    num_tokens = torch.tensor([end - start for start, end in spans])
-    alpha = log_alpha(rel, profile.temperature, num_tokens)
-    if alpha.dim() == 3:
-        # one a layer of the model: what is intervened on is among the layers that enter rel
-        every = alpha.new_zeros(attention.shape)
-        every[layers] = alpha
-        alpha, rel = every, rel.mean(dim=(0, 1))
-    calibration = Calibration(spans, alpha, frozenset(profile.layers))
-    return PromptCalibration(calibration, tuple(rel.tolist()), num_passes)
+def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> PromptCalibration:
+    attention = one.attention.cpu()
+    rel = document_relevance(one.profile, one.prompt, attention, bias)
+    calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
+    return PromptCalibration(calibration, by_document(rel), num_passes)

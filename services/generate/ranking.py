@@ -21,8 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.generate.bias import BiasJob, TreeOptions, estimate_bias
-from services.generate.calibration import log_alpha, relevance
+from services.generate.applied_profile import by_document, document_relevance, layers_of_relevance, needed_estimate
+from services.generate.bias import BiasJob, estimate_bias
+from services.generate.calibration import log_alpha
 from services.generate.kv_cache import Slot
 from services.generate.language_model import LanguageModel, Prefill
 from services.generate.profile import OFF, CalibrationProfile
@@ -198,8 +199,8 @@ def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _mean_attention(group: _Group) -> list[list[float]]:
-    layers = list(group.profile.rel_layers) or slice(None)
-    return [attention[layers].mean(dim=(0, 1)).tolist() for attention in group.attention()]
+    layers = layers_of_relevance(group.profile, group.model.config.num_layers)
+    return [attention[list(layers)].mean(dim=(0, 1)).tolist() for attention in group.attention()]
 
 
 def _summed_attention(group: _Group) -> list[list[float]]:
@@ -210,36 +211,27 @@ def _summed_attention(group: _Group) -> list[list[float]]:
 
 
 def _relevance(group: _Group) -> list[list[float]]:
-    layers = group.profile.rel_layers or tuple(range(group.model.config.num_layers))
-    attention = group.attention()
-    results: list[list[float]] = [[] for _ in attention]
-    without_table = []
-    for i, ((_, prompt), one) in enumerate(zip(group.prompts, attention, strict=True)):
-        table = None
-        if group.profile.bias == "cached":
-            table = group.profile.cached_attention(_num_tokens(prompt).tolist())
-        if table is None:
-            without_table.append(i)
-        else:
-            results[i] = (one[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(one)).tolist()
-    num_layers = max(layers) + 1
-    for i, dummies in zip(without_table, _dummy_attention(group, without_table, num_layers), strict=True):
-        results[i] = relevance(attention[i][:num_layers], dummies, layers=layers).tolist()
-    return results
+    profile, attention = group.profile, group.attention()
+    rels = []
+    for (_, prompt), own, bias in zip(group.prompts, attention, _biases(group), strict=True):
+        rel = document_relevance(profile, prompt, own, bias)
+        rels.append(list(by_document(rel)))
+    return rels
 
 
-def _dummy_attention(group: _Group, places: Sequence[int], num_layers: int) -> list[Tensor]:
-    """Attn(dummy, k) of some of the prompts, (num_layers, H, K) each; by `tree` where the profile has no table."""
-    profile = group.profile
+def _biases(group: _Group) -> list[Tensor | None]:
+    """Attn(dummy, k) of each prompt up to the last layer that enters rel; None for those that are looked up."""
+    num_layers = max(layers_of_relevance(group.profile, group.model.config.num_layers)) + 1
     filler = filler_ids(group.model.tokenizer)
-    estimates = estimate_bias(
-        group.model,
-        [BiasJob(*group.prompts[i], filler) for i in places],
-        "tree" if profile.bias == "cached" else profile.bias,
-        num_layers=num_layers,
-        options=TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks),
-    )
-    return [estimate.attention for estimate in estimates]
+    biases: list[Tensor | None] = [None] * len(group.slots)
+    needed = [needed_estimate(group.profile, prompt) for _, prompt in group.prompts]
+    for kind, options in {one for one in needed if one is not None}:
+        places = [i for i, one in enumerate(needed) if one == (kind, options)]
+        jobs = [BiasJob(*group.prompts[i], filler) for i in places]
+        estimates = estimate_bias(group.model, jobs, kind, num_layers=num_layers, options=options)
+        for i, estimate in zip(places, estimates, strict=True):
+            biases[i] = estimate.attention
+    return biases
 
 
 def _mean_log_probability(group: _Group) -> list[list[float]]:
