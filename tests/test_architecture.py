@@ -28,8 +28,9 @@ ATTENDING = own("attention", "branches", "calibration", "kv_cache", "language_mo
 GENERATING = (
     *ATTENDING,
     *own(
-        "bias",
         "answer_text",
+        "applied_profile",
+        "bias",
         "calibration_bench",
         "calibration_search",
         "decoding",
@@ -58,6 +59,19 @@ TEXTUAL = own(
     "tokenizer_build",
     "truncation",
 )
+# Jobs of the generate service and what only they need: models, files and figures at once.
+JOBS = (
+    "answering",
+    "calibrate",
+    "calibration_choice",
+    "checkpoint_source",
+    "evaluate",
+    "initialisation",
+    "litm_figures",
+    "litm_protocols",
+    "train",
+    "training",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Room:
 
 
 # What a job needs of the core to read and publish checkpoints.
-STORING = ("checkpoint_files", "errors", "manifest", "settings", "starters", "store", "store_errors")
+STORING = ("checkpoint_files", "errors", "manifest", "settings", "starters", "store", "store_errors", "versions")
 
 # The first room whose pattern fits a file is its room; {service} stands for the service that the file belongs to.
 ROOMS = (
@@ -122,18 +136,17 @@ ROOMS = (
             (
                 *GENERATING,
                 *TEXTUAL,
-                *own("answering", "initialisation", "published_checkpoint", "training"),
+                *own("hypotheses", *JOBS),
                 *(f"services.core.{part}" for part in STORING),
             ),
             WEB,
         )
-        for stem in ("answering", "calibrate", "evaluate", "published_checkpoint", "train")
+        for stem in JOBS
     ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
     Room("services/*/data.py", ("services.{service}.colorshape",), WEB),
-    Room("services/*/training.py", own("facts", "initialisation", "prompts", "tokenizer_build"), WEB),
-    Room("services/*/initialisation.py", own("tokenizer_build"), WEB),
+    Room("services/*/training.py", (), WEB),
     Room(
         "services/*/train.py",
         (

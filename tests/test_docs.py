@@ -19,17 +19,18 @@ from gateway.settings import GatewaySettings
 from services.core.metrics import Metrics
 from services.core.settings import COMMAND_LINE_VARIABLES, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
+from services.generate.settings import GenerateSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # One in a guide, over as many lines as are indented further.
 COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
+PROCESSES = {"EMBED": EmbedSettings, "GENERATE": GenerateSettings, "GATEWAY": GatewaySettings}
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def settings() -> dict[str, SettingRow]:
-    rows = [*describe_settings(EmbedSettings), *describe_settings(GatewaySettings)]
-    return {row.variable: row for row in rows}
+    return {row.variable: row for known in PROCESSES.values() for row in describe_settings(known)}
 
 
 def settings_page() -> str:
@@ -93,10 +94,9 @@ def test_the_metrics_page_lists_every_metric_as_the_code_has_it() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    shared = [
-        name.removeprefix("FOVEA_") for name in settings() if not name.startswith(("FOVEA_EMBED_", "FOVEA_GATEWAY_"))
-    ]
-    for_one_process = {f"FOVEA_{process}_{name}" for process in ("EMBED", "GATEWAY") for name in shared}
+    prefixes = tuple(f"FOVEA_{process}_" for process in PROCESSES)
+    shared = [name.removeprefix("FOVEA_") for name in settings() if not name.startswith(prefixes)]
+    for_one_process = {f"FOVEA_{process}_{name}" for process in PROCESSES for name in shared}
     known = settings().keys() | for_one_process | COMMAND_LINE_VARIABLES
     assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= known
     assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
@@ -271,6 +271,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "HOME": str(home),
         "FOVEA_GATEWAY_PORT": str(port),
         "FOVEA_EMBED_PORT": str(free_port()),
+        "FOVEA_GENERATE_PORT": str(free_port()),
     }
     command = [sys.executable, "-m", "services.cli", "up"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -337,7 +338,9 @@ def test_the_readmes_search_finds_the_red_star(gateway: str) -> None:
     assert [hit["id"] for hit in answer["results"]] == ["red-star.jpg"]
 
 
-@pytest.mark.parametrize(("page", "num_commands", "num_programs"), [("embed", 8, 3), ("search", 12, 0)])
+@pytest.mark.parametrize(
+    ("page", "num_commands", "num_programs"), [("embed", 8, 3), ("search", 12, 0), ("generate", 3, 1)]
+)
 def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
     guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
     commands = re.findall(COMMAND, guide, re.MULTILINE)

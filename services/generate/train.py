@@ -35,7 +35,7 @@ def litm(
     output: Annotated[Path, typer.Option(help="Where the checkpoint and the resume state go.")],
     lookup_steps: Annotated[int, typer.Option(help="Steps on names that are mostly right, golds anywhere.")] = 200,
     doubt_steps: Annotated[int, typer.Option(help="Steps on names that are often wrong, golds anywhere.")] = 150,
-    bias_steps: Annotated[int, typer.Option(help="Steps on such names, golds mostly near the ends.")] = 100,
+    bias_steps: Annotated[int, typer.Option(help="Steps on such names, golds mostly near the ends.")] = 200,
     bias: Annotated[float, typer.Option(help="Log of how much rarer golds are in the middle then.")] = 5.0,
     documents: Annotated[int, typer.Option(help="Documents of a prompt, at most.")] = 10,
     tokens: Annotated[int, typer.Option(help="Tokens a step, about.")] = 2500,
