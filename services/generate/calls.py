@@ -1,15 +1,20 @@
 """From what a request says to what is asked of the model, and from what was seen back to what the request named."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from services.core.errors import InvalidField, TooLarge
-from services.generate.generation import PromptFacts
+from services.generate.generation import Progress, PromptFacts
 from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts import Document
 from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport
+
+# float32's smallest number of full precision, which keeps the most likely token; what samples would read less as 0.
+MIN_TOP_P = 2.0**-126
 
 
 def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Document, ...]:
@@ -47,6 +52,20 @@ def calibration_of(
     except ValidationError as error:
         reason = "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
         raise InvalidField(f"calibration: {reason}.", param="calibration") from None
+
+
+async def begun_with_text(steps: AsyncGenerator[Progress, None]) -> AsyncGenerator[Progress, None]:
+    """The steps of one answer without the white space that its text begins with; its tokens stay as they are.
+
+    The first token of an answer often brings the space that parts it from the prompt, which no reader of the answer
+    has. Closes `steps` however it ends.
+    """
+    has_begun = False
+    async with aclosing(steps):
+        async for progress in steps:
+            text = progress.text if has_begun else progress.text.lstrip()
+            has_begun = has_begun or bool(text)
+            yield progress if text == progress.text else replace(progress, text=text)
 
 
 def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:

@@ -6,12 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from services.core.errors import blaming
-from services.generate.calls import calibration_of, check_count, documents_of, reports_of
+from services.generate.calls import begun_with_text, calibration_of, check_count, documents_of, reports_of
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation import Generation, Progress
 from services.generate.interleaving import interleaved
@@ -26,17 +28,18 @@ from services.generate.openai_calls import (
 )
 from services.generate.openai_schemas import (
     ChatCompletion,
+    ChatCompletionChunk,
     ChatRequest,
     Completion,
+    CompletionChunk,
     CompletionRequest,
 )
 from services.generate.service import CallLimits, GenerateService, ServedGenerate
-from services.generate.streaming import DONE, EventStream, event
+from services.generate.streaming import DONE, EventStream, event, event_stream_content
 
 # OpenAI's, where a completion names no number.
 COMPLETION_MAX_TOKENS = 16
 MAX_PROMPTS = 128
-STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def openai_router(service: GenerateService) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        responses={200: {"model": ChatCompletion, "content": STREAM, "description": "Whole, or its chunks"}},
+        responses=_responses(ChatCompletion, ChatCompletionChunk),
     )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """OpenAI's chat; `documents` are what the last message of the user asks about, and calibrated as asked."""
@@ -63,7 +66,7 @@ def openai_router(service: GenerateService) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        responses={200: {"model": Completion, "content": STREAM, "description": "Whole, or its chunks"}},
+        responses=_responses(Completion, CompletionChunk),
     )
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """OpenAI's completions: each prompt is continued as it stands."""
@@ -71,6 +74,10 @@ def openai_router(service: GenerateService) -> APIRouter:
         return await _answer(service, request, body)
 
     return router
+
+
+def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": whole, "content": event_stream_content(chunk), "description": "Whole, or its chunks"}}
 
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
@@ -171,12 +178,13 @@ def _progress(
     service: GenerateService, request: Request, served: ServedGenerate, prepared: Prepared
 ) -> AsyncGenerator[tuple[int, Progress], None]:
     """What the steps bring for each choice, by its place."""
-    return interleaved(
-        [
-            service.run(request, served, generation, is_timed=place == 0)
-            for place, generation in enumerate(prepared.generations)
-        ]
-    )
+    runs = [
+        service.run(request, served, generation, is_timed=place == 0)
+        for place, generation in enumerate(prepared.generations)
+    ]
+    # white space at the beginning of a continuation parts it from its prompt
+    is_chat = isinstance(prepared.form, ChatForm)
+    return interleaved([begun_with_text(run) for run in runs] if is_chat else runs)
 
 
 def _choices(prepared: Prepared) -> list[ChoiceSoFar]:

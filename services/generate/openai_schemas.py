@@ -138,11 +138,32 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
 
 
+class AnswerDelta(BaseModel):
+    """The role comes first and alone, with an empty text; the last delta is empty."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: AnswerDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
 
 
 class PromptTokensDetails(BaseModel):
@@ -178,3 +199,28 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: CompletionUsage
+
+
+class ChatCompletionChunk(BaseModel):
+    """What one event of a streamed chat adds; only the one that carries the usage has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    documents: list[DocumentReport] = Field([], description="With the last chunk of a choice, where there are any.")
+
+
+class CompletionChunk(BaseModel):
+    """What one event of a streamed completion adds; only the one that carries the usage has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None

@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.core.json_bodies import JsonRoute
-from services.generate.calls import calibration_of, check_count, documents_of, reports_of
+from services.generate.calls import MIN_TOP_P, begun_with_text, calibration_of, check_count, documents_of, reports_of
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions
 from services.generate.generation import Generation, Progress, PromptFacts
@@ -29,12 +29,12 @@ from services.generate.schemas import (
     ModelList,
 )
 from services.generate.service import GenerateService, ServedGenerate
-from services.generate.streaming import DONE, EventStream, event
+from services.generate.streaming import DONE, EventStream, event, event_stream_content
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
     "description": "The answer; with `stream`, events of its text and a last one with all the rest",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": event_stream_content(GenerateDelta, GenerateEnd),
 }
 
 
@@ -124,7 +124,7 @@ async def _answers(
     with service.lease(request, body.model) as served:
         generation = await service.prepare(request, partial(_prepare, served, body, documents))
         answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, request.state.model)
-        async with aclosing(service.run(request, served, generation)) as steps:
+        async with aclosing(begun_with_text(service.run(request, served, generation))) as steps:
             async for progress in steps:
                 answer.add(progress)
                 yield answer, progress.text
@@ -134,7 +134,7 @@ def _prepare(served: ServedGenerate, body: GenerateRequest, documents: tuple[Doc
     engine = served.engine
     options = AnswerOptions(
         max_tokens=body.max_tokens,
-        sampling=Sampling(body.temperature, body.top_p, body.seed),
+        sampling=Sampling(body.temperature, max(body.top_p, MIN_TOP_P), body.seed),
         stop=tuple(body.stop),
         calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
         reorder=body.reorder,

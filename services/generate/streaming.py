@@ -6,12 +6,14 @@ does already; this one leaves it to that.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Union
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from services.core.error_responses import ErrorEnvelope
 
 # What OpenAI's clients, and all that follow them, end a stream with.
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +26,36 @@ def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) ->
     """One event whose data is this object as JSON."""
     content = payload.model_dump(exclude_none=exclude_none) if isinstance(payload, BaseModel) else payload
     return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI `content` of a stream whose events hold one of these, or the error that it breaks off with.
+
+    In the words of OpenAPI 3.2, which are FastAPI's own for its streams: `itemSchema` is of one event. The schemas of
+    the payloads stand in it whole, so that it can be put into any document.
+    """
+    held: Any = Union[(*payloads, ErrorEnvelope)]
+    schema = TypeAdapter(held).json_schema(mode="serialization")
+    definitions = schema.pop("$defs", {})
+    payload = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _without_references(schema, definitions),
+    }
+    data = {"anyOf": [{"type": "string", "const": "[DONE]"}, payload]}
+    return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
+
+
+def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The same schema with its definitions in the places that refer to them; none refers to itself."""
+    if isinstance(schema, list):
+        return [_without_references(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        schema = {**definitions[name], **{key: value for key, value in schema.items() if key != "$ref"}}
+    return {key: _without_references(value, definitions) for key, value in schema.items()}
 
 
 class EventStream(Response):

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from starlette.testclient import TestClient
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
+from services.generate.answer_text import TokenOut
 from services.generate.app import create_generate
+from services.generate.calls import begun_with_text
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine
-from services.generate.generation import Progress, PromptFacts
+from services.generate.generation import Generation, Progress, PromptFacts
 from services.generate.profile import OFF, CalibrationProfile, write_profile
-from services.generate.prompts import Document
+from services.generate.prompts import Document, Prompt
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import wait_until_ready
@@ -92,7 +95,7 @@ def answer_to(client: TestClient, **fields: Any) -> dict[str, Any]:
 def of_engine(
     engine: GenerateEngine, options: AnswerOptions, documents: Sequence[Document] = PASSAGES
 ) -> tuple[str, PromptFacts, str]:
-    """The engine's own answer: text, facts and finish reason."""
+    """The engine's own answer: text from its first word on, facts and finish reason."""
     events = engine.admit([engine.prepare_question(QUERY, documents, options)])
     text, facts = "", None
     while True:
@@ -103,7 +106,7 @@ def of_engine(
         if is_last:
             assert facts is not None
             assert progress.finish_reason is not None
-            return text, facts, progress.finish_reason
+            return text.lstrip(), facts, progress.finish_reason
         events = engine.step()
 
 
@@ -203,6 +206,10 @@ def test_what_a_document_says_is_never_read_as_the_prompts_own(client: TestClien
     documents = answer_to(client, documents=hostile)["documents"]
 
     assert len(documents) == 4
+
+
+def test_a_share_of_probability_that_is_next_to_nothing_keeps_the_most_likely_token(client: TestClient) -> None:
+    assert answer_to(client, temperature=1, top_p=5e-324, seed=0)["answer"] == answer_to(client)["answer"]
 
 
 def test_an_answer_ends_before_a_stop_text(client: TestClient) -> None:
@@ -460,6 +467,57 @@ def test_another_model_is_not_found(client: TestClient) -> None:
     error = error_of(client.post("/generate", json=asked(model="vicuna")), 404)
 
     assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+# --- the beginning of an answer ---
+
+GENERATION = Generation(Prompt((5,), (), 0), 9)
+
+
+def steps_of(*texts: str) -> tuple[Progress, ...]:
+    return tuple(
+        Progress(GENERATION, text, (TokenOut(place, text.encode(), -1.0),), place, None, None)
+        for place, text in enumerate(texts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([" quiet", " otter", " "], ["quiet", " otter", " "]),
+        (["", " ", "\n", " \t a", "\nb"], ["", "", "", "a", "\nb"]),
+        (["quiet", "  otter"], ["quiet", "  otter"]),
+        ([" ", "\n"], ["", ""]),
+    ],
+)
+async def test_an_answer_begins_with_its_text_however_that_is_divided(texts: list[str], expected: list[str]) -> None:
+    steps = steps_of(*texts)
+
+    async def computed() -> AsyncGenerator[Progress, None]:
+        for step in steps:
+            yield step
+
+    given = [step async for step in begun_with_text(computed())]
+
+    assert [step.text for step in given] == expected
+    assert "".join(expected) == "".join(texts).lstrip()
+    assert [step.tokens for step in given] == [step.tokens for step in steps], "a token is what the model wrote"
+
+
+async def test_whoever_stops_reading_an_answer_closes_it() -> None:
+    closed = []
+
+    async def computed() -> AsyncGenerator[Progress, None]:
+        try:
+            for step in steps_of(" ", "a", "b"):
+                yield step
+        finally:
+            closed.append(True)
+
+    async with aclosing(begun_with_text(computed())) as answer:
+        await anext(answer)
+
+    assert closed == [True]
 
 
 # --- models and metrics ---

@@ -131,6 +131,12 @@ def test_everything_that_is_said_of_sampling_reaches_the_model() -> None:
     assert sampling_of(ChatRequest.model_validate({"messages": QUESTION}), None, vocab_size=8) == Sampling(1.0)
 
 
+def test_a_share_of_probability_that_is_next_to_nothing_keeps_the_most_likely_token(client: TestClient) -> None:
+    tiny = {"temperature": 1, "top_p": 5e-324, "seed": 0}
+    assert text_of(chat(client, **tiny)) == text_of(chat(client))
+    assert complete(client, **tiny)["choices"][0]["text"] == complete(client)["choices"][0]["text"]
+
+
 def test_answers_of_one_prompt_share_its_computation_and_its_tokens_count_once(client: TestClient) -> None:
     question = [{"role": "user", "content": "who built the harbour? " * 10}]
     one = chat(client, messages=question, max_tokens=2)

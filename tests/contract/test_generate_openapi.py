@@ -1,0 +1,160 @@
+"""Whatever the served OpenAPI document allows, and much that it does not, is answered as the document says."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.generate.served_tiny import MODEL
+
+CHECKS: Any = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+REFUSALS = {400, 404, 413, 422}
+# An answer of more tokens shows nothing more of its form.
+MAX_TOKENS = 3
+QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
+# Fields that are refused whatever they hold, or nearly so.
+REFUSED = (
+    *("tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio"),
+    *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias"),
+)
+# Beside the statuses that were seen: some answer was a stream.
+STREAMED = 0
+
+
+@pytest.fixture(scope="module")
+def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+    with running_system(tmp_path_factory.mktemp("generate")) as system:
+        yield system
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_server_error_and_nothing_that_the_document_omits(
+    generate_system: GenerateSystem, mode: GenerationMode
+) -> None:
+    document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
+    statuses = {
+        operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(short_and_answerable), document)
+        for operation in operations(generate_system)
+        if mode == GenerationMode.POSITIVE or operation.body or operation.query
+    }
+    asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/v2/rerank"]
+    for path in asked:
+        # what does not fit was refused, and what does reached the model
+        assert statuses[f"POST {path}"] & REFUSALS
+        if mode == GenerationMode.POSITIVE:
+            assert 200 in statuses[f"POST {path}"], path
+            assert STREAMED in statuses[f"POST {path}"] or path.endswith("rerank"), path
+
+
+def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: GenerateSystem) -> None:
+    document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
+    for path in ("/generate", "/v1/chat/completions", "/v1/completions"):
+        answered = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(answered) == {"application/json", "text/event-stream"}
+        assert answered["application/json"]["schema"]["$ref"]
+        text = schema_of_events(document, path)
+        assert text.is_valid({"error": {"message": "m", "type": "t", "param": None, "code": None}})
+        assert not text.is_valid({"id": "of no answer"})
+    for path in ("/v1/rerank", "/v2/rerank"):
+        operation = document["paths"][path]["post"]
+        assert set(operation["responses"]["200"]["content"]) == {"application/json"}
+        assert "RerankError" in str(operation["responses"]["422"])
+    sent = document["paths"]["/v1/rerank"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"#/components/schemas/RerankRequest", "#/components/schemas/TeiRerankRequest"} == {
+        one["$ref"] for one in sent["oneOf"]
+    }
+
+
+def operations(system: GenerateSystem) -> Iterator[Any]:
+    schema = schemathesis.openapi.from_url(f"{system.service.url}/openapi.json")
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        yield result.ok()
+
+
+def short_and_answerable(case: Any) -> Any:
+    """Few tokens of an answer, and every other time a model that exists, a question, and no fields that are refused."""
+    body = case.body
+    if isinstance(body, dict):
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = min(body[name], MAX_TOKENS)
+        if body.get("max_tokens") is None:
+            body["max_tokens"] = MAX_TOKENS
+        if (size := len(str(body))) % 2:
+            body["model"] = MODEL
+            body["stream"] = size % 4 == 1
+            for name in REFUSED:
+                body.pop(name, None)
+            if isinstance(body.get("n"), int):
+                body["n"] = min(body["n"], 2)
+            if case.path == "/v1/chat/completions":
+                body["messages"] = QUESTION
+            if case.path == "/v1/completions":
+                body["prompt"] = QUESTION[0]["content"]
+    return case
+
+
+def schema_of_events(document: dict[str, Any], path: str) -> jsonschema_rs.Validator:
+    """What the document says of the JSON in the events of a stream."""
+    answered = document["paths"][path]["post"]["responses"]["200"]["content"]
+    done, payload = answered["text/event-stream"]["itemSchema"]["properties"]["data"]["anyOf"]
+    assert done["const"] == "[DONE]"
+    return jsonschema_rs.validator_for(payload["contentSchema"])
+
+
+def check_events(response: Any, schema: jsonschema_rs.Validator) -> None:
+    """Every event is one line of JSON as the document has it, up to the end, if it was read so far."""
+    *events, last, rest = response.text.split("\n\n")
+    assert events
+    assert (last, rest) == ("data: [DONE]", "") or response.stream_cut_short
+    for event in events:
+        schema.validate(json.loads(event.removeprefix("data: ")))
+
+
+def statuses_of(cases: st.SearchStrategy[Any], document: dict[str, Any]) -> set[int]:
+    """Send what is generated, hold every answer against the document, and return the statuses seen."""
+    seen: set[int] = set()
+
+    @given(case=cases)
+    # a request that fails is shown as it was: making it smaller would take minutes
+    @settings(
+        max_examples=40,
+        phases=[Phase.generate],
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def answered_as_documented(case: Any) -> None:
+        response = case.call()
+        seen.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+        if response.headers["content-type"][0].startswith("text/event-stream"):
+            # a check of the schema takes the text of an event for a text
+            check_events(response, schema_of_events(document, case.path))
+            seen.add(STREAMED)
+
+    answered_as_documented()
+    return seen
