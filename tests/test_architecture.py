@@ -267,7 +267,11 @@ ROOMS = (
         ),
         (*WEB, "os"),
     ),
-    Room("services/*/schemas.py", ("services.core.errors", "services.{service}.profile"), HEAVY),
+    Room(
+        "services/*/schemas.py",
+        ("services.core.errors", "services.core.model_objects", "services.{service}.profile"),
+        HEAVY,
+    ),
     Room("services/*/__main__.py", ("services.core", "services.{service}")),
     # what a collection keeps knows files and vectors, neither the wire nor the model
     *(

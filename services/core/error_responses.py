@@ -47,13 +47,6 @@ class ErrorEnvelope(BaseModel):
     error: ErrorDetail
 
 
-class TeiError(BaseModel):
-    """The shape that clients of text-embeddings-inference read."""
-
-    error: str
-    error_type: str
-
-
 ERROR_CLASSES: tuple[type[FoveaError], ...] = (
     InvalidRequest,
     Unauthenticated,
@@ -82,14 +75,6 @@ def error_responses(*shapes: type[BaseModel]) -> dict[int | str, dict[str, Any]]
 
 # The default of an app; a route with another shape states its own.
 ERROR_RESPONSES = error_responses(ErrorEnvelope)
-
-_TEI_ERROR_TYPES = {422: "Validation", 413: "Validation", 429: "Overloaded", 503: "Overloaded"}
-
-
-def tei_error_body(error: FoveaError) -> dict[str, Any]:
-    """An error as TeiError."""
-    fallback = "Validation" if error.status < 500 else "Backend"
-    return TeiError(error=error.message, error_type=_TEI_ERROR_TYPES.get(error.status, fallback)).model_dump()
 
 
 def render_error(error: FoveaError, scope: Scope) -> bytes:

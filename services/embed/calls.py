@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import Request
 
-from services.core.error_responses import tei_error_body
 from services.core.errors import InvalidField, InvalidRequest
 from services.core.images import ImageLimits, ImageReference, parse_image_reference
+from services.core.tei import tei_error_body
 from services.embed.bodies import (
     agreed,
     check_count,

@@ -11,9 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from services.core.batching import BatchLimits
 from services.core.checkpoints import Served, ServedCheckpoint
-from services.core.error_responses import ErrorEnvelope, TeiError, error_responses
+from services.core.error_responses import ErrorEnvelope, error_responses
 from services.core.errors import InvalidField
 from services.core.metrics import Metrics
+from services.core.model_objects import model_fields
+from services.core.tei import TeiError, tei_headers
 from services.embed.calls import CallLimits, EmbedCall, TextInput, read_embed, read_embeddings
 from services.embed.embedder import Checkpoint, Embedded, Embedder
 from services.embed.engine import EmbedEngine
@@ -66,7 +68,7 @@ class EmbedService:
         with self.metrics.stage_seconds.labels("serialize").time():
             render = tei_body if call.is_tei else list_body
             body = await _off_loop(embedded, lambda: render(embedded, call, request.state.model))
-        headers = tei_headers(request, call, embedded, time.perf_counter() - began) if call.is_tei else None
+        headers = _tei_headers(request, call, embedded, time.perf_counter() - began) if call.is_tei else None
         return Response(body, headers=headers, media_type="application/json")
 
     def check(self, served: Served[EmbedEngine], call: EmbedCall) -> None:
@@ -78,11 +80,7 @@ class EmbedService:
 
     def model(self, served: Served[EmbedEngine]) -> Model:
         return Model(
-            id=served.name,
-            created=int(served.manifest.created.timestamp()),
-            kind=served.manifest.kind,
-            version=served.version,
-            revision=served.digest,
+            **model_fields(served),
             max_model_len=served.engine.context_length,
             dimensions=served.engine.embedding_width,
             limits=ModelLimits(
@@ -212,22 +210,10 @@ def tei_body(embedded: Embedded, call: EmbedCall, model: str) -> bytes:
     return render_tei(embedded.rows)
 
 
-def tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds: float) -> dict[str, str]:
-    """TEI's measurements of one request: milliseconds, characters and tokens."""
-    stages = request.state.timing.stages
-    milliseconds = {
-        "x-compute-time": seconds,
-        "x-total-time": seconds,
-        "x-tokenization-time": stages.get("tokenize", 0.0),
-        "x-queue-time": stages.get("queue", 0.0),
-        "x-inference-time": stages.get("infer", 0.0),
-    }
-    return {
-        "x-compute-characters": str(sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))),
-        "x-compute-tokens": str(embedded.prompt_tokens),
-        **{name: str(round(1000 * value)) for name, value in milliseconds.items()},
-    }
-
-
 async def _off_loop(embedded: Embedded, render: Callable[[], T]) -> T:
     return render() if embedded.rows.size <= MAX_INLINE_NUMBERS else await asyncio.to_thread(render)
+
+
+def _tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds: float) -> dict[str, str]:
+    num_characters = sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))
+    return tei_headers(request, num_characters=num_characters, num_tokens=embedded.prompt_tokens, seconds=seconds)

@@ -8,6 +8,8 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from services.core.model_objects import ModelObject
+
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 EncodingFormat = Literal["float", "base64"]
 # An image in a JSON body: its forms are told apart, and refused by name, when it is read.
@@ -95,16 +97,9 @@ class ModelLimits(BaseModel):
     max_image_pixels: int
 
 
-class Model(BaseModel):
-    """OpenAI's model object with what a client of Fovea may want to know."""
+class Model(ModelObject):
+    """The served model."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds.")
-    owned_by: str = "fovea"
-    kind: str
-    version: str
-    revision: str = Field(description="Content digest of the checkpoint.")
     max_model_len: int = Field(description="Most tokens of a text or a condition.")
     dimensions: int
     limits: ModelLimits

@@ -47,7 +47,9 @@ def calibrate(
     measured: Annotated[int, typer.Option(min=1, help="Prompts that rank the sources of relevance.")] = 200,
     span_rule: Annotated[str, typer.Option(help="Span rules to try.")] = "newline,text",
     row_scope: Annotated[str, typer.Option(help="Prompt rows to calibrate, to try.")] = "last,tail",
-    bias: Annotated[str, typer.Option(help="Estimates to choose among, of exact, tree, single and cached.")] = "tree,exact,single",
+    bias: Annotated[
+        str, typer.Option(help="Estimates to choose among, of exact, tree, single and cached.")
+    ] = "tree,exact,single",
     search_bias: Annotated[EstimateKind, typer.Option(help="The estimate that all settings are tried with.")] = "tree",
     tables: Annotated[
         str | None, typer.Option(help="Numbers of documents with a table for the cached bias instead of --documents.")

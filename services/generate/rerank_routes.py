@@ -12,8 +12,9 @@ from fastapi.routing import APIRoute
 from pydantic import Discriminator, Tag
 from pydantic_core import to_jsonable_python
 
-from services.core.error_responses import TeiError, error_responses, tei_error_body
+from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, blaming
+from services.core.tei import TeiError, tei_error_body, tei_headers
 from services.generate.calls import check_count
 from services.generate.prompts import Document
 from services.generate.ranking import Ranking
@@ -95,7 +96,12 @@ def rerank_router(service: GenerateService) -> APIRouter:
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
             ranked = await _rank_texts(service, request, body)
-            headers = tei_headers(request, body, ranked, time.perf_counter() - began)
+            headers = tei_headers(
+                request,
+                num_characters=len(body.query) + sum(map(len, body.texts)),
+                num_tokens=ranked.ranking.prompt_tokens,
+                seconds=time.perf_counter() - began,
+            )
             return _json(render_tei(body, ranked.ranking), headers)
         ranked = await _rank(service, request, body)
         return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
@@ -160,23 +166,6 @@ def _document(given: str | RerankDocument) -> Document:
 
 def _new_id() -> str:
     return f"rerank-{uuid.uuid4().hex}"
-
-
-def tei_headers(request: Request, body: TeiRerankRequest, ranked: Ranked, seconds: float) -> dict[str, str]:
-    """TEI's measurements of one request: milliseconds, characters and tokens."""
-    stages = request.state.timing.stages
-    milliseconds = {
-        "x-compute-time": seconds,
-        "x-total-time": seconds,
-        "x-tokenization-time": stages.get("tokenize", 0.0),
-        "x-queue-time": stages.get("queue", 0.0),
-        "x-inference-time": stages.get("infer", 0.0),
-    }
-    return {
-        "x-compute-characters": str(len(body.query) + sum(map(len, body.texts))),
-        "x-compute-tokens": str(ranked.ranking.prompt_tokens),
-        **{name: str(round(1000 * value)) for name, value in milliseconds.items()},
-    }
 
 
 def _json(body: Any, headers: dict[str, str] | None = None) -> Response:

@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.core.json_bodies import JsonRoute
+from services.core.model_objects import model_fields
 from services.generate.calls import MIN_TOP_P, begun_with_text, calibration_of, check_count, documents_of, reports_of
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions
@@ -155,11 +156,7 @@ async def _events(answers: AsyncGenerator[tuple[AnswerSoFar, str], None]) -> Asy
 def _model(service: GenerateService, served: ServedGenerate) -> Model:
     engine, profile = served.engine, served.engine.profile
     return Model(
-        id=served.name,
-        created=int(served.manifest.created.timestamp()),
-        kind=served.manifest.kind,
-        version=served.version,
-        revision=served.digest,
+        **model_fields(served),
         max_model_len=engine.context_length,
         calibration=ModelCalibration(
             enabled=profile.enabled, bias=profile.bias, temperature=profile.temperature, layers=list(profile.layers)

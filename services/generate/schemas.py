@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from services.core.model_objects import ModelObject
 from services.generate.profile import BiasKind, Layer
 
 MAX_STOPS = 16
@@ -112,16 +113,9 @@ class ModelCalibration(BaseModel):
     layers: list[int]
 
 
-class Model(BaseModel):
-    """OpenAI's model object with what a client of Fovea may want to know."""
+class Model(ModelObject):
+    """The served model."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds.")
-    owned_by: str = "fovea"
-    kind: str
-    version: str
-    revision: str = Field(description="Content digest of the checkpoint.")
     max_model_len: int = Field(description="Most tokens of a prompt and its answer together.")
     calibration: ModelCalibration
     limits: ModelLimits

@@ -13,12 +13,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
 from services.core.app import AppParts, create_app
-from services.core.error_responses import TeiError, error_responses, tei_error_body
+from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.health import Health
 from services.core.metrics import Metrics
 from services.core.server import run
 from services.core.settings import ProcessSettings
+from services.core.tei import TeiError, tei_error_body
 
 SECRET = "the cause that nobody may read"
 
