@@ -26,7 +26,8 @@ TEMPLATE_PIECES = (
 PIECES = r" ?\p{L}+:?| ?\p{N}{1,3}|\n| ?[^\s\p{L}\p{N}]+|[^\S\n]+(?!\S)|[^\S\n]+"
 
 # The last message as it is where it already ends with "Answer:", else as a question; over the documents, if given.
-_DOCUMENT = "'Document [' ~ loop.index ~ '](Title: ' ~ (d.title or '') ~ ') ' ~ d.text ~ '\\n'"
+_TITLE = "('(Title: ' ~ d.title ~ ')' if d.title else '')"
+_DOCUMENT = "'Document [' ~ loop.index ~ ']' ~ " + _TITLE + " ~ ' ' ~ d.text ~ '\\n'"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% set text = messages[-1]['content'] | trim %}"
     "{% if text.endswith('Answer:') %}{{ text }}{% else %}{% if documents %}"
