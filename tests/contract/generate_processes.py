@@ -1,9 +1,11 @@
-"""A generate process over a store with a tiny checkpoint, and the gateway before it."""
+"""A generate process over a store with a checkpoint, and the gateway before it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import requests
 
 from tests.contract.processes import Process, start_process
 from tests.generate.served_tiny import MODEL, publish_tiny
@@ -16,12 +18,20 @@ class GenerateSystem:
     service: Process
     gateway: Process
 
+    def metric(self, name: str) -> float:
+        """A metric of the service; 0 for one that nothing was counted under."""
+        lines = requests.get(f"{self.service.url}/metrics", timeout=30).text.splitlines()
+        return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
 
 @contextmanager
 def running_system(folder: Path, **settings: str) -> Iterator[GenerateSystem]:
-    """Both processes, ready; `settings` are environment variables. Checks that both end well."""
+    """Both processes, ready; `settings` are environment variables. Checks that both end well.
+
+    They serve the tiny checkpoint, unless the settings name another store.
+    """
     environment = {
-        "FOVEA_STORE_URL": publish_tiny(folder),
+        "FOVEA_STORE_URL": settings.get("FOVEA_STORE_URL") or publish_tiny(folder),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
         "FOVEA_GENERATE_MODEL": MODEL,
         "FOVEA_GENERATE_DEVICE": "cpu",

@@ -273,21 +273,21 @@ def test_a_deadline_in_mid_stream_is_told_in_the_stream(client: openai.OpenAI) -
 def test_a_client_that_leaves_in_mid_stream_frees_its_slot(
     generate_system: GenerateSystem, client: openai.OpenAI
 ) -> None:
-    made_before = metric(generate_system, "fovea_generated_tokens_total")
+    made_before = generate_system.metric("fovea_generated_tokens_total")
     stream = client.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     assert running(generate_system) == 1
-    before = metric(generate_system, 'fovea_cancelled_total{reason="disconnect"}')
+    before = generate_system.metric('fovea_cancelled_total{reason="disconnect"}')
     stream.close()
     wait_until(lambda: running(generate_system) == 0)
-    assert metric(generate_system, 'fovea_cancelled_total{reason="disconnect"}') == before + 1
-    made = metric(generate_system, "fovea_generated_tokens_total")
+    assert generate_system.metric('fovea_cancelled_total{reason="disconnect"}') == before + 1
+    made = generate_system.metric("fovea_generated_tokens_total")
     assert made - made_before < LONG  # it was not written to its end
     # and nothing goes on being written
     client.models.list()
-    assert metric(generate_system, "fovea_generated_tokens_total") == made
+    assert generate_system.metric("fovea_generated_tokens_total") == made
 
 
 def test_two_hundred_streams_at_once_all_end_complete(generate_system: GenerateSystem) -> None:
@@ -373,14 +373,8 @@ def test_langchain_passes_documents_on(langchain: Any) -> None:
     assert grounded.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"]
 
 
-def metric(system: GenerateSystem, name: str) -> float:
-    """A metric of the service; 0 for one that nothing was counted under."""
-    lines = requests.get(f"{system.service.url}/metrics", timeout=30).text.splitlines()
-    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
-
-
 def running(system: GenerateSystem) -> float:
-    return metric(system, "fovea_running_items")
+    return system.metric("fovea_running_items")
 
 
 def wait_until(is_so: Callable[[], bool], within_s: float = 20.0) -> None:
