@@ -34,11 +34,13 @@ class Bench:
             for one in examples
         ]
 
-    def measure(self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind) -> Iterator[Measured]:
+    def measure(
+        self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind, tree: TreeOptions | None = None
+    ) -> Iterator[Measured]:
         """Attn(k) with documents and with dummies, all layers and heads, of each example in order."""
         for places, batch in self._batches(examples, span_rule):
             for place, prompt, attention, estimate in zip(
-                places, batch.prompts, batch.attention, batch.estimate(kind), strict=True
+                places, batch.prompts, batch.attention, batch.estimate(kind, tree), strict=True
             ):
                 yield Measured(
                     attention.cpu(),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.generate.answering import AnswerOptions, answer
+from services.generate.bias import TreeOptions
 from services.generate.calibration import relevance
 from services.generate.calibration_bench import Bench
 from services.generate.calibration_search import Measured, is_found, middle_positions, score_of
@@ -44,6 +45,11 @@ RANKINGS: Mapping[str, RankMethod] = {
     LIKELIHOOD: "query_likelihood",
 }
 NO_BIAS = "none"
+SAVINGS: Mapping[str, Mapping[str, object]] = {
+    "tree, dummies of 4 tokens": {"dummy_tokens": 4},
+    "tree, window of 64": {"window": 64},
+    "tree, both": {"dummy_tokens": 4, "window": 64},
+}
 RANKED_AT_ONCE = 32
 
 
@@ -218,7 +224,7 @@ def compare_estimates(
     `examples` have their gold documents where they are to be; `tables` serve `cached`. Spearman's ρ of bias and of rel
     with those of `exact` are means over prompts; Recall@3 is of examples with gold in the middle; accuracies are in
     percent. Costs are tokens that are run: of the estimate relative to `exact`'s own, and of prompt and estimate
-    together in prefills of the prompt. `none` takes no bias off.
+    together in prefills of the prompt. Rows of `tree` that say more are its savings; `none` takes no bias off.
     """
     profile = study.profile.model_copy(update={"rel_scope": "mean"})
     num_documents = len(examples[0].documents)
@@ -227,6 +233,7 @@ def compare_estimates(
     nothing = BiasTable(bucket=1, attention=(0.0,) * num_documents, num_prompts=1)
     variants: dict[str, CalibrationProfile] = {
         **{kind: profile.model_copy(update={"bias": kind, "tables": tuple(tables)}) for kind in kinds},
+        **{name: profile.model_copy(update={"bias": "tree", **saving}) for name, saving in SAVINGS.items()},
         NO_BIAS: profile.model_copy(update={"bias": "cached", "tables": (nothing,)}),
     }
     answers = study.bench.ask([None, *variants.values()], examples)
@@ -276,7 +283,8 @@ def _measured_again(
     if profile.bias == "exact":
         yield from exact
     elif profile.bias != "cached":
-        yield from study.bench.measure(examples, profile.span_rule, profile.bias)
+        tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
+        yield from study.bench.measure(examples, profile.span_rule, profile.bias, tree)
     else:
         prompts = study.bench.prompts(examples, profile.span_rule)
         for one, prompt in zip(exact, prompts, strict=True):

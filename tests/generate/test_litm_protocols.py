@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.generate.answering import AnswerOptions, answer
+from services.generate.bias import TreeOptions
 from services.generate.calibration_bench import Bench
 from services.generate.calibration_search import Measured
 from services.generate.data import Example, generated_facts, place_gold
@@ -16,6 +17,7 @@ from services.generate.litm_protocols import (
     CALIBRATED,
     LIKELIHOOD,
     METHODS,
+    SAVINGS,
     SORTING,
     VANILLA,
     Study,
@@ -73,7 +75,9 @@ class KnownAttention(Bench):
             relevance = torch.tensor([1e-2 * (place == one.gold) for place in range(4)])
             yield (torch.tensor(self.bias) + relevance).expand(2, 4, 4)
 
-    def measure(self, examples: Sequence[Example], span_rule: str, kind: str) -> Iterator[Measured]:
+    def measure(
+        self, examples: Sequence[Example], span_rule: str, kind: str, tree: TreeOptions | None = None
+    ) -> Iterator[Measured]:
         for one, attention in zip(examples, self.attention(examples, span_rule), strict=True):
             yield Measured(attention, torch.tensor(self.bias).expand(2, 4, 4), one.gold, 100, 50)
 
@@ -184,7 +188,11 @@ def test_estimates_are_compared_with_the_papers_in_what_they_give_and_cost(study
     table = BiasTable(bucket=16, attention=(0.01, 0.02, 0.03, 0.04), num_prompts=5)
     placed = at_positions(EXAMPLES, (0, 1, 2, 3))
     scores = compare_estimates(study, placed, [table], ("exact", "tree", "single", "cached"))
-    assert list(scores) == ["vanilla", "exact", "tree", "single", "cached", "none"]
+    assert list(scores) == ["vanilla", "exact", "tree", "single", "cached", *SAVINGS, "none"]
+    short, whole = scores["tree, dummies of 4 tokens"], scores["tree"]
+    assert short["relative_cost"] < whole["relative_cost"]
+    # a window leaves out what dummies read, not what they are
+    assert scores["tree, window of 64"]["relative_cost"] == pytest.approx(whole["relative_cost"])
     assert scores["exact"]["bias_spearman"] == scores["exact"]["rel_spearman"] == pytest.approx(1)
     assert scores["exact"]["relative_cost"] == 1
     assert 0 < scores["tree"]["relative_cost"] < 1
