@@ -13,9 +13,6 @@ from services.generate.profile import BadProfile, CalibrationProfile, last_half,
 from services.generate.prompts import Document
 from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport
 
-# float32's smallest number of full precision, which keeps the most likely token; what samples would read less as 0.
-MIN_TOP_P = 2.0**-126
-
 
 def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Document, ...]:
     """The documents of a request. Raises TooLarge for more than the limit."""

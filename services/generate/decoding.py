@@ -137,7 +137,9 @@ def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
     chosen = _at(probabilities, draws)
     cut = [row for row, chooser in enumerate(choosers) if chooser.sampling.top_p < 1]
     if cut:
+        # the least top_p is 0 in float32, which would keep nothing
         top_p = torch.tensor([choosers[row].sampling.top_p for row in cut], device=device)[:, None]
+        top_p = top_p.clamp_min(torch.finfo(top_p.dtype).tiny)
         ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
         # what stands before the first is 0, so the most likely token always stays

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from services.core.errors import InvalidField, InvalidRequest
-from services.generate.calls import MIN_TOP_P
 from services.generate.decoding import Sampling
 from services.generate.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
 
@@ -58,7 +57,7 @@ def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int
             raise _unknown_token("logit_bias", token_id, vocab_size)
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else max(body.top_p, MIN_TOP_P),
+        top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         num_logprobs=num_logprobs,
         presence_penalty=body.presence_penalty or 0.0,

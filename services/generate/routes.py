@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.core.json_bodies import JsonRoute
 from services.core.model_objects import model_fields
-from services.generate.calls import MIN_TOP_P, begun_with_text, calibration_of, check_count, documents_of, reports_of
+from services.generate.calls import begun_with_text, calibration_of, check_count, documents_of, reports_of
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions
 from services.generate.generation import Generation, Progress, PromptFacts
@@ -135,7 +135,7 @@ def _prepare(served: ServedGenerate, body: GenerateRequest, documents: tuple[Doc
     engine = served.engine
     options = AnswerOptions(
         max_tokens=body.max_tokens,
-        sampling=Sampling(body.temperature, max(body.top_p, MIN_TOP_P), body.seed),
+        sampling=Sampling(body.temperature, body.top_p, body.seed),
         stop=tuple(body.stop),
         calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
         reorder=body.reorder,

@@ -55,7 +55,8 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
 
 def test_the_least_top_p_and_the_least_temperature_are_greedy() -> None:
     logits = logits_of(1)[0]
-    assert set(drawn(logits, 50, temperature=1.0, top_p=1e-9)) == {int(logits.argmax())}
+    for top_p in (1e-9, 5e-324):
+        assert set(drawn(logits, 50, temperature=1.0, top_p=top_p)) == {int(logits.argmax())}
     assert set(drawn(logits, 50, temperature=1e-45)) == {int(logits.argmax())}
 
 
