@@ -16,6 +16,8 @@ Try it:
   curl {gateway}/v1/models
   curl '{gateway}/embed?condition=What+is+the+color+of+the+object%3F' \\
        -H 'Content-Type: image/jpeg' --data-binary @photo.jpg
+  curl {gateway}/generate -H 'Content-Type: application/json' \\
+       -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
 Ctrl-C stops everything."""
 
 app = typer.Typer(
