@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.settings import GatewaySettings
 from services.core.metrics import Metrics
-from services.core.settings import COMMAND_LINE_VARIABLES, SettingRow, describe_settings
+from services.core.settings import COMMAND_LINE_VARIABLES, ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 
@@ -25,7 +25,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # One in a guide, over as many lines as are indented further.
 COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
-PROCESSES = {"EMBED": EmbedSettings, "GENERATE": GenerateSettings, "GATEWAY": GatewaySettings}
+PROCESSES: dict[str, type[ProcessSettings]] = {
+    "EMBED": EmbedSettings,
+    "GENERATE": GenerateSettings,
+    "GATEWAY": GatewaySettings,
+}
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -336,6 +340,13 @@ def test_the_readmes_search_finds_the_red_star(gateway: str) -> None:
     done = subprocess.run(["bash", "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
     answer = json.loads(done.stdout[done.stdout.index('{"object":"search"') :])
     assert [hit["id"] for hit in answer["results"]] == ["red-star.jpg"]
+
+
+def test_the_readmes_question_is_answered_as_it_says(gateway: str) -> None:
+    (command, answer) = re.findall(r"```sh\n(curl \S+/generate .*?)```\n\nsays `(.*?)`", README, re.DOTALL)[0]
+    command = command.replace("http://127.0.0.1:8080", gateway)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["answer"] == answer
 
 
 @pytest.mark.parametrize(
