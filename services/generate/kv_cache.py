@@ -55,7 +55,8 @@ class CacheShape:
 class KVCache:
     """Room for at most `max_tokens`, slots times the longest slot's capacity. Memory is taken as slots need it.
 
-    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`.
+    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. Where `open` runs out
+    of memory part-way, the layers differ in S and C until the next `open`; what the open slots hold stands in each.
     """
 
     def __init__(self, shape: CacheShape, max_tokens: int) -> None:
@@ -65,6 +66,7 @@ class KVCache:
         self.keys = [empty] * shape.num_layers
         self.values = [empty] * shape.num_layers
         self._slots: list[Slot] = []
+        self._num_slots, self._length = 0, 0  # S and C, of every layer unless an `open` ran out of memory
 
     @property
     def num_open(self) -> int:
@@ -76,7 +78,8 @@ class KVCache:
         return (self.num_open + 1) * self._longest(capacity) <= self.max_tokens
 
     def open(self, capacity: int) -> Slot:
-        """An empty slot. Raises ValueError where `can_open` is false."""
+        """An empty slot. Raises ValueError where `can_open` is false, and what torch does where memory runs out: the
+        slots that are open lose nothing then."""
         if not self.can_open(capacity):
             raise ValueError(
                 f"a slot of {capacity} tokens does not fit beside {self.num_open} others in {self.max_tokens} tokens"
@@ -125,17 +128,19 @@ class KVCache:
 
     def _make_room(self, capacity: int) -> None:
         """For one more slot. A side that must grow is doubled where that fits, so that growing costs little in all."""
-        num_slots, _, length, _ = self.keys[0].shape
+        num_slots, length = self._num_slots, self._length
         needed_slots, needed_length = self.num_open + 1, self._longest(capacity)
         if needed_length > length or needed_slots * length > self.max_tokens:
             doubled = 2 * length if needed_length > length else needed_length
             length = min(max(needed_length, doubled), self.max_tokens // needed_slots)
         if needed_slots > num_slots or num_slots * length > self.max_tokens:
             num_slots = min(max(needed_slots, 2 * num_slots), self.max_tokens // length)
-        if (num_slots, length) != (self.keys[0].shape[0], self.keys[0].shape[2]):
-            for layers in (self.keys, self.values):
-                for layer, old in enumerate(layers):
+        for layers in (self.keys, self.values):
+            for layer, old in enumerate(layers):
+                # asked of each: another try may have run out of memory between two of them
+                if (old.shape[0], old.shape[2]) != (num_slots, length):
                     layers[layer] = self._moved(old, num_slots, length)
+        self._num_slots, self._length = num_slots, length
 
     def _moved(self, old: Tensor, num_slots: int, length: int) -> Tensor:
         new = old.new_zeros(num_slots, self.shape.num_kv_heads, length, self.shape.head_dim)

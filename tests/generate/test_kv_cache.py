@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.generate.kv_cache import CacheShape, KVCache, Slot
+from tests.generate.scarce_memory import ScarceMemory
 
 SHAPE = CacheShape(num_layers=2, num_kv_heads=3, head_dim=4, device=torch.device("cpu"), dtype=torch.float32)
 
@@ -97,6 +98,33 @@ def test_growing_seldom_moves_what_is_there() -> None:
         cache.open(10)
         moves += before is not cache.keys[0]
     assert moves < 12
+
+
+@pytest.mark.parametrize("num_moved", range(2 * SHAPE.num_layers))
+@pytest.mark.parametrize("is_next_long", [True, False])
+def test_memory_that_runs_out_part_way_costs_only_the_slot_that_asked_for_it(
+    num_moved: int, is_next_long: bool
+) -> None:
+    cache = KVCache(SHAPE, max_tokens=1000)
+    first, second = cache.open(20), cache.open(20)
+    fill(first, 3, 12)
+    fill(second, 5, 20)
+    with ScarceMemory("new_zeros", num_moved), pytest.raises(torch.OutOfMemoryError):
+        cache.open(200)
+    assert cache.num_open == 2
+    assert_holds(first, 3)
+    assert_holds(second, 5)
+    cache.close(first)
+    assert_holds(second, 5)
+    third = cache.open(200 if is_next_long else 10)
+    fill(third, 7, third.capacity)
+    assert_holds(second, 5)
+    assert_holds(third, 7)
+    assert len({tuple(numbers.shape) for numbers in (*cache.keys, *cache.values)}) == 1
+    assert taken(cache) <= 1000
+    for slot in (second, third):
+        cache.close(slot)
+    fill(cache.open(1000), 9, 1000)
 
 
 def test_a_prefix_is_copied_from_one_slot_to_another() -> None:
