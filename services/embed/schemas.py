@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
@@ -19,11 +20,13 @@ JsonImage = str | dict[str, JsonValue]
 class EmbedRequest(BaseModel):
     """Images, each embedded under every condition, and texts of the same space, which no condition touches."""
 
-    images: list[JsonImage] = Field(
+    images: JsonList[JsonImage] = Field(
         [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` each.'
     )
-    texts: list[str] = []
-    condition: str | list[str] | None = Field(None, description="What to look for; none: the unconditional embedding.")
+    texts: JsonList[str] = []
+    condition: str | JsonList[str] | None = Field(
+        None, description="What to look for; none: the unconditional embedding."
+    )
     model: str | None = None
     encoding_format: EncodingFormat | None = None
 
@@ -44,18 +47,18 @@ class InputItem(BaseModel):
 class EmbeddingsRequest(BaseModel):
     """OpenAI's request, with images as inputs and a condition for them."""
 
-    input: str | InputItem | list[str | InputItem]
+    input: str | InputItem | JsonList[str | InputItem]
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
-    condition: str | list[str] | None = Field(None, description="For the images among the inputs.")
+    condition: str | JsonList[str] | None = Field(None, description="For the images among the inputs.")
     user: str | None = None
 
 
 class TeiRequest(BaseModel):
     """The embed request of text-embeddings-inference; told apart by `inputs`."""
 
-    inputs: str | list[str]
+    inputs: str | JsonList[str]
     truncate: bool | None = False
     truncation_direction: Literal["right", "Right", "left", "Left"] | None = "right"
     normalize: bool | None = True

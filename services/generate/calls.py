@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.core.errors import InvalidField, TooLarge
+from services.core.errors import InvalidField
 from services.generate.generation import Progress, PromptFacts
 from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts import Document
-from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport
+from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport, too_many
 
 
 def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Document, ...]:
@@ -23,7 +23,7 @@ def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Docu
 def check_count(param: str, value: int, limit: int) -> None:
     """Raises TooLarge for more than the limit, naming both."""
     if value > limit:
-        raise TooLarge(f"{param}: The request asks for {value}; the limit is {limit}.", param=param)
+        raise too_many(param, value, limit)
 
 
 def calibration_of(

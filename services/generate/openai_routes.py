@@ -39,7 +39,6 @@ from services.generate.streaming import DONE, EventStream, event, event_stream_c
 
 # OpenAI's, where a completion names no number.
 COMPLETION_MAX_TOKENS = 16
-MAX_PROMPTS = 128
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,6 @@ def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: Comple
         ignore_eos=body.ignore_eos,
     )
     prompts = prompts_of(body, engine.vocab_size)
-    check_count("prompt", len(prompts), MAX_PROMPTS)
     with blaming("prompt"):
         generations = [engine.prepare_completion(prompt, options) for prompt in prompts]
     echoes = [prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else []

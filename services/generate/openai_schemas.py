@@ -4,19 +4,29 @@ Fields that an answer cannot honour are declared, so that they are refused by na
 change nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, Field
 
-from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport, FinishReason, Reorder
+from services.core.json_bodies import JsonList
+from services.generate.schemas import (
+    MAX_LISTED,
+    CalibrationOptions,
+    DocumentList,
+    DocumentReport,
+    FinishReason,
+    Reorder,
+    too_many,
+)
 
+MAX_PROMPTS = 128
 MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 # strict: a list of booleans is no prompt
-TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
+TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
 Stop = Annotated[str, Field(min_length=1)]
 
 
@@ -33,7 +43,7 @@ class SamplingRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as OpenAI's.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: (
@@ -56,50 +66,68 @@ class ChatMessage(BaseModel):
     """One turn; calls of tools are refused."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[JsonValue] | None = None
-    function_call: JsonValue = None
+    content: str | JsonList[ContentPart] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+def check_messages(given: Any) -> Any:
+    """The messages as they were given, ahead of what they hold. Raises TooLarge for very many, or parts of them."""
+    if isinstance(given, list):
+        contents = [message.get("content") for message in given if isinstance(message, dict)]
+        number = len(given) + sum(len(content) for content in contents if isinstance(content, list))
+        if number > MAX_LISTED:
+            raise too_many("messages", number, MAX_LISTED)
+    return given
+
+
+def check_prompts(given: Any) -> Any:
+    """The prompt as it was given, ahead of its items. Raises TooLarge for more than MAX_PROMPTS of them."""
+    if isinstance(given, list) and len(given) > MAX_PROMPTS and not isinstance(given[0], int):
+        raise too_many("prompt", len(given), MAX_PROMPTS)
+    return given
 
 
 class ChatRequest(SamplingRequest):
     """A conversation, answered over documents where there are any."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="As `max_tokens`, which it goes before; none: as many as there is room for."
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="Needs `logprobs`.")
-    documents: list[AnyDocument] | None = Field(None, description="What the last message of the user asks about.")
+    documents: DocumentList | None = Field(None, description="What the last message of the user asks about.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description="How documents are ranked first; the best then comes last.")
-    tools: list[JsonValue] | None = Field(None, description="Refused, like all that follow.")
-    tool_choice: JsonValue = None
-    functions: list[JsonValue] | None = None
-    function_call: JsonValue = None
-    response_format: JsonValue = None
-    modalities: list[str] | None = None
-    audio: JsonValue = None
-    web_search_options: JsonValue = None
-    moderation: JsonValue = None
+    tools: list[Any] | None = Field(None, description="Refused, like all that follow.")
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: JsonList[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
 
 
 class CompletionRequest(SamplingRequest):
     """Texts, or token ids of the served model's own tokenizer, to be continued."""
 
-    prompt: (
+    prompt: Annotated[
         str
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[JsonList[str], Field(min_length=1)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)]
-    )
+        | Annotated[JsonList[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)],
+        BeforeValidator(check_prompts),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         None, description="For each token so many of the most likely ones."
     )
     echo: bool | None = Field(None, description="Repeat the prompt before its continuation.")
     best_of: int | None = Field(None, description="Refused unless it is `n`.")
     suffix: str | None = Field(None, description="Refused.")
-    documents: list[JsonValue] | None = Field(None, description="Refused: chat and `/generate` take documents.")
+    documents: list[Any] | None = Field(None, description="Refused: chat and `/generate` take documents.")
 
 
 class CompletionLogprobs(BaseModel):

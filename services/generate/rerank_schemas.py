@@ -2,17 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from services.core.error_responses import ErrorDetail
+from services.core.json_bodies import JsonList
 from services.generate.ranking_prompts import RankMethod
+from services.generate.schemas import check_length
 
 
 class RerankDocument(BaseModel):
     """A passage; `title` is shown to the model as well, other fields come back with it as they were sent."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
+    __pydantic_extra__: dict[str, Any]
 
     text: str
     title: str = ""
@@ -23,21 +25,21 @@ class RerankRequest(BaseModel):
 
     model: str | None = Field(None, description="Checked against the served model.")
     query: Annotated[str, Field(min_length=1)]
-    documents: list[str | RerankDocument]
+    documents: Annotated[JsonList[str | RerankDocument], BeforeValidator(check_length)]
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="0, like none: all documents.")
     return_documents: bool | None = Field(None, description="True by default; Cohere's second version never does.")
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Longer documents are cut after so many tokens, and named in `meta.warnings`."
     )
     method: RankMethod = Field("calibrated", description="What the scores are made of.")
-    rank_fields: list[str] | None = Field(None, description="Only `text` (and `title`) are read.")
+    rank_fields: JsonList[str] | None = Field(None, description="Only `text` (and `title`) are read.")
 
 
 class TeiRerankRequest(BaseModel):
     """The rerank request of text-embeddings-inference; told apart by `texts`."""
 
     query: Annotated[str, Field(min_length=1)]
-    texts: list[str]
+    texts: JsonList[str]
     raw_scores: bool | None = Field(False, description="The method's own numbers instead of scores in [0, 1].")
     return_text: bool | None = False
     truncate: bool | None = Field(False, description="Nothing is cut: what is too long is refused.")

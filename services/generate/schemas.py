@@ -1,13 +1,17 @@
 """What crosses the wire of `/generate` and `/v1/models`; OpenAI's and the rerank routes' forms stand beside it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
+from services.core.errors import TooLarge
+from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 from services.generate.profile import BiasKind, Layer
 
 MAX_STOPS = 16
+# Far above what a service would be set to take: it bounds how long one body can be read.
+MAX_LISTED = 65_536
 
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 FinishReason = Literal["stop", "length"]
@@ -21,8 +25,21 @@ class DocumentInput(BaseModel):
     text: str
 
 
+def check_length(given: Any, info: ValidationInfo) -> Any:
+    """The list as it was given, ahead of its items. Raises TooLarge for more than MAX_LISTED of them."""
+    if isinstance(given, list) and len(given) > MAX_LISTED:
+        raise too_many(str(info.field_name), len(given), MAX_LISTED)
+    return given
+
+
+def too_many(param: str, value: int, limit: int) -> TooLarge:
+    """What to raise for more than the limit, naming both."""
+    return TooLarge(f"{param}: The request asks for {value}; the limit is {limit}.", param=param)
+
+
 # A plain text is a document without title and id.
 AnyDocument = str | DocumentInput
+DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
 
 class CalibrationOptions(BaseModel):
@@ -33,7 +50,7 @@ class CalibrationOptions(BaseModel):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="t of softmax(rel / t), in the units of a document's mean attention."
     )
-    layers: Literal["last_half", "all"] | list[Layer] | None = Field(
+    layers: Literal["last_half", "all"] | JsonList[Layer] | None = Field(
         None, description="Layers that are intervened on, counted from 0."
     )
 
@@ -42,14 +59,14 @@ class GenerateRequest(BaseModel):
     """A question over documents, which stand in the prompt in this order unless they are reordered."""
 
     query: Annotated[str, Field(min_length=1)]
-    documents: list[AnyDocument] = []
+    documents: DocumentList = []
     model: str | None = Field(None, description="Checked against the served model.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description="How documents are ranked first; the best then comes last.")
     max_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(0.0, description="0: greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] = Field(
+    stop: Annotated[JsonList[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] = Field(
         [], description="Texts before which the answer ends."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(

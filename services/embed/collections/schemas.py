@@ -1,11 +1,12 @@
 """What crosses the wire of collections."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
+from services.core.json_bodies import JsonList
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexKind,
@@ -24,7 +25,7 @@ class CreateRequest(BaseModel):
     """What a new collection is for, or what an existing one shall index from now on."""
 
     model: str | None = Field(None, description="Checked against the served model.")
-    conditions: list[str] = Field([], description="Conditions to index ahead, before anybody asks about them.")
+    conditions: JsonList[str] = Field([], description="Conditions to index ahead, before anybody asks about them.")
 
 
 class NewImage(BaseModel):
@@ -36,13 +37,13 @@ class NewImage(BaseModel):
 
 
 class AddRequest(BaseModel):
-    images: list[NewImage]
+    images: JsonList[NewImage]
 
 
 class FormMetadata(BaseModel):
     """The metadata of a form's files, by their names."""
 
-    metadata: dict[str, Metadata]
+    metadata: Annotated[dict[str, Metadata], Field(fail_fast=True)]
 
 
 class SearchRequest(BaseModel):
@@ -53,7 +54,7 @@ class SearchRequest(BaseModel):
     )
     text: str | None = None
     id: str | None = Field(None, description="An image of this collection, which is then not among the results.")
-    condition: str | list[str] | None = Field(None, description="At most one; none: the unconditional embedding.")
+    condition: str | JsonList[str] | None = Field(None, description="At most one; none: the unconditional embedding.")
     k: int | None = Field(None, ge=1, description="Most results; 10 by default.")
     filter: Metadata | None = Field(
         None, description="Only images whose metadata has these values; of a list of values any."
