@@ -30,7 +30,8 @@ from torch import Tensor
 
 from services.generate.branches import Branch, Branched, Range, Segment
 from services.generate.kv_cache import KeyValues, Slot
-from services.generate.language_model import LanguageModel
+from services.generate.language_model import LanguageModel, in_passes
+from services.generate.passes import Passes, finish
 from services.generate.prompts import Prompt
 
 EstimateKind = Literal["exact", "tree", "single"]
@@ -126,6 +127,19 @@ def estimate_bias(
     `options` and `dummy_cache` are `tree`'s alone. Raises ValueError for a prompt that is not cached whole, that ends
     with a document, or that has documents but no filler for their dummies.
     """
+    return finish(estimating(model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummy_cache))
+
+
+def estimating(
+    model: LanguageModel,
+    jobs: Sequence[BiasJob],
+    kind: EstimateKind,
+    *,
+    num_layers: int | None = None,
+    options: TreeOptions | None = None,
+    dummy_cache: DummyCache | None = None,
+) -> Passes[list[BiasEstimate]]:
+    """`estimate_bias`, a pass at a time; the prompts stay in their slots meanwhile."""
     depth = model.config.num_layers if num_layers is None else num_layers
     options = options or TreeOptions()
     planned: list[list[_Planned]] = []
@@ -137,11 +151,29 @@ def estimate_bias(
             planned.append(_tree(job, dummies, options, dummy_cache, depth))
         else:
             planned.append((_exact if kind == "exact" else _single)(job, dummies))
-    found = iter(model.branch([each.branch for some in planned for each in some], num_layers=depth))
+    branches = [each.branch for some in planned for each in some]
+    found: list[Branched] = []
+    for together in in_passes(branches, [branch.num_tokens for branch in branches]):
+        yield
+        found += model.branch(together, num_layers=depth)
+    rest = iter(found)
     return [
-        _estimate(model, job, some, list(itertools.islice(found, len(some))), depth, dummy_cache)
+        _estimate(model, job, some, list(itertools.islice(rest, len(some))), depth, dummy_cache)
         for job, some in zip(jobs, planned, strict=True)
     ]
+
+
+def num_estimate_tokens(prompt: Prompt, kind: EstimateKind, options: TreeOptions) -> int:
+    """Tokens that an estimate runs of which nothing is known yet."""
+    num_tokens = len(prompt.input_ids)
+    if kind == "exact":
+        return sum(num_tokens - start for start, stop in prompt.spans if start < stop)
+    if kind == "single":
+        return num_tokens - prompt.spans[0][0] if prompt.spans else 0
+    limit = num_tokens if options.dummy_tokens is None else options.dummy_tokens
+    return sum(
+        min(stop - start, limit) + num_tokens - prompt.tail_start for start, stop in prompt.spans if start < stop
+    )
 
 
 def _estimate(

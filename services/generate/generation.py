@@ -18,10 +18,12 @@ from services.generate.answer_text import AnswerText, Detokenizer, Piece, StopSt
 from services.generate.decoding import Choice, Chooser, Sampling, choose
 from services.generate.kv_cache import KeyValues, Slot
 from services.generate.language_model import Calibration, LanguageModel, Prefill, Prefilled, Row
+from services.generate.passes import Passes, finish
 from services.generate.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, TokenIds, as_token_ids, num_shared
 from services.generate.profile import CalibrationProfile
 from services.generate.prompt_calibration import MeasuredPrompt, PromptCalibration, PromptCalibrator
 from services.generate.prompts import Prompt
+from services.nn.devices import is_out_of_memory
 
 FinishReason = Literal["stop", "length"]
 
@@ -177,11 +179,16 @@ class RunningBatch:
         self._calibrator = PromptCalibrator(model, max_dummy_bytes=dummy_bytes)
         self._vocabulary = Vocabulary(model.tokenizer)
         self._running: dict[int, _Running] = {}  # by the identity of their generations
+        self._num_admitting = 0
 
     @property
     def num_running(self) -> int:
         """Generations that have not ended."""
         return len(self._running)
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether it has its slot."""
+        return id(generation) in self._running
 
     def has_room(self, *generations: Generation) -> bool:
         """Whether all of these fit beside those that run."""
@@ -194,19 +201,30 @@ class RunningBatch:
     def admit(self, generations: Sequence[Generation]) -> list[Progress]:
         """Prefill and calibrate; brings the first token of each.
 
-        Raises ValueError where there is no room. Whatever it raises, `cancel` all of them then.
+        Raises ValueError where there is no room. Whatever it raises, `cancel` all of them then. Where memory runs out,
+        what is kept of prompts that ended is given back first, so that another try may succeed.
         """
-        waiting = [_Arrival(one, as_token_ids(one.prompt.input_ids)) for one in generations]
-        progress = []
-        while waiting:
-            wave, waiting = self._next_wave(waiting)
-            progress += self._start(wave)
-        self._calibrator.trim()
-        return progress
+        return finish(self.admitting(generations))
+
+    def admitting(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
+        """`admit`, a pass at a time; others may be admitted, step and leave in between.
+
+        To cancel any of the generations, close this first, then cancel all of them.
+        """
+        self._num_admitting += 1
+        try:
+            return (yield from self._admit(generations))
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self.forget_prompts()
+            raise
+        finally:
+            self._num_admitting -= 1
+            self._calibrator.trim(is_shared=self._num_admitting > 0)
 
     def step(self) -> list[Progress]:
-        """One token more for each that runs."""
-        running = list(self._running.values())
+        """One token more for each that has its first."""
+        running = [one for one in self._running.values() if one.num_generated]
         if not running:
             return []
         logits = self._model.decode([Row(one.slot, (one.input_ids[-1],), one.calibration) for one in running])
@@ -223,6 +241,15 @@ class RunningBatch:
         self._calibrator.clear()
 
     # Joining
+
+    def _admit(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
+        waiting = [_Arrival(one, as_token_ids(one.prompt.input_ids)) for one in generations]
+        progress = []
+        while waiting:
+            yield
+            wave, waiting = self._next_wave(waiting)
+            progress += yield from self._start(wave)
+        return progress
 
     def _next_wave(self, waiting: Sequence[_Arrival]) -> tuple[list[_Arrival], list[_Arrival]]:
         """Those to prefill together now, and those to come later: when the pass is full, or what they would mostly
@@ -255,7 +282,7 @@ class RunningBatch:
             return arrival
         return replace(arrival, num_reused=num_reused, source=best[1])
 
-    def _start(self, wave: Sequence[_Arrival]) -> list[Progress]:
+    def _start(self, wave: Sequence[_Arrival]) -> Passes[list[Progress]]:
         running = [self._open(arrival) for arrival in wave]
         prefilled = self._model.prefill(
             [
@@ -267,7 +294,7 @@ class RunningBatch:
         )
         for one in running:
             one.is_prefilled = True
-        calibrations = self._calibrate(running, prefilled)
+        calibrations = yield from self._calibrate(running, prefilled)
         logits = self._first_logits(running, prefilled)
         facts = [
             _facts(one, attention.attention, calibrations.get(id(one)))
@@ -300,14 +327,17 @@ class RunningBatch:
             return source.first(num_tokens)
         return self._cache.copy_out(source.slot, num_tokens)
 
-    def _calibrate(self, running: Sequence[_Running], prefilled: Sequence[Prefilled]) -> dict[int, PromptCalibration]:
+    def _calibrate(
+        self, running: Sequence[_Running], prefilled: Sequence[Prefilled]
+    ) -> Passes[dict[int, PromptCalibration]]:
         """What is known of those that are calibrated, by the identity of what runs."""
         measured: dict[int, MeasuredPrompt] = {}
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
             if one.generation.num_rerun and profile is not None and own.attention is not None:
                 measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile)
-        found = dict(zip(measured, self._calibrator.calibrate(list(measured.values())), strict=True))
+        calibrated = yield from self._calibrator.calibrating(list(measured.values()))
+        found = dict(zip(measured, calibrated, strict=True))
         for one in running:
             if id(one) in found:
                 one.calibration = found[id(one)].calibration
@@ -355,8 +385,13 @@ class RunningBatch:
     def _leave(self, running: _Running) -> None:
         """Keep what another prompt may begin with, and free the slot."""
         kept = as_token_ids(running.input_ids[: running.num_reusable])
-        if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept):
-            self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept))))
+        try:
+            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept):
+                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept))))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.forget_prompts()  # what is kept can be done without; answers that run are not to fail over it
         self.cancel(running.generation)
 
 

@@ -136,7 +136,7 @@ class LanguageModel:
             _check_room(prompt.slot, len(prompt.input_ids))
         return [
             prefilled
-            for some in _in_passes(prompts, [len(prompt.input_ids) for prompt in prompts])
+            for some in in_passes(prompts, [len(prompt.input_ids) for prompt in prompts])
             for prefilled in self._prefill(some)
         ]
 
@@ -188,7 +188,7 @@ class LanguageModel:
         num_layers = self.config.num_layers if num_layers is None else num_layers
         return [
             branched
-            for some in _in_passes(branches, [branch.num_tokens for branch in branches])
+            for some in in_passes(branches, [branch.num_tokens for branch in branches])
             for branched in self._branch(some, num_layers)
         ]
 
@@ -287,7 +287,7 @@ class LanguageModel:
         return torch.tensor([[number for some in numbers for number in some]], device=self.device)
 
 
-def _in_passes(items: Sequence[Any], costs: Sequence[int]) -> Iterator[list[Any]]:
+def in_passes(items: Sequence[Any], costs: Sequence[int]) -> Iterator[list[Any]]:
     """Items in order, as many together as `MAX_PASS_TOKENS` allows."""
     some: list[Any] = []
     total = 0

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from services.generate.applied_profile import by_document, calibration_of, document_relevance, needed_estimate
-from services.generate.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimate_bias
+from services.generate.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimating
 from services.generate.kv_cache import Slot
 from services.generate.language_model import Calibration, LanguageModel
+from services.generate.passes import Passes
 from services.generate.profile import CalibrationProfile
 from services.generate.prompts import Prompt, filler_ids
 
 # Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.
 MAX_REMEMBERED = 256
+# Room for those that answers on their way may share, whatever else is kept.
+MIN_SHARED_BYTES = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,8 @@ class _Wanted:
 class PromptCalibrator:
     """Calibrates prompts of one model.
 
-    Dummies of at most `max_dummy_bytes` are kept for questions to come, and the last estimates; with 0 neither.
+    Dummies of at most `max_dummy_bytes` are kept for questions to come, and as much of the last estimates; with 0
+    neither.
     """
 
     def __init__(self, model: LanguageModel, *, max_dummy_bytes: int) -> None:
@@ -68,15 +72,21 @@ class PromptCalibrator:
         self._max_remembered = MAX_REMEMBERED if max_dummy_bytes else 0
         self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
 
-    def calibrate(self, prompts: Sequence[MeasuredPrompt]) -> list[PromptCalibration]:
+    def calibrating(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[PromptCalibration]]:
         """One for each prompt, by its own profile."""
-        estimates = self._estimates(prompts)
+        estimates = yield from self._estimates(prompts)
         return [_calibrated(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
 
-    def trim(self) -> None:
-        """Let go of the estimates that are too many; what is calibrated before shares them."""
-        while len(self._remembered) > self._max_remembered:
-            self._remembered.popitem(last=False)
+    def trim(self, *, is_shared: bool = False) -> None:
+        """Let go of the estimates that are too many; what is calibrated before shares them.
+
+        `is_shared` keeps the last ones even if nothing is to be kept: answers are about to come that may share them.
+        """
+        max_number = MAX_REMEMBERED if is_shared else self._max_remembered
+        max_bytes = max(self._max_dummy_bytes, MIN_SHARED_BYTES) if is_shared else self._max_dummy_bytes
+        num_bytes = sum(bias.nbytes for bias in self._remembered.values())
+        while len(self._remembered) > max_number or num_bytes > max_bytes:
+            num_bytes -= self._remembered.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
         """Forget all prompts and dummies."""
@@ -84,28 +94,28 @@ class PromptCalibrator:
         if self._dummies is not None:
             self._dummies = DummyCache(self._max_dummy_bytes)
 
-    def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> list[tuple[Tensor | None, int]]:
+    def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[tuple[Tensor | None, int]]]:
         """Attn(dummy, k) of each prompt, (layers that ran, H, K), and the passes that it took; None for one whose
         bias is looked up."""
         wanted = [_wanted(one) for one in prompts]
         new = {key: one for key, one in zip(wanted, prompts, strict=True) if key and key not in self._remembered}
+        # held here: between two passes others may be remembered instead
+        biases = {key: self._remembered[key] for key in wanted if key and key not in new}
         num_passes: dict[_Wanted, int] = {}
         for how, keys in _by_kind(new):
             jobs = [BiasJob(new[key].slot, key.prompt, self._filler_ids) for key in keys]
-            for key, estimate in zip(keys, self._estimate(jobs, *how), strict=True):
-                self._remembered[key] = estimate.attention.cpu()
+            estimates = yield from self._estimating(jobs, *how)
+            for key, estimate in zip(keys, estimates, strict=True):
+                biases[key] = self._remembered[key] = estimate.attention.cpu()
                 num_passes[key] = estimate.num_passes
         # what one prompt has paid for, another of the same does not pay for again
-        found: list[tuple[Tensor | None, int]] = [
-            (self._remembered[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted
-        ]
-        return found
+        return [(biases[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted]
 
-    def _estimate(
+    def _estimating(
         self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: TreeOptions
-    ) -> list[BiasEstimate]:
+    ) -> Passes[list[BiasEstimate]]:
         dummies = self._dummies if kind == "tree" else None
-        return estimate_bias(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
+        return estimating(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
 
 
 def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, TreeOptions], list[_Wanted]]]:
