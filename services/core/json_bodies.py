@@ -1,4 +1,4 @@
-"""JSON bodies that hold nothing but JSON: no NaN, and no half of a character; and lists that are refused at once.
+"""JSON bodies that hold nothing but JSON: no NaN, and no half of a character.
 
 Python's own parser takes both, and what is later computed from them or written back fails far from the request's
 fault.
@@ -6,21 +6,14 @@ fault.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field
 
 # A body under this size is parsed faster than a thread is woken for it.
 MAX_INLINE_BYTES = 128 * 1024
-
-ItemT = TypeVar("ItemT")
-
-# A list in a request. Only its first bad item is complained of: complaints of a million of them, several each, would
-# take seconds of the event loop and a gigabyte.
-JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
 
 
 class JsonRoute(APIRoute):

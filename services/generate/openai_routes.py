@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from services.core.errors import blaming
+from services.core.json_bodies import JsonRoute
 from services.generate.calls import begun_with_text, calibration_of, check_count, documents_of, reports_of
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation import Generation, Progress
@@ -52,7 +53,7 @@ class Prepared:
 
 def openai_router(service: GenerateService) -> APIRouter:
     """The routes that answer as OpenAI's do."""
-    router = APIRouter(tags=["openai"])
+    router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
     @router.post(
         "/v1/chat/completions",

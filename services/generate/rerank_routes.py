@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import Discriminator, Tag
-from pydantic_core import to_jsonable_python
 
 from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, blaming
+from services.core.json_bodies import JsonRoute
 from services.core.tei import TeiError, tei_error_body, tei_headers
 from services.generate.calls import check_count
 from services.generate.prompts import Document
@@ -41,7 +41,7 @@ def rerank_error_body(error: FoveaError) -> dict[str, Any]:
     return {**error.body(), "detail": error.message}
 
 
-class RerankRoute(APIRoute):
+class RerankRoute(JsonRoute):
     """A route whose errors are told as Jina's clients read them."""
 
     error_body = staticmethod(rerank_error_body)
@@ -102,7 +102,8 @@ def rerank_router(service: GenerateService) -> APIRouter:
                 num_tokens=ranked.ranking.prompt_tokens,
                 seconds=time.perf_counter() - began,
             )
-            return _json(render_tei(body, ranked.ranking), headers)
+            content = orjson.dumps(render_tei(body, ranked.ranking))
+            return Response(content, headers=headers, media_type="application/json")
         ranked = await _rank(service, request, body)
         return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
 
@@ -168,7 +169,6 @@ def _new_id() -> str:
     return f"rerank-{uuid.uuid4().hex}"
 
 
-def _json(body: Any, headers: dict[str, str] | None = None) -> Response:
-    # Other fields of documents come back whatever they hold: integers of any size, lone surrogates.
-    content = json.dumps(to_jsonable_python(body, inf_nan_mode="null")).encode("ascii")
-    return Response(content, headers=headers, media_type="application/json")
+def _json(body: dict[str, Any]) -> Response:
+    # orjson, which has checked each document, would find some too deep in the answer around them
+    return Response(json.dumps(body, ensure_ascii=False), media_type="application/json")

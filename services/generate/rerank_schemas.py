@@ -1,13 +1,13 @@
 """Rerank requests of Jina, Cohere (both versions) and text-embeddings-inference, and what they are answered."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from services.core.error_responses import ErrorDetail
-from services.core.json_bodies import JsonList
 from services.generate.ranking_prompts import RankMethod
-from services.generate.schemas import check_length
+from services.generate.schemas import JsonList, check_length
 
 
 class RerankDocument(BaseModel):
@@ -18,6 +18,15 @@ class RerankDocument(BaseModel):
 
     text: str
     title: str = ""
+
+    @model_validator(mode="after")
+    def can_come_back(self) -> Self:
+        """JSON may be nested deeper than it can be written."""
+        try:
+            orjson.dumps(self.model_extra)
+        except orjson.JSONEncodeError:
+            raise ValueError("the other fields are nested too deeply") from None
+        return self
 
 
 class RerankRequest(BaseModel):

@@ -275,6 +275,21 @@ def test_a_completion_that_cannot_be_given_is_refused_by_name(
     assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, '{"messages": [{"role": "user", "content": "a\\ud800b"}]}'),
+        (COMPLETIONS, '{"prompt": "a\\ud800b"}'),
+        (COMPLETIONS, '{"prompt": "a", "stop": "\\udc00"}'),
+        (COMPLETIONS, '{"prompt": "a", "temperature": NaN}'),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused_as_such(client: TestClient, path: str, body: str) -> None:
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert "not valid JSON" in response.json()["error"]["message"]
+
+
 def test_best_of_as_many_as_are_answered_is_taken(client: TestClient) -> None:
     assert len(complete(client, best_of=2, n=2)["choices"]) == 2
 

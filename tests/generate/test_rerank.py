@@ -80,12 +80,13 @@ def test_each_version_has_its_own_form(client: TestClient) -> None:
 
 
 def test_documents_come_back_as_they_were_sent_unless_they_are_not_wanted(client: TestClient) -> None:
-    other: Any = {"page": 10**30, "tags": ["a", None], "lone": "\ud800", "text": "Ada."}
+    nested: Any = 1
+    for _ in range(250):
+        nested = [nested]
+    other: Any = {"page": 2**64 - 1, "tags": ["a", None, "☃"], "nested": nested, "text": "Ada."}
     documents: list[Any] = [other, {"title": "The harbour", "text": "It was built."}, "The people fished."]
     sent = [other, documents[1], {"text": "The people fished."}]
-    content = json.dumps(asked(documents=documents))
-    response = client.post("/v1/rerank", content=content, headers={"content-type": "application/json"})
-    for result in response.json()["results"]:
+    for result in answer_to(client, documents=documents)["results"]:
         assert result["document"] == sent[result["index"]]
     assert all("document" not in one for one in answer_to(client, return_documents=False)["results"])
 
@@ -146,6 +147,7 @@ def test_tei_has_its_own_form_at_the_same_path(client: TestClient) -> None:
         ({"query": None}, 422, "query"),
         ({"documents": ["a", 1]}, 422, "documents.1"),
         ({"documents": [{"title": "a"}]}, 422, "documents.0.text"),
+        ({"documents": [{"text": "a", "other": json.loads("[" * 300 + "]" * 300)}]}, 422, "documents.0"),
         ({"documents": ["a"] * 21}, 413, "documents"),
         ({"top_n": -1}, 422, "top_n"),
         ({"max_tokens_per_doc": 0}, 422, "max_tokens_per_doc"),
@@ -168,7 +170,8 @@ def test_what_cannot_be_ranked_is_refused_by_name_with_a_detail(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_bodies_that_are_none_are_refused_with_a_detail(client: TestClient, path: str) -> None:
-    for content, status in ((b"{", 400), (b"[]", 422), (b'"texts"', 422), (b"", 422)):
+    half_a_character = b'{"query": "q", "documents": ["a\\ud800b"]}'
+    for content, status in ((b"{", 400), (half_a_character, 400), (b"[]", 422), (b'"texts"', 422), (b"", 422)):
         response = client.post(path, content=content, headers={"content-type": "application/json"})
         assert response.status_code == status, response.text
         assert response.json()["detail"] == response.json()["error"]["message"]

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.json_bodies import JsonList
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexKind,
@@ -16,7 +15,7 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.image_store import Added, StoredImage
-from services.embed.schemas import JsonImage
+from services.embed.schemas import JsonImage, JsonList
 
 Metadata = dict[str, JsonValue]
 
