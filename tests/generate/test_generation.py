@@ -15,6 +15,7 @@ from services.generate.generation import Generation, Progress, RunningBatch
 from services.generate.language_model import Calibration, LanguageModel, Prefill, Row
 from services.generate.profile import BiasTable, CalibrationProfile
 from services.generate.prompts import PLAIN, QUERY_AWARE, Document, Prompt, Template, filler_ids, tokenise
+from tests.generate.scarce_memory import ScarceMemory
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 MAX_TOKENS = 8
@@ -376,6 +377,41 @@ def test_prompts_that_were_forgotten_are_computed_again() -> None:
     ((first, *_),) = run(batch, ask(1, PROFILE))
     assert first.facts is not None
     assert first.facts.cached_tokens == 0 and first.facts.calibration_passes == 1
+
+
+def cached_tokens_of(progress: Sequence[Progress]) -> int:
+    facts = progress[0].facts
+    assert facts is not None
+    return facts.cached_tokens
+
+
+def test_no_answer_fails_where_there_is_no_memory_to_keep_a_prompt_that_ended() -> None:
+    batch = new_batch(model(), prefix_cache_bytes=10**6)
+    kept, ending, going_on = ask(2), ask(0, max_tokens=2), ask(1)
+    run(batch, kept)
+    progress = batch.admit([ending, going_on])
+    with ScarceMemory("stack"):
+        progress += batch.step()
+    while batch.num_running:
+        progress += batch.step()
+    for generation in (ending, going_on):
+        own = [one for one in progress if one.generation is generation]
+        assert ids_of(own) == ids_of(alone(generation)) and own[-1].finish_reason == "length"
+    # memory was short: nothing is kept of the first prompt any more, nor of the one that ended then
+    for forgotten in (kept, ending):
+        assert cached_tokens_of(run(batch, replace(forgotten))[0]) < len(forgotten.prompt.input_ids) // 2
+
+
+def test_an_admission_without_memory_gives_back_what_is_kept_of_prompts() -> None:
+    batch = new_batch(model(), prefix_cache_bytes=10**6)
+    first, second = ask(1), ask(1, max_tokens=500)
+    run(batch, first)
+    with ScarceMemory("new_zeros"), pytest.raises(torch.OutOfMemoryError):
+        batch.admit([second])
+    batch.cancel(second)
+    progress = run(batch, second)[0]
+    assert cached_tokens_of(progress) == 0
+    assert ids_of(progress)[:MAX_TOKENS] == ids_of(alone(first))
 
 
 def test_a_prompt_that_is_continued_keeps_its_space() -> None:
