@@ -5,6 +5,7 @@ What is kept is what the model computes by itself: rows that ran under calibrati
 Shapes: T tokens.
 """
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,20 +34,28 @@ class Prefix:
 
 
 class PrefixCache:
-    """Prefixes of at most `max_bytes` together; the one that was not used for longest goes first."""
+    """Prefixes of at most `max_bytes` together; the one that was not used for longest goes first.
+
+    What is kept stands in the order of its tokens' bytes, where sequences that begin alike are neighbours: whichever
+    shares most with given tokens stands next to where those would stand, however many are kept, and also where all of
+    them begin with one template. None that is kept begins with another.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._kept: OrderedDict[int, Prefix] = OrderedDict()
+        self._order: list[bytes] = []
+        self._kept: OrderedDict[bytes, Prefix] = OrderedDict()  # by the same; last what was used last
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def longest(self, input_ids: TokenIds) -> tuple[int, Prefix | None]:
         """How many of these tokens a kept prefix begins with, at most, and that prefix; 0 and None where none does."""
-        found = ((num_shared(input_ids, one.input_ids), key) for key, one in self._kept.items())
-        shared, best = max(found, default=(0, 0))
+        place = bisect.bisect_left(self._order, input_ids.tobytes())
+        neighbours = self._order[max(0, place - 1) : place + 1]
+        found = ((num_shared(input_ids, self._kept[key].input_ids), key) for key in neighbours)
+        shared, best = max(found, default=(0, b""))
         if not shared:
             return 0, None
         self._kept.move_to_end(best)
@@ -57,24 +66,32 @@ class PrefixCache:
         return self.longest(input_ids)[0] == len(input_ids)
 
     def put(self, prefix: Prefix) -> None:
-        """Keep it instead of those that it begins with; one larger than the whole cache is not kept."""
+        """Keep it instead of those that it begins with.
+
+        One that `covers` says of that it is kept already, or that is larger than the whole cache, changes nothing.
+        """
         size = prefix.key_values.num_bytes
-        if size > self.max_bytes:
+        if size > self.max_bytes or self.covers(prefix.input_ids):
             return
-        for key, one in list(self._kept.items()):
-            if num_shared(prefix.input_ids, one.input_ids) == len(one.input_ids):
-                self._drop(key)
+        key = prefix.input_ids.tobytes()
+        # at most one: whatever stood between it and this one would begin with it as well
+        before = bisect.bisect_left(self._order, key) - 1
+        if before >= 0 and key.startswith(self._order[before]):
+            self._drop(self._order[before])
         while self.num_bytes + size > self.max_bytes:
             self._drop(next(iter(self._kept)))
-        self._kept[id(prefix)] = prefix
+        bisect.insort(self._order, key)
+        self._kept[key] = prefix
         self.num_bytes += size
 
     def clear(self) -> None:
         """Let go of everything."""
+        self._order.clear()
         self._kept.clear()
         self.num_bytes = 0
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key: bytes) -> None:
+        del self._order[bisect.bisect_left(self._order, key)]
         self.num_bytes -= self._kept.pop(key).key_values.num_bytes
 
 

@@ -1,5 +1,9 @@
 """What is kept of prompts: the longest beginning is found, and no more is kept than may be."""
 
+import random
+import sys
+
+import pytest
 import torch
 
 from services.generate.kv_cache import KeyValues
@@ -50,6 +54,74 @@ def test_a_prefix_takes_the_place_of_those_that_it_begins_with() -> None:
     cache.put(prefix(1, 2))
     cache.put(prefix(1, 2, 3))
     assert len(cache) == 1 and cache.num_bytes == 3 * BYTES_PER_TOKEN
+
+
+def test_a_prefix_that_another_one_begins_with_is_kept_already() -> None:
+    cache = cache_of(100)
+    cache.put(prefix(1, 2, 3))
+    for again in (prefix(1, 2), prefix(1, 2, 3)):
+        cache.put(again)
+    assert len(cache) == 1 and cache.num_bytes == 3 * BYTES_PER_TOKEN
+    assert found(cache, 1, 2) == (2, (1, 2, 3))
+
+
+def test_among_many_the_longest_beginning_is_found_and_whatever_was_not_used_for_longest_is_gone() -> None:
+    """Against a list that is looked through whole."""
+    chance = random.Random(0)
+    cache, listed, num_dropped = cache_of(300), list[tuple[int, ...]](), 0
+    for _ in range(3000):
+        # few tokens, so that many begin alike; 255, 256 and 65536 differ from 1 and 0 in one byte or another
+        ids = tuple(chance.choices((0, 1, 255, 256, 65536), k=chance.randint(1, 12)))
+        shared = {one: num_shared(as_token_ids(ids), as_token_ids(one)) for one in listed}
+        number, best = found(cache, *ids)
+        assert number == max(shared.values(), default=0)
+        if best is not None:
+            assert shared[best] == number
+            listed.append(listed.pop(listed.index(best)))
+        if number < len(ids):
+            cache.put(prefix(*ids))
+            listed = [one for one in listed if one != ids[: len(one)]]
+            while sum(map(len, listed)) + len(ids) > 300:
+                num_dropped += 1
+                del listed[0]
+            listed.append(ids)
+        assert len(cache) == len(listed)
+        assert cache.num_bytes == sum(map(len, listed)) * BYTES_PER_TOKEN
+    assert num_dropped > 1000
+
+
+class NumCalls:
+    """Counts the calls of functions of Python's and of others while it is entered."""
+
+    def __enter__(self) -> "NumCalls":
+        self.number = 0
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: object, event: str, argument: object) -> None:
+        self.number += event in ("call", "c_call")
+
+
+@pytest.mark.parametrize("num_alike", [0, 20])
+def test_looking_for_a_beginning_is_no_more_work_where_much_is_kept(num_alike: int) -> None:
+    """Nor where all prompts begin with one template."""
+    template = (7,) * num_alike
+    num_calls = []
+    for num_kept in (10, 1000):
+        cache = cache_of(30 * (num_kept + 1))
+        for number in range(num_kept):
+            cache.put(prefix(*template, number, 1, 2, 3))
+        assert len(cache) == num_kept
+        own = prefix(*template, num_kept, 5)
+        with NumCalls() as calls:
+            cache.longest(own.input_ids)
+            cache.covers(own.input_ids)
+            cache.put(own)
+        num_calls.append(calls.number)
+    assert num_calls[1] <= 2 * num_calls[0]
 
 
 def test_what_was_not_used_for_longest_goes_first_and_the_budget_holds() -> None:
