@@ -2,7 +2,7 @@
 
 An equation consists of decimal numbers as Python writes them, + - * / // % **, the signs + and -, and parentheses; its
 value is Python's, with its precedence and its difference between int and float. Anything else has no value: names,
-calls, comparisons, tuples, complex results, and whatever is too long, too deep or too large.
+calls, comparisons, `and` and `or`, tuples, complex results, and whatever is too long, too deep or too large.
 
 Work is bounded by construction: an equation has at most MAX_LENGTH characters and no step of it, the last one included,
 leaves the range of a float, so that an int has at most 1,024 bits. Nothing here recurses.

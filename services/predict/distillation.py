@@ -1,0 +1,87 @@
+"""The losses of Distilling step-by-step (Hsieh et al. 2023): a student learns labels, and a teacher's reasons for them.
+
+    L_label     = 1/N Σ_i ℓ(f(x_i), ŷ_i)          (Eq. 2.1)
+    L_rationale = 1/N Σ_i ℓ(f(x_i), r̂_i)          (Eq. 2.4)
+    L           = L_label + λ L_rationale          (Eq. 2.3)
+
+ŷ are people's labels (finetuning) or the teacher's (distillation), r̂ the teacher's rationales. One prefix ahead of x
+asks for the label, another for the rationale, so both losses come from the same weights in two forward passes, and only
+the first is needed once the student is taught. The other ways to learn are the same loss on other texts: of the input
+[x, r̂] (Eq. 2.2), or of the one target [r̂, ŷ] (Eq. 2.5).
+
+ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch,
+so that a long target weighs more than a short one; over examples it is another number (`mean_over`).
+
+Shapes: B batch, T target tokens, V vocabulary. Losses are of the logits' dtype, float32 where that is half precision.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # stands in `labels` where there is no token to predict: padding, or no target at all
+
+
+def target_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mean_over: Literal["tokens", "examples"] = "tokens",
+    num_targets: int | Tensor | None = None,
+) -> Tensor:
+    """Eq. 2.1, 2.2, 2.4 or 2.5, by what the logits were computed from and what the labels are: a scalar.
+
+    `logits` (B, T, V), any float dtype, those at t predict `labels` (B, T) int64 at t; labels are token ids in [0, V)
+    or IGNORED. "tokens" takes the mean over every token that counts, "examples" over each example's own mean, of the
+    examples that have any.
+
+    `num_targets` replaces the number that the sum is divided by, so that the losses of a batch's parts add up to
+    that of the whole: the whole batch's count of `count_targets`. Where nothing counts, the loss is 0 with gradient 0.
+    """
+    if torch.finfo(logits.dtype).bits < 32:
+        logits = logits.float()
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    if mean_over == "examples":
+        num_tokens = (labels != IGNORED).sum(dim=-1)
+        losses = losses.view_as(labels).sum(dim=-1) / num_tokens.clamp(min=1)
+    total = count_targets(labels, mean_over=mean_over) if num_targets is None else num_targets
+    return losses.sum() / torch.as_tensor(total, device=losses.device).clamp(min=1)
+
+
+def count_targets(labels: Tensor, *, mean_over: Literal["tokens", "examples"] = "tokens") -> Tensor:
+    """How many tokens, or examples with any, `labels` (B, T) make count: a scalar int64."""
+    counts = labels != IGNORED
+    return counts.sum() if mean_over == "tokens" else counts.any(dim=-1).sum()
+
+
+def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0.5) -> Tensor:
+    """α L_label + (1 − α) L_rationale, the released form of Eq. 2.3: that with λ = (1 − α)/α, times α.
+
+    Scalars in, a scalar out. α = 1 learns labels alone, α = 0 rationales alone. Raises ValueError outside [0, 1].
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is a share from 0 to 1, not {alpha}")
+    return alpha * label_loss + (1 - alpha) * rationale_loss
+
+
+def weighted_loss(label_loss: Tensor, rationale_loss: Tensor, rationale_weight: float = 1.0) -> Tensor:
+    """L_label + λ L_rationale (Eq. 2.3) with λ = `rationale_weight`. Raises ValueError for a λ below 0 or infinite."""
+    if not 0 <= rationale_weight < float("inf"):
+        raise ValueError(f"the weight of rationales is a finite number from 0, not {rationale_weight}")
+    return label_loss + rationale_weight * rationale_loss
+
+
+def alpha_of(rationale_weight: float) -> float:
+    """The α whose loss points the way that λ's does: 1 / (1 + λ). Raises ValueError for a λ below 0."""
+    if not rationale_weight >= 0:
+        raise ValueError(f"the weight of rationales is a number from 0, not {rationale_weight}")
+    return 1 / (1 + rationale_weight)
+
+
+def rationale_weight_of(alpha: float) -> float:
+    """The λ whose loss points the way that α's does: (1 − α)/α. Raises ValueError outside (0, 1]."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"only an alpha above 0 and up to 1 has a weight of rationales, not {alpha}")
+    return (1 - alpha) / alpha

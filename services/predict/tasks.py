@@ -1,0 +1,146 @@
+"""What a student is asked: the fields of a task, the text that they become, its labels, and which answers are right.
+
+A task is data, so that a checkpoint can say what it was trained for and a service can read requests by it. The texts
+are the published ones of Distilling step-by-step (Hsieh et al. 2023), to the character.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import Literal
+
+from services.predict.arithmetic import equal_values, evaluate
+
+Metric = Literal["exact_match", "equal_value"]
+FieldValue = str | Sequence[str]
+
+# T5's end of sequence. Its tokenizer turns these four characters into the one token wherever they stand in a text, so
+# what stands between premise and hypothesis ends a sequence, as it did when the published students were trained.
+EOS = "</s>"
+
+# Of a student's sequences, and of what it generates, as published.
+MAX_INPUT_TOKENS = 1024
+MAX_TARGET_TOKENS = 256
+MAX_NEW_TOKENS = 64
+
+MIN_CHOICES, MAX_CHOICES = 2, len(ascii_lowercase)
+
+
+class FieldError(ValueError):
+    """Values that a task cannot be asked with; `field` names the one at fault."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """What stands ahead of an input to ask for its label, or for its rationale."""
+
+    label: str = "predict: "
+    rationale: str = "explain: "
+
+
+RELEASED_PREFIXES = Prefixes()  # of the released code
+WRITTEN_PREFIXES = Prefixes("[label] ", "[rationale] ")  # of the paper's text
+NO_PREFIXES = Prefixes("", "")  # standard finetuning and distillation, which ask for labels alone
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: `fields` in their order are joined by `separator`.
+
+    `labels` are the only answers; None where an answer is one of the input's own choices (those of the field
+    `choices`) or free text. `metric` says which predictions are right: "exact_match" those that equal the label,
+    "equal_value" those equations that have its value.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    separator: str
+    metric: Metric = "exact_match"
+    labels: tuple[str, ...] | None = None
+    choices: str | None = None
+
+    def input_text(self, values: Mapping[str, FieldValue]) -> str:
+        """The text of an input without a prefix.
+
+        Texts stay as they are, but for an EOS inside of one, which is broken up so that it cannot pass for the
+        separator. Raises FieldError for a field that is missing or unknown, a value of another type than the field's,
+        and a number of choices outside MIN_CHOICES … MAX_CHOICES.
+        """
+        for name in values:
+            if name not in self.fields:
+                raise FieldError(name, f"{self.name} has no field {name!r}; its fields are {', '.join(self.fields)}")
+        return self.separator.join(self._text(name, values) for name in self.fields)
+
+    def candidates(self, values: Mapping[str, FieldValue]) -> tuple[str, ...] | None:
+        """The answers that an input may get: the labels or its choices, each once; None for free text.
+
+        Raises FieldError as input_text does, of the choices alone.
+        """
+        if self.choices is None:
+            return self.labels
+        return tuple(dict.fromkeys(self._choices(values.get(self.choices))))
+
+    def is_right(self, prediction: str, label: str) -> bool:
+        """Whether a prediction counts as right, by the task's metric."""
+        return equal_values(prediction, label) if self.metric == "equal_value" else prediction == label
+
+    def value(self, label: str) -> int | float | None:
+        """The value of a label that is an equation; None for other tasks and for one without a value."""
+        return evaluate(label) if self.metric == "equal_value" else None
+
+    def _text(self, name: str, values: Mapping[str, FieldValue]) -> str:
+        value = values.get(name)
+        if name == self.choices:
+            lettered = zip(ascii_lowercase, self._choices(value), strict=False)
+            return "\n".join(["Answer Choices:", *(f"({letter}) {_plain(choice)}" for letter, choice in lettered)])
+        if not isinstance(value, str):
+            raise FieldError(name, f"{name} is missing" if value is None else f"{name} must be a string")
+        return _plain(value)
+
+    def _choices(self, value: FieldValue | None) -> Sequence[str]:
+        name = self.choices or ""
+        if value is None:
+            raise FieldError(name, f"{name} is missing")
+        if isinstance(value, str) or not all(isinstance(choice, str) for choice in value):
+            raise FieldError(name, f"{name} must be a list of strings")
+        if not MIN_CHOICES <= len(value) <= MAX_CHOICES:
+            raise FieldError(name, f"{name} must be {MIN_CHOICES} to {MAX_CHOICES} strings, not {len(value)}")
+        return value
+
+
+_INFERENCES = ("entailment", "neutral", "contradiction")  # in the order of the files' numbers
+ESNLI = Task("esnli", ("premise", "hypothesis"), EOS, labels=_INFERENCES)
+ANLI1 = Task("anli1", ("premise", "hypothesis"), EOS, labels=_INFERENCES)
+CQA = Task("cqa", ("question", "choices"), "\n", choices="choices")
+SVAMP = Task("svamp", ("body", "question"), "\n", metric="equal_value")
+ASDIV = Task("asdiv", ("body", "question"), "\n", metric="equal_value")
+
+TASKS: Mapping[str, Task] = {task.name: task for task in (ESNLI, ANLI1, CQA, SVAMP, ASDIV)}
+
+
+# A student that gives rationale and label in one answer (Eq. 2.5, [r̂, ŷ]), the marker as teachers write it.
+ANSWER_MARKER = " So the answer is "
+
+
+def joint_target(rationale: str, label: str) -> str:
+    """The one target of single-task training: the rationale, then the label behind ANSWER_MARKER."""
+    return rationale + ANSWER_MARKER + label
+
+
+def split_joint(answer: str) -> tuple[str, str | None]:
+    """Rationale and label of such an answer; the label is what follows the last marker, None where there is none."""
+    rationale, marker, label = answer.rpartition(ANSWER_MARKER.rstrip())
+    return (rationale.strip(), label.strip()) if marker else (answer.strip(), None)
+
+
+def explained_input(text: str, rationale: str) -> str:
+    """The input [x, r̂] of a student that is given the teacher's rationale (Eq. 2.2), in training and ever after."""
+    return f"{text}\nRationale: {rationale}"
+
+
+def _plain(text: str) -> str:
+    return text.replace(EOS, "< /s>")

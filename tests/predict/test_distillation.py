@@ -1,0 +1,130 @@
+"""The losses are those of the released training, whole or in parts, and nothing where there is nothing to learn."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from services.predict.distillation import (
+    IGNORED,
+    alpha_of,
+    count_targets,
+    multi_task_loss,
+    rationale_weight_of,
+    target_loss,
+    weighted_loss,
+)
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+ARRAYS = np.load(GOLDENS / "distill_loss.npz")
+CASES = json.loads((GOLDENS / "distill_loss.json").read_text())["cases"]
+TOLERANCES = [(torch.float64, 1e-9), (torch.float32, 1e-6)]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
+
+
+def golden(case: dict[str, Any], asked: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    logits, labels = (torch.from_numpy(ARRAYS[f"{case['case']}/{asked}/{name}"]) for name in ("logits", "labels"))
+    return logits.to(dtype), labels
+
+
+@cases
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES, ids=["float64", "float32"])
+def test_losses_are_the_released_ones(case: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
+    label_loss = target_loss(*golden(case, "pred", dtype))
+    rationale_loss = target_loss(*golden(case, "expl", dtype))
+    assert label_loss.dtype == dtype
+    assert label_loss.item() == pytest.approx(case["pred_loss"], rel=tolerance)
+    assert rationale_loss.item() == pytest.approx(case["expl_loss"], rel=tolerance)
+    loss = multi_task_loss(label_loss, rationale_loss, case["alpha"])
+    assert loss.item() == pytest.approx(case["loss"], rel=tolerance)
+
+
+@cases
+def test_the_mean_over_examples_is_another_number(case: dict[str, Any]) -> None:
+    for asked, loss in (("pred", "pred_loss"), ("expl", "expl_loss")):
+        by_example = target_loss(*golden(case, asked), mean_over="examples").item()
+        assert by_example == pytest.approx(case["per_example_mean_variant"][asked], rel=1e-9)
+        lengths = (golden(case, asked)[1] != IGNORED).sum(dim=-1)
+        assert (by_example == pytest.approx(case[loss], rel=1e-9)) is bool((lengths == lengths[0]).all())
+
+
+@cases
+def test_as_many_tokens_count_as_were_published(case: dict[str, Any]) -> None:
+    assert count_targets(golden(case, "pred")[1]).item() == case["n_label_tokens"]
+    assert count_targets(golden(case, "expl")[1]).item() == case["n_rationale_tokens"]
+    assert count_targets(golden(case, "expl")[1], mean_over="examples").item() == case["B"]
+
+
+@cases
+@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
+def test_the_parts_of_a_batch_add_up_to_the_whole(case: dict[str, Any], mean_over: Any) -> None:
+    logits, labels = golden(case, "expl")
+    whole = target_loss(logits, labels, mean_over=mean_over)
+    total = count_targets(labels, mean_over=mean_over)
+    parts = [
+        target_loss(logits[i : i + 1], labels[i : i + 1], mean_over=mean_over, num_targets=total) for i in range(2)
+    ]
+    parts.append(target_loss(logits[2:], labels[2:], mean_over=mean_over, num_targets=int(total)))
+    torch.testing.assert_close(torch.stack(parts).sum(), whole)
+
+
+@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
+def test_an_example_without_a_target_changes_nothing(mean_over: Any) -> None:
+    logits, labels = golden(CASES[1], "expl")
+    emptied = labels.clone()
+    emptied[0] = IGNORED
+    expected = target_loss(logits[1:], labels[1:], mean_over=mean_over)
+    torch.testing.assert_close(target_loss(logits, emptied, mean_over=mean_over), expected)
+
+
+@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(mean_over: Any) -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss = target_loss(logits, torch.full((2, 3), IGNORED), mean_over=mean_over)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
+    logits, labels = golden(CASES[1], "expl")
+    loss = target_loss(logits.to(dtype), labels)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, target_loss(logits.to(dtype).float(), labels))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.9, 1.0])
+def test_both_forms_differ_by_a_factor(alpha: float) -> None:
+    label_loss, rationale_loss = torch.tensor(2.0), torch.tensor(3.0)
+    weight = rationale_weight_of(alpha)
+    weighted = weighted_loss(label_loss, rationale_loss, weight)
+    torch.testing.assert_close(alpha * weighted, multi_task_loss(label_loss, rationale_loss, alpha))
+    assert alpha_of(weight) == pytest.approx(alpha)
+
+
+def test_equal_weights_are_the_default_of_both_forms() -> None:
+    label_loss, rationale_loss = torch.tensor(2.0), torch.tensor(3.0)
+    assert multi_task_loss(label_loss, rationale_loss).item() == 2.5
+    assert weighted_loss(label_loss, rationale_loss).item() == 5.0
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+def test_alpha_is_a_share(alpha: float) -> None:
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        multi_task_loss(torch.tensor(1.0), torch.tensor(1.0), alpha)
+    with pytest.raises(ValueError, match="alpha above 0"):
+        rationale_weight_of(alpha)
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan")])
+def test_rationales_do_not_weigh_less_than_nothing(weight: float) -> None:
+    with pytest.raises(ValueError, match="from 0"):
+        weighted_loss(torch.tensor(1.0), torch.tensor(1.0), weight)
+    with pytest.raises(ValueError, match="from 0"):
+        alpha_of(weight)
