@@ -40,6 +40,7 @@ GENERATING = (
         "progress",
         "prompt_calibration",
         "ranking",
+        "reordered",
         "sequence",
     ),
 )
@@ -53,6 +54,7 @@ TEXTUAL = own(
     "litm_results",
     "litm_tables",
     "passes",
+    "preparations",
     "profile",
     "prompts",
     "question_sets",
@@ -144,6 +146,11 @@ ROOMS = (
             WEB,
         )
         for stem in JOBS
+    ),
+    Room("services/predict/distillation.py", (), WORLD),
+    *(
+        Room(f"services/predict/{stem}.py", own("arithmetic", "llm_outputs", "tasks"), (*HEAVY, *WEB))
+        for stem in ("arithmetic", "data", "llm_outputs", "tasks")
     ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
