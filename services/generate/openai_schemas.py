@@ -4,10 +4,12 @@ Fields that an answer cannot honour are declared, so that they are refused by na
 change nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from services.core.errors import InvalidRequest
 from services.generate.schemas import (
     MAX_LISTED,
     CalibrationOptions,
@@ -23,15 +25,41 @@ MAX_PROMPTS = 128
 MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+# Written in several ways, one token would have several biases, which add up.
+TOKEN_ID = r"^(0|[1-9][0-9]{0,8})$"
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 # strict: a list of booleans is no prompt
 TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
 Stop = Annotated[str, Field(min_length=1)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=TOKEN_ID)], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIASES, fail_fast=True),
+]
 
 
 class StreamOptions(BaseModel):
     include_usage: bool | None = Field(None, description="One chunk more, without choices, that holds the usage.")
+
+
+def check_logit_bias(given: Any) -> Any:
+    """The biases as they were given, ahead of their values.
+
+    Raises InvalidRequest for more than MAX_LOGIT_BIASES, and for a key that is no token id as JSON writes a number.
+    """
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_LOGIT_BIASES:
+        raise _bad_logit_bias(f"It has {len(given)} entries; the limit is {MAX_LOGIT_BIASES}.")
+    for key in given:
+        if not re.fullmatch(TOKEN_ID, key):
+            raise _bad_logit_bias(f"{key[:40]!r} is no token id: a number in plain digits, without leading zeros.")
+    return given
+
+
+def _bad_logit_bias(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"logit_bias: {reason}", param="logit_bias")
 
 
 class SamplingRequest(BaseModel):
@@ -46,9 +74,9 @@ class SamplingRequest(BaseModel):
     stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, description="Token ids and what is added to their logits.")
+    logit_bias: Annotated[LogitBias | None, BeforeValidator(check_logit_bias)] = Field(
+        None, description="Token ids and what is added to their logits."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(False, description="Go on behind the model's end of text.")
