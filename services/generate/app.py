@@ -33,7 +33,13 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     thread = ComputeThread("generate")
     store = Store.open(settings.store_url)
     checkpoint = _follow(settings, store, thread, metrics)
-    limits = CallLimits(settings.max_documents, settings.max_tokens, settings.max_choices)
+    limits = CallLimits(
+        settings.max_documents,
+        settings.max_tokens,
+        settings.max_choices,
+        settings.max_waiting,
+        settings.max_queue_cost,
+    )
     service = GenerateService(checkpoint, limits, metrics)
     health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)

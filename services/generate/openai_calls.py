@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.core.errors import InvalidField, InvalidRequest
+from services.core.errors import InvalidField, InvalidRequest, TooLarge
 from services.generate.decoding import Sampling
 from services.generate.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
 
@@ -42,6 +42,28 @@ def check_completion(body: CompletionRequest) -> None:
         raise _refusal("echo", "Needs a prompt of text.")
     if body.echo and body.logprobs is not None:
         raise _refusal("echo", "Tokens of a prompt have no log-probabilities here; leave out echo or logprobs.")
+
+
+def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_queue_cost: int) -> list[int]:
+    """What each choice is charged for its place in the queue, where answering prompt p costs `costs[p]` tokens.
+
+    The choices of a prompt share its computation, which the first is charged; the others are charged 1 each. A lone
+    prompt is charged no more than what the queue holds, so that an idle service takes it with all its choices. Raises
+    TooLarge for what even an empty queue could not take, which no retry would change.
+    """
+    num_answers = num_choices * len(costs)
+    param = "n" if num_choices > 1 else "prompt"
+    if num_answers > max_waiting:
+        raise TooLarge(f"{param}: The request asks for {num_answers} answers; the limit is {max_waiting}.", param=param)
+    if len(costs) == 1:
+        costs = [max(1, min(costs[0], max_queue_cost - num_choices + 1))]
+    total = sum(costs) + num_answers - len(costs)
+    if total > max_queue_cost and num_answers > 1:
+        raise TooLarge(
+            f"prompt: The request's prompts have {total} tokens together; the limit is {max_queue_cost}.",
+            param="prompt",
+        )
+    return [charged for cost in costs for charged in (cost, *[1] * (num_choices - 1))]
 
 
 def stops_of(body: SamplingRequest) -> tuple[str, ...]:

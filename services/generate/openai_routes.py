@@ -20,6 +20,7 @@ from services.generate.generation import Generation, Progress
 from services.generate.interleaving import interleaved
 from services.generate.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.openai_calls import (
+    charges,
     check_chat,
     check_completion,
     messages_of,
@@ -44,9 +45,10 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request as the model takes it: `generations` are its choices, so many a prompt."""
+    """A request as the model takes it: `generations` are its choices, so many a prompt, each charged its cost."""
 
     generations: Sequence[Generation]
+    costs: Sequence[int]
     choices_per_prompt: int
     form: Form
 
@@ -141,7 +143,7 @@ def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest)
     )
     generation = _capped(engine.prepare_chat(messages_of(body), documents, options), limits)
     reports = partial(reports_of, documents) if documents else None
-    return Prepared(generation.choices(body.n or 1), body.n or 1, ChatForm(bool(body.logprobs), reports))
+    return _prepared(limits, engine, [generation], body.n or 1, ChatForm(bool(body.logprobs), reports))
 
 
 def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: CompletionRequest) -> Prepared:
@@ -155,11 +157,20 @@ def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: Comple
     with blaming("prompt"):
         generations = [engine.prepare_completion(prompt, options) for prompt in prompts]
     echoes = [prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else []
-    return Prepared(
-        [choice for generation in generations for choice in generation.choices(body.n or 1)],
-        body.n or 1,
-        CompletionForm(body.logprobs, echoes),
+    return _prepared(limits, engine, generations, body.n or 1, CompletionForm(body.logprobs, echoes))
+
+
+def _prepared(
+    limits: CallLimits, engine: GenerateEngine, generations: Sequence[Generation], num_choices: int, form: Form
+) -> Prepared:
+    costs = charges(
+        [engine.cost(generation) for generation in generations],
+        num_choices,
+        max_waiting=limits.max_waiting,
+        max_queue_cost=limits.max_queue_cost,
     )
+    choices = [choice for generation in generations for choice in generation.choices(num_choices)]
+    return Prepared(choices, costs, num_choices, form)
 
 
 def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
@@ -178,8 +189,8 @@ def _progress(
 ) -> AsyncGenerator[tuple[int, Progress], None]:
     """What the steps bring for each choice, by its place."""
     runs = [
-        service.run(request, served, generation, is_timed=place == 0)
-        for place, generation in enumerate(prepared.generations)
+        service.run(request, served, generation, cost=cost, is_timed=place == 0)
+        for place, (generation, cost) in enumerate(zip(prepared.generations, prepared.costs, strict=True))
     ]
     # white space at the beginning of a continuation parts it from its prompt
     is_chat = isinstance(prepared.form, ChatForm)

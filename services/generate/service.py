@@ -25,11 +25,16 @@ ServedGenerate = Served[GenerateEngine, GenerateStepper]
 
 @dataclass(frozen=True)
 class CallLimits:
-    """What one request may hold or ask for; what is over is refused, naming limit and value."""
+    """What one request may hold or ask for; what is over is refused, naming limit and value.
+
+    `max_waiting` answers and `max_queue_cost` tokens are what an empty queue takes.
+    """
 
     max_documents: int = 256
     max_tokens: int = 2048
     max_choices: int = 16
+    max_waiting: int = 1024
+    max_queue_cost: int = 262_144
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,23 @@ class GenerateService:
         return prepared
 
     async def run(
-        self, request: Request, served: ServedGenerate, generation: Generation, *, is_timed: bool = True
+        self,
+        request: Request,
+        served: ServedGenerate,
+        generation: Generation,
+        *,
+        cost: int | None = None,
+        is_timed: bool = True,
     ) -> AsyncGenerator[Progress, None]:
         """The steps of one answer until its last; closing it frees the answer's place within one step.
 
-        Submits at the first step. `is_timed` adds to the request's `Server-Timing`, which of several answers at the
-        same time only one must do. Raises what `Stepper.submit` and its streams raise.
+        Submits at the first step, for the engine's cost of the generation where none is given. `is_timed` adds to the
+        request's `Server-Timing`, which of several answers at the same time only one must do. Raises what
+        `Stepper.submit` and its streams raise.
         """
         previous: Event[Outcome] | None = None
         num_tokens = 0
-        async with aclosing(self._submit(request, served, generation)) as stream:
+        async with aclosing(self._submit(request, served, generation, cost)) as stream:
             async for event in stream:
                 progress = event.value
                 assert isinstance(progress, Progress), "a generation is answered in steps"
@@ -97,8 +109,9 @@ class GenerateService:
         self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
         return event.value
 
-    def _submit(self, request: Request, served: ServedGenerate, item: Item) -> Stream[Outcome]:
-        return served.batcher.submit(item, cost=served.engine.cost(item), deadline=request.state.deadline)
+    def _submit(self, request: Request, served: ServedGenerate, item: Item, cost: int | None = None) -> Stream[Outcome]:
+        charged = served.engine.cost(item) if cost is None else cost
+        return served.batcher.submit(item, cost=charged, deadline=request.state.deadline)
 
     def _measure(self, event: Event[Outcome], previous: Event[Outcome] | None, num_new_tokens: int) -> None:
         if previous is None:
