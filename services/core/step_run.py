@@ -1,7 +1,8 @@
 """The running batch of a Stepper, on the compute thread: who joins, who leaves, and what each step brought.
 
 Only the items at fault fail: an `admit` that raises is tried again item by item. A `step` that raises fails all that
-run, since nobody knows what it left behind, and the service goes on with those that wait.
+run, since nobody knows what it left behind, and the service goes on with those that wait. A `prepare` that raises
+fails those whom it was for.
 """
 
 import time
@@ -38,10 +39,20 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
         """Whether all of these could be admitted now, together; computes nothing."""
 
     def admit(self, items: Sequence[ItemT]) -> Sequence[tuple[ItemT, EventT_co, bool]]:
-        """Let these run from now on; returns what they bring at once. A FoveaError is shown to the client."""
+        """Let these run from now on; returns what they bring at once. A FoveaError is shown to the client.
+
+        What would keep the thread for long is left to `prepare`.
+        """
 
     def step(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
-        """One step for every running item."""
+        """One step for every running item that is prepared."""
+
+    @property
+    def preparing(self) -> Sequence[ItemT]:
+        """Running items that the next `prepare` is for; none where nothing is to be prepared."""
+
+    def prepare(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """A bounded piece of the work that these need ahead of their steps. A FoveaError is shown to their clients."""
 
     def cancel(self, item: ItemT) -> None:
         """Free now what the item holds, if anything: it is also called for every item of an `admit` that raised."""
@@ -79,7 +90,7 @@ class StepRunner(Generic[ItemT, EventT]):
         metrics.batch_cost_budget.set(budget.current)
 
     def take_turn(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        """Drop, admit and step; yields what each of them brought as soon as it is known.
+        """Drop, admit, step and prepare; yields what each of them brought as soon as it is known.
 
         Raises what `cancel` raises after a step that failed: what the engine holds is unknown then, and the thread
         is to end.
@@ -90,6 +101,9 @@ class StepRunner(Generic[ItemT, EventT]):
             self._drop_unwanted()
             yield from self._admit_waiting()
             yield from self._step()
+            yield from self._prepare()
+            if self.running and not self._engine.num_running:
+                raise LostItems(f"{len(self.running)} items had no last event")
         except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
             yield self._fail_running(error)
         self.throughput.note(self._finished_cost, time.monotonic() - began)
@@ -195,11 +209,27 @@ class StepRunner(Generic[ItemT, EventT]):
     # Running
 
     def _step(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        if not self.running:
+        if self.running:
+            yield self._outcomes(self._engine.step())
+
+    def _prepare(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        """One piece. Those at fault fail, or wait in front of all others until there is memory for them."""
+        preparing = [self.running[id(item)] for item in self._engine.preparing]
+        if not preparing:
             return
-        yield self._outcomes(self._engine.step())
-        if self.running and not self._engine.num_running:
-            raise LostItems(f"{len(self.running)} items had no last event")
+        try:
+            came = self._engine.prepare()
+        except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
+            self._note_refusal(preparing[:1], error)
+            self._cancel(preparing)
+            if self._must_wait(error):
+                for work in reversed(preparing):
+                    self._queue.put_back(work)
+            else:
+                reason = error.with_traceback(None)
+                yield [(work, _error_for_client(reason)) for work in preparing]
+            return
+        yield self._outcomes(came)
 
     def _outcomes(self, came: Sequence[tuple[ItemT, EventT, bool]]) -> list[Outcome[ItemT, EventT]]:
         now = time.monotonic()

@@ -2,8 +2,8 @@
 
 An item is answered by a stream of events. At each turn of the compute thread those that nobody wants any more are
 dropped, those that wait are admitted in the order of their arrival while there is room, and the engine makes one step
-for all that run. Each turn is taken behind whatever else waits for the thread. There is no timer and no polling, so
-an idle Stepper costs nothing.
+for all that run; of what items need ahead of their steps and what takes long, it does a bounded piece. Each turn is
+taken behind whatever else waits for the thread. There is no timer and no polling, so an idle Stepper costs nothing.
 
 Calls and their streams belong to the event loop, the running batch to the compute thread; between them lies the queue.
 """
@@ -194,8 +194,9 @@ class Stepper(Generic[ItemT, EventT]):
 
     def _break_down(self) -> None:
         self._is_broken = True
+        running = self._runner.running.copy()  # at once: the compute thread goes on
         # Whoever was in the batch that broke it must not be told to try again elsewhere.
-        suspects = {work.call for work in self._runner.running.values()}
+        suspects = {work.call for work in running.values()}
         for call in tuple(self._outstanding.values()):
             error = InternalError if call in suspects else Overloaded
             self._end(call, error("The service broke down before this request was answered."), "failed")

@@ -15,12 +15,22 @@ import torch
 from services.core.errors import InvalidField, TooLarge, blaming
 from services.generate.chat_prompts import Message, render_chat, render_question
 from services.generate.decoding import Sampling
-from services.generate.generation import MAX_PREFILL_TOKENS, Generation, Progress, RunningBatch
-from services.generate.language_model import LanguageModel, Prefill, Row
+from services.generate.generation import MAX_PREFILL_TOKENS, Generation, Progress, RunningBatch, needs_many_passes
+from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Row
+from services.generate.passes import Passes, finish
+from services.generate.preparations import Preparations
 from services.generate.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts import Document, Piece, Prompt, tokenise
-from services.generate.ranking import Ranking, Reorder, reorder, run_rankings
+from services.generate.ranking import (
+    MAX_CACHED_TOKENS,
+    Ranking,
+    Reorder,
+    num_ranking_tokens,
+    reordering,
+    running_rankings,
+)
 from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
+from services.generate.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
 from services.nn.devices import DeviceOptions
 
 # Two orders of summation of one logit differ, relative to the largest; a wrong mask or position differs by far more.
@@ -64,19 +74,6 @@ class AnswerOptions:
     ignore_eos: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class ReorderedGeneration(Generation):
-    """A generation whose documents are put into the order of `method` once it is admitted.
-
-    `render` makes the prompt of the documents in another order. Its own prompt has them as they were given.
-    """
-
-    method: Reorder = "none"
-    query: str = ""
-    documents: tuple[Document, ...] = ()
-    render: Callable[[Sequence[Document]], Prompt] | None = None
-
-
 Item = Generation | RankingJob
 Outcome = Progress | Ranking
 Event = tuple[Item, Outcome, bool]
@@ -100,6 +97,7 @@ class GenerateEngine:
         self.context_length = min(model.config.max_model_len, options.max_cached_tokens)
         self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._model = model
+        self._max_running = options.max_running
         self._batch = RunningBatch(
             model,
             max_cached_tokens=options.max_cached_tokens,
@@ -107,8 +105,9 @@ class GenerateEngine:
             prefix_cache_bytes=options.prefix_cache_bytes,
             max_prefill_tokens=options.max_prefill_tokens,
         )
+        self._preparations: Preparations[Item, list[Event]] = Preparations()
         # What runs for a generation whose documents were reordered, and what it stands for in which order.
-        self._stand_ins: dict[int, Generation] = {}
+        self._stand_ins: dict[int, Item] = {}
         self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
 
     @classmethod
@@ -164,8 +163,13 @@ class GenerateEngine:
         return replace(self._generation(tokenised, options), continues_prompt=True)
 
     def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
-        """Documents to be ranked. Raises TooLarge, naming tokens and limit."""
-        self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
+        """Documents to be ranked. Raises TooLarge, naming tokens and limit: of the document where each has a prompt."""
+        self._check_characters(query)
+        if method in ("calibrated", "attention"):
+            self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
+        for k, document in enumerate(documents):
+            with blaming(f"documents.{k}"):
+                self._check_characters(query, document.title, document.text)
         return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
 
     def cost(self, item: Item) -> int:
@@ -176,37 +180,70 @@ class GenerateEngine:
         profile = item.calibration
         num_prompts = self._num_bias_prompts(profile, len(item.prompt.spans)) if profile and item.num_rerun else 0
         if isinstance(item, ReorderedGeneration):
-            num_prompts += 1 + TREE_PROMPTS * (item.method == "calibrated")
+            num_prompts += 1
+            if item.method == "calibrated":
+                num_prompts += self._num_bias_prompts(profile or self.profile, len(item.documents))
         return len(item.prompt.input_ids) * (1 + num_prompts)
 
     # On the compute thread
 
     @property
     def num_running(self) -> int:
-        """Generations that have not ended."""
-        return self._batch.num_running
+        """Items that have not ended."""
+        return self._batch.num_running + len(self._without_slot())
+
+    @property
+    def preparing(self) -> list[Item]:
+        """The items for which `prepare` works next."""
+        return [self._reordered.get(id(item), (item,))[0] for item in self._preparations.first]
 
     def has_room(self, items: Sequence[Item]) -> bool:
-        """Whether the running batch takes all of these now; a ranking takes no place in it."""
-        return self._batch.has_room(*(item for item in items if isinstance(item, Generation)))
+        """Whether the running batch takes all of these now, beside those that are prepared for it.
+
+        A ranking takes no place in it, but of rankings there are no more at a time.
+        """
+        everything = [*self._without_slot(), *items]
+        generations = [item for item in everything if isinstance(item, Generation)]
+        return len(everything) - len(generations) <= self._max_running and self._batch.has_room(*generations)
 
     def admit(self, items: Sequence[Item]) -> list[Event]:
-        """Rank what is to be ranked and let generations run; brings rankings whole and first tokens."""
+        """Rank what is to be ranked and let generations run; brings rankings whole and first tokens.
+
+        What takes many passes comes later, by `prepare`.
+        """
+        events: list[Event] = []
         jobs = [item for item in items if isinstance(item, RankingJob)]
-        rankings = run_rankings(self._model, jobs, self.profile) if jobs else []
-        generations = self._in_order([item for item in items if isinstance(item, Generation)])
-        ranked: list[Event] = [(job, ranking, True) for job, ranking in zip(jobs, rankings, strict=True)]
-        return [*ranked, *self._told(self._batch.admit(generations))]
+        short = [job for job in jobs if num_ranking_tokens(job, self.profile) <= MAX_CACHED_TOKENS]
+        if short:
+            events += finish(self._ranking(short))
+        for job in jobs:
+            if not any(job is one for one in short):
+                self._preparations.add([job], self._ranking([job]))
+        running: list[Generation] = []
+        for group in by_order([item for item in items if isinstance(item, Generation)]):
+            if not isinstance(group[0], ReorderedGeneration):
+                running += group
+            elif self.cost(group[0]) <= MAX_PASS_TOKENS:
+                running += self._in_order(group, finish(self._ordering(group[0])))
+            else:
+                waiting: list[Item] = list(group)
+                self._preparations.add(waiting, self._answering_in_order(waiting))
+        return [*events, *self._run(running)]
 
     def step(self) -> list[Event]:
-        """One token more for each generation."""
+        """One token more for each generation that has its first."""
         return self._told(self._batch.step())
+
+    def prepare(self) -> list[Event]:
+        """One pass for the items that are `preparing`."""
+        return self._preparations.advance() or []
 
     def cancel(self, item: Item) -> None:
         """Free what an item holds, now."""
-        if isinstance(item, Generation):
-            running = self._stand_ins.pop(id(item), item)
-            self._reordered.pop(id(running), None)
+        running = self._stand_ins.pop(id(item), item)
+        self._reordered.pop(id(running), None)
+        self._preparations.cancel(running)
+        if isinstance(running, Generation):
             self._batch.cancel(running)
 
     def warm_up(self) -> None:
@@ -261,6 +298,7 @@ class GenerateEngine:
             query=query,
             documents=documents,
             render=prompt_of,
+            room=min(generation.num_tokens + JOINT_TOKENS * len(documents), self.context_length),
         )
 
     def _generation(self, prompt: Prompt, options: AnswerOptions) -> Generation:
@@ -301,27 +339,50 @@ class GenerateEngine:
         pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
         return Generation(tokenise(self.tokenizer, pieces), 2, calibration=profile, ignore_eos=True)
 
+    # Running
+
+    def _without_slot(self) -> list[Item]:
+        """What is prepared and has no place in the running batch yet."""
+        waiting = self._preparations.items
+        return [item for item in waiting if not (isinstance(item, Generation) and self._batch.holds(item))]
+
+    def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[Event]:
+        """First tokens of those that need few passes; the others are prepared, `is_next` ahead of all that wait."""
+        long = [one for one in generations if needs_many_passes(one)]
+        events = self._told(self._batch.admit([one for one in generations if one not in long]))
+        for one in reversed(long) if is_next else long:
+            self._preparations.add([one], self._answering(one), is_next=is_next)
+        return events
+
+    def _answering(self, generation: Generation) -> Passes[list[Event]]:
+        return self._told((yield from self._batch.admitting([generation])))
+
+    def _ranking(self, jobs: Sequence[RankingJob]) -> Passes[list[Event]]:
+        rankings = yield from self._batch.giving_back(running_rankings(self._model, jobs, self.profile))
+        return [(job, ranking, True) for job, ranking in zip(jobs, rankings, strict=True)]
+
     # Reordering
 
-    def _in_order(self, generations: Sequence[Generation]) -> list[Generation]:
-        """What runs for each of these: itself, or itself with its documents in another order."""
-        orders: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        running = []
-        for generation in generations:
-            if not isinstance(generation, ReorderedGeneration) or generation.render is None:
-                running.append(generation)
-                continue
-            # several answers to one question share their order
-            key = (generation.query, generation.documents, generation.method, id(generation.calibration))
-            if key not in orders:
-                profile = generation.calibration or self.profile
-                orders[key] = reorder(self._model, *key[:3], profile).order
-            prompt = generation.render([generation.documents[k] for k in orders[key]])
-            stand_in = replace(generation, prompt=prompt)
+    def _ordering(self, generation: ReorderedGeneration) -> Passes[tuple[int, ...]]:
+        profile = generation.calibration or self.profile
+        asked = generation.query, generation.documents, generation.method
+        return (yield from self._batch.giving_back(reordering(self._model, *asked, profile))).order
+
+    def _answering_in_order(self, group: Sequence[Item]) -> Passes[list[Event]]:
+        """Of a group those who still wait once the order is known."""
+        first = group[0]
+        assert isinstance(first, ReorderedGeneration)
+        order = yield from self._ordering(first)
+        waiting = [item for item in group if isinstance(item, Generation)]
+        return self._run(self._in_order(waiting, order), is_next=True)
+
+    def _in_order(self, group: Sequence[Generation], order: tuple[int, ...]) -> list[Generation]:
+        """What runs for each of these. Raises TooLarge where an order leaves no room for an answer."""
+        stand_ins = [one.in_order(order) if isinstance(one, ReorderedGeneration) else one for one in group]
+        for generation, stand_in in zip(group, stand_ins, strict=True):
             self._stand_ins[id(generation)] = stand_in
-            self._reordered[id(stand_in)] = generation, orders[key]
-            running.append(stand_in)
-        return running
+            self._reordered[id(stand_in)] = generation, order
+        return stand_ins
 
     def _told(self, came: Sequence[Progress]) -> list[Event]:
         """Progress of the generations as they were given."""

@@ -9,14 +9,17 @@ Shapes: B answers, T tokens, V vocabulary, L layers, H heads, K documents.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from services.generate.answer_text import AnswerText, Detokenizer, Piece, StopStrings, Vocabulary
+from services.generate.applied_profile import needed_estimate
+from services.generate.bias import num_estimate_tokens
 from services.generate.decoding import Choice, Chooser, choose
 from services.generate.kv_cache import KeyValues, Slot
-from services.generate.language_model import Calibration, LanguageModel, Prefill, Prefilled, Row
+from services.generate.language_model import MAX_PASS_TOKENS, Calibration, LanguageModel, Prefill, Prefilled, Row
 from services.generate.passes import Passes, finish
 from services.generate.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, TokenIds, as_token_ids, num_shared
 from services.generate.progress import FinishReason
@@ -25,6 +28,8 @@ from services.generate.progress import Progress as Progress
 from services.generate.progress import PromptFacts as PromptFacts
 from services.generate.prompt_calibration import MeasuredPrompt, PromptCalibration, PromptCalibrator
 from services.nn.devices import is_out_of_memory
+
+T = TypeVar("T")
 
 # Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
 MAX_PREFILL_TOKENS = 4096
@@ -130,14 +135,19 @@ class RunningBatch:
         """
         self._num_admitting += 1
         try:
-            return (yield from self._admit(generations))
+            return (yield from self.giving_back(self._admit(generations)))
+        finally:
+            self._num_admitting -= 1
+            self._calibrator.trim(is_shared=self._num_admitting > 0)
+
+    def giving_back(self, passes: Passes[T]) -> Passes[T]:
+        """Where these run out of memory, let go of what is kept of prompts, so that another try may succeed."""
+        try:
+            return (yield from passes)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 self.forget_prompts()
             raise
-        finally:
-            self._num_admitting -= 1
-            self._calibrator.trim(is_shared=self._num_admitting > 0)
 
     def step(self) -> list[Progress]:
         """One token more for each that has its first."""
@@ -333,3 +343,11 @@ def _facts(running: _Running, attention: Tensor | None, calibration: PromptCalib
         calibration_passes=calibration.num_passes if calibration is not None else 0,
         order=tuple(range(len(generation.prompt.spans))),
     )
+
+
+def needs_many_passes(generation: Generation) -> bool:
+    """Whether the estimate for its calibration does not fit into one."""
+    if generation.calibration is None or not generation.num_rerun:
+        return False
+    needed = needed_estimate(generation.calibration, generation.prompt)
+    return needed is not None and num_estimate_tokens(generation.prompt, *needed) > MAX_PASS_TOKENS

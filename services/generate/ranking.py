@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from services.generate.applied_profile import by_document, document_relevance, layers_of_relevance, needed_estimate
-from services.generate.bias import BiasJob, estimate_bias
+from services.generate.bias import BiasJob, estimating, num_estimate_tokens
 from services.generate.calibration import log_alpha
 from services.generate.kv_cache import Slot
 from services.generate.language_model import LanguageModel, Prefill
+from services.generate.passes import Passes, finish
 from services.generate.profile import OFF, CalibrationProfile
 from services.generate.prompts import Document, Prompt, filler_ids
 from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
@@ -78,16 +79,32 @@ def rank(
 
 def run_rankings(model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF) -> list[Ranking]:
     """Run prepared rankings of any methods, those of a kind together in the model's passes."""
+    return finish(running_rankings(model, jobs, profile))
+
+
+def running_rankings(
+    model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF
+) -> Passes[list[Ranking]]:
+    """`run_rankings`, a pass of at most `MAX_CACHED_TOKENS` or one prompt at a time."""
     scores: list[list[float]] = [[] for _ in jobs]
     for method, run in _RUNS.items():
         asked = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
-        results = _in_groups(model, profile, [_Asked(prompt, jobs[i].answer_ids) for i, prompt in asked], run)
+        prompts = [_Asked(prompt, jobs[i].answer_ids) for i, prompt in asked]
+        results = yield from _in_groups(model, profile, prompts, run)
         for (i, _), some in zip(asked, results, strict=True):
             scores[i] += some
     return [
         Ranking(tuple(some), _between_0_and_1(some, job.method, profile), best_first(some), job.prompt_tokens)
         for job, some in zip(jobs, scores, strict=True)
     ]
+
+
+def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
+    """Tokens that are run for a ranking."""
+    if job.method != "calibrated":
+        return job.prompt_tokens
+    needed = [(prompt, needed_estimate(profile, prompt)) for prompt in job.prompts]
+    return job.prompt_tokens + sum(num_estimate_tokens(prompt, *how) for prompt, how in needed if how is not None)
 
 
 def reorder(
@@ -103,11 +120,25 @@ def reorder(
     `attention` is attention sorting, so the most attended is last, after `num_iterations` prompts. Raises TooLarge
     as `prepare_ranking` does.
     """
+    return finish(reordering(model, query, documents, method, profile, num_iterations))
+
+
+def reordering(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: Reorder,
+    profile: CalibrationProfile = OFF,
+    num_iterations: int = 1,
+) -> Passes[Reordering]:
+    """`reorder`, a pass at a time, as in `running_rankings`."""
     if method == "none" or not documents:
         return Reordering(tuple(range(len(documents))), 0)
     if method == "attention":
-        return _sorted_by_attention(model, query, documents, profile, num_iterations)
-    ranking = rank(model, query, documents, "relevance_prompt" if method == "prompt" else method, profile)
+        return (yield from _sorting_by_attention(model, query, documents, profile, num_iterations))
+    by: RankMethod = "relevance_prompt" if method == "prompt" else method
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, by, profile.span_rule)
+    (ranking,) = yield from running_rankings(model, [job], profile)
     return Reordering(ranking.order, ranking.prompt_tokens)
 
 
@@ -124,15 +155,16 @@ def best_first(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted(range(len(scores)), key=lambda k: -scores[k]))
 
 
-def _sorted_by_attention(
+def _sorting_by_attention(
     model: LanguageModel, query: str, documents: Sequence[Document], profile: CalibrationProfile, num_iterations: int
-) -> Reordering:
+) -> Passes[Reordering]:
     order, prompt_tokens = tuple(range(len(documents))), 0
     for _ in range(num_iterations):
         shown = [documents[k] for k in order]
         job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile.span_rule)
         prompt_tokens += job.prompt_tokens
-        (measured,) = _in_groups(model, profile, [_Asked(prompt) for prompt in job.prompts], _summed_attention)
+        prompts = [_Asked(prompt) for prompt in job.prompts]
+        (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
         # ascending, equal ones as they stand
         order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
     return Reordering(order, prompt_tokens)
@@ -159,8 +191,9 @@ class _Group:
     def prompts(self) -> list[tuple[Slot, Prompt]]:
         return [(slot, one.prompt) for slot, one in zip(self.slots, self.asked, strict=True)]
 
-    def attention(self) -> list[Tensor]:
+    def attention(self) -> Passes[list[Tensor]]:
         """Attn(k) of each prompt's documents, (L, H, K)."""
+        yield
         prefilled = self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
         return [one.attention for one in prefilled if one.attention is not None]
 
@@ -169,8 +202,8 @@ def _in_groups(
     model: LanguageModel,
     profile: CalibrationProfile,
     asked: Sequence[_Asked],
-    run: Callable[[_Group], list[list[float]]],
-) -> list[list[float]]:
+    run: Callable[[_Group], Passes[list[list[float]]]],
+) -> Passes[list[list[float]]]:
     """What `run` says of each prompt, so many of them in the cache at a time as may."""
     # each runs once: prompts at different places of a pass differ in their last bits, but equal documents have equal
     # scores
@@ -182,7 +215,8 @@ def _in_groups(
         cache = model.new_cache(len(places) * lengths[places[0]])
         slots = [cache.open(lengths[i]) for i in places]
         some = [distinct[i] for i in places]
-        scores |= zip(some, run(_Group(model, profile, some, slots)), strict=True)
+        came = yield from run(_Group(model, profile, some, slots))
+        scores |= zip(some, came, strict=True)
     return [scores[one] for one in asked]
 
 
@@ -198,28 +232,32 @@ def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _mean_attention(group: _Group) -> list[list[float]]:
+def _mean_attention(group: _Group) -> Passes[list[list[float]]]:
     layers = layers_of_relevance(group.profile, group.model.config.num_layers)
-    return [attention[list(layers)].mean(dim=(0, 1)).tolist() for attention in group.attention()]
+    measured = yield from group.attention()
+    return [attention[list(layers)].mean(dim=(0, 1)).tolist() for attention in measured]
 
 
-def _summed_attention(group: _Group) -> list[list[float]]:
+def _summed_attention(group: _Group) -> Passes[list[list[float]]]:
+    measured = yield from group.attention()
     return [
         sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist()
-        for (_, prompt), attention in zip(group.prompts, group.attention(), strict=True)
+        for (_, prompt), attention in zip(group.prompts, measured, strict=True)
     ]
 
 
-def _relevance(group: _Group) -> list[list[float]]:
-    profile, attention = group.profile, group.attention()
+def _relevance(group: _Group) -> Passes[list[list[float]]]:
+    profile = group.profile
+    attention = yield from group.attention()
+    biases = yield from _biases(group)
     rels = []
-    for (_, prompt), own, bias in zip(group.prompts, attention, _biases(group), strict=True):
+    for (_, prompt), own, bias in zip(group.prompts, attention, biases, strict=True):
         rel = document_relevance(profile, prompt, own, bias)
         rels.append(list(by_document(rel)))
     return rels
 
 
-def _biases(group: _Group) -> list[Tensor | None]:
+def _biases(group: _Group) -> Passes[list[Tensor | None]]:
     """Attn(dummy, k) of each prompt up to the last layer that enters rel; None for those that are looked up."""
     num_layers = max(layers_of_relevance(group.profile, group.model.config.num_layers)) + 1
     filler = filler_ids(group.model.tokenizer)
@@ -228,14 +266,15 @@ def _biases(group: _Group) -> list[Tensor | None]:
     for kind, options in {one for one in needed if one is not None}:
         places = [i for i, one in enumerate(needed) if one == (kind, options)]
         jobs = [BiasJob(*group.prompts[i], filler) for i in places]
-        estimates = estimate_bias(group.model, jobs, kind, num_layers=num_layers, options=options)
+        estimates = yield from estimating(group.model, jobs, kind, num_layers=num_layers, options=options)
         for i, estimate in zip(places, estimates, strict=True):
             biases[i] = estimate.attention
     return biases
 
 
-def _mean_log_probability(group: _Group) -> list[list[float]]:
+def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
     """Of the tokens from each prompt's `tail_start` on."""
+    yield
     # logits are as wide as the vocabulary: the passage's own tokens go without
     passages = group.model.prefill(
         [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
@@ -251,7 +290,8 @@ def _mean_log_probability(group: _Group) -> list[list[float]]:
     return scores
 
 
-def _yes_over_no(group: _Group) -> list[list[float]]:
+def _yes_over_no(group: _Group) -> Passes[list[list[float]]]:
+    yield
     prefilled = group.model.prefill([Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts])
     scores = []
     for asked, one in zip(group.asked, prefilled, strict=True):
@@ -261,7 +301,7 @@ def _yes_over_no(group: _Group) -> list[list[float]]:
     return scores
 
 
-_RUNS: dict[RankMethod, Callable[[_Group], list[list[float]]]] = {
+_RUNS: dict[RankMethod, Callable[[_Group], Passes[list[list[float]]]]] = {
     "attention": _mean_attention,
     "calibrated": _relevance,
     "query_likelihood": _mean_log_probability,

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """Answered by `name-0` … `name-(n-1)`, one event a step, the first on admission; takes `size` of the room."""
+    """Answered by `name-0` … `name-(n-1)`, one event a step, the first on admission; takes `size` of the room.
+
+    With `num_pieces` the first event comes once so many pieces of work are done instead.
+    """
 
     name: str
     num_events: int = 3
     size: int = 1
+    num_pieces: int = 0
 
 
 def events_of(item: Item) -> list[str]:
@@ -25,7 +29,7 @@ class CountingEngine:
     """Counts for each of its items; remembers who was admitted together, who took part in each step, who was cancelled.
 
     While `gate` is closed, a call waits in it after `entered` is set; `fault` is called first with what is about to
-    be done ("admit", "step", "cancel" or "room") and to which items.
+    be done ("admit", "step", "prepare", "cancel" or "room") and to which items.
     """
 
     def __init__(self, room: int = 1000) -> None:
@@ -34,6 +38,8 @@ class CountingEngine:
         self.stepped: list[list[str]] = []
         self.cancelled: list[str] = []
         self.running: dict[Item, int] = {}
+        self.pieces: dict[Item, int] = {}
+        self.prepared: list[str] = []
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
@@ -52,16 +58,34 @@ class CountingEngine:
         self.admitted.append([item.name for item in items])
         self.running.update(dict.fromkeys(items, 0))  # and holds them when the fault comes
         self._pass_gate("admit", items)
-        return [self._advance(item) for item in items]
+        self.pieces.update({item: item.num_pieces for item in items if item.num_pieces})
+        return [self._advance(item) for item in items if item not in self.pieces]
 
     def step(self) -> Came:
         assert self.running, "a step for nobody"
-        self.stepped.append([item.name for item in self.running])
-        self._pass_gate("step", list(self.running))
-        return [self._advance(item) for item in list(self.running)]
+        stepping = [item for item in self.running if item not in self.pieces]
+        if stepping:
+            self.stepped.append([item.name for item in stepping])
+        self._pass_gate("step", stepping)
+        return [self._advance(item) for item in stepping]
+
+    @property
+    def preparing(self) -> list[Item]:
+        return list(self.pieces)[:1]
+
+    def prepare(self) -> Came:
+        (item,) = self.preparing
+        self.prepared.append(item.name)
+        self._pass_gate("prepare", [item])
+        self.pieces[item] -= 1
+        if self.pieces[item]:
+            return []
+        del self.pieces[item]
+        return [self._advance(item)]
 
     def cancel(self, item: Item) -> None:
         self.fault("cancel", [item])
+        self.pieces.pop(item, None)
         if self.running.pop(item, None) is not None:
             self.cancelled.append(item.name)
 
