@@ -62,11 +62,13 @@ class Choice:
 
 
 class Chooser:
-    """What one answer remembers from token to token: its random generator, and its tokens if they are penalised."""
+    """What one answer remembers from token to token: its random generator, its tokens if they are penalised, and its
+    `logit_bias` where its logits are."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self._counts: dict[int, int] = {}
+        self._bias: tuple[Tensor, Tensor] | None = None
         self._generator: torch.Generator | None = None
         if sampling.temperature > 0:
             self._generator = torch.Generator()
@@ -84,11 +86,23 @@ class Chooser:
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def added_to_logits(self) -> list[tuple[int, float]]:
-        """(token id, what to add to its logit); an id may come twice."""
-        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
-        penalties = [(token_id, -presence - frequency * count) for token_id, count in self._counts.items()]
-        return [*self.sampling.logit_bias, *penalties]
+    def add_to(self, scores: Tensor) -> None:
+        """Add the bias and the penalties of this answer to its row (V,) of logits, in place."""
+        if self.sampling.logit_bias:
+            scores.index_add_(0, *self._bias_on(scores))
+        if self._counts:
+            presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+            penalties = [-presence - frequency * count for count in self._counts.values()]
+            token_ids = torch.tensor(list(self._counts), device=scores.device)
+            scores.index_add_(0, token_ids, torch.tensor(penalties, device=scores.device, dtype=scores.dtype))
+
+    def _bias_on(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and what is added to their logits, made once: there may be as many as there are tokens."""
+        if self._bias is None:
+            token_ids = torch.tensor([token_id for token_id, _ in self.sampling.logit_bias], device=scores.device)
+            values = [value for _, value in self.sampling.logit_bias]
+            self._bias = token_ids, torch.tensor(values, device=scores.device, dtype=scores.dtype)
+        return self._bias
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
@@ -110,18 +124,13 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
 
 
 def _with_additions(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    additions = [
-        (row, token_id, value)
-        for row, chooser in enumerate(choosers)
-        if chooser.sampling.changes_logits
-        for token_id, value in chooser.added_to_logits()
-    ]
-    if not additions:
+    changed = [row for row, chooser in enumerate(choosers) if chooser.sampling.changes_logits]
+    if not changed:
         return logits
-    rows, token_ids, values = zip(*additions, strict=True)
-    device = logits.device
-    places = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
-    return logits.index_put(places, torch.tensor(values, device=device, dtype=logits.dtype), accumulate=True)
+    scores = logits.clone()
+    for row in changed:
+        choosers[row].add_to(scores[row])
+    return scores
 
 
 def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.generate.decoding import Chooser, Sampling, choose
 
@@ -95,6 +97,37 @@ def test_logit_bias_forbids_a_token_or_forces_it() -> None:
     best, second = logits.topk(2).indices.tolist()
     assert take(logits, logit_bias=((best, -100.0),)) == second
     assert take(logits, logit_bias=((17, 100.0),)) == 17
+
+
+class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the elements of the tensors that are made of Python's numbers while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_elements = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.lift_fresh.default:
+            self.num_elements += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_large_logit_bias_is_read_once_and_added_at_every_step() -> None:
+    logits = logits_of(2, num_tokens=3000)
+    # leaves tokens 2990 on alone, of which 2995 is to win and then 2996, by their penalties
+    bias = (*((token_id, -100.0) for token_id in range(2990)), (2995, 50.0), (2996, 49.5), (2996, 0.25))
+    chooser = Chooser(Sampling(logit_bias=bias, frequency_penalty=20.0))
+    logits[0, 2990:] = 0.0
+    made = []
+    came = []
+    for _ in range(3):
+        with MadeTensors() as tensors:
+            came.append(choose(logits, [chooser, Chooser(Sampling())])[0].token_id)
+        made.append(tensors.num_elements)
+    assert came == [2995, 2996, 2995]
+    assert made[0] >= 2 * len(bias) and max(made[1:]) < 20
 
 
 def test_penalties_count_the_answers_own_tokens() -> None:
