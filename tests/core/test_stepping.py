@@ -613,6 +613,89 @@ async def test_a_broken_delivery_fails_all_and_the_stepper_is_not_alive(bench: B
     assert "delivery failed" in [log["event"] for log in logs]
 
 
+# Items that take long to prepare
+
+
+async def test_those_that_run_step_between_two_pieces_of_what_another_needs_first(bench: Bench) -> None:
+    engine = CountingEngine()
+    stepper = bench.stepper(engine)
+    held = await hold(engine, stepper, num_events=6)
+    streams = [submit(stepper, Item(name, num_pieces=num)) for name, num in (("long", 3), ("next", 2))]
+    engine.gate.set()
+    answers = await asyncio.gather(*(read(stream) for stream in (held, *streams)))
+
+    assert answers == [events_of(item) for item in (Item("held", 6), Item("long"), Item("next"))]
+    assert engine.prepared == ["long"] * 3 + ["next"] * 2
+    assert engine.stepped[:5] == [["held"]] * 4 + [["held", "long"]]
+
+
+async def test_other_calls_of_the_thread_run_between_two_pieces(bench: Bench) -> None:
+    engine = CountingEngine()
+    engine.gate.clear()
+    stream = submit(bench.stepper(engine), Item("long", num_events=1, num_pieces=100))
+    assert await asyncio.to_thread(engine.entered.wait, 60)
+    other = asyncio.create_task(bench.thread.run(lambda: len(engine.prepared)))
+    await asyncio.sleep(0)
+    engine.gate.set()
+
+    assert await other == 1
+    assert await read(stream) == ["long-0"]
+
+
+@pytest.mark.parametrize("reason", ["closed", "deadline"])
+async def test_what_nobody_waits_for_is_prepared_no_further(bench: Bench, reason: str) -> None:
+    engine = CountingEngine()
+    stepper = bench.stepper(engine)
+    soon = time.monotonic() + 0.05 if reason == "deadline" else None
+    stream = submit(stepper, Item("endless", num_pieces=10**9), soon)
+    while not engine.prepared:  # noqa: ASYNC110 - the thread does
+        await asyncio.sleep(0.001)
+    if reason == "closed":
+        await stream.aclose()
+    else:
+        assert isinstance(await outcome_of(stream), DeadlineExceeded)
+
+    assert await ask(stepper, Item("next", num_pieces=2)) == events_of(Item("next"))
+    assert engine.cancelled == ["endless"] and engine.running == {}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad piece"), InvalidRequest("too much of it")])
+async def test_a_piece_that_fails_fails_its_item_alone(bench: Bench, error: Exception) -> None:
+    engine = CountingEngine()
+    engine.fault = fail_for("bad", "prepare", error)
+    stepper = bench.stepper(engine)
+    held = await hold(engine, stepper, num_events=9)
+    streams = [submit(stepper, Item(name, num_pieces=2)) for name in ("bad", "good")]
+    with structlog.testing.capture_logs() as logs:
+        engine.gate.set()
+        bad, *others = await asyncio.gather(*(outcome_of(stream) for stream in (streams[0], held, streams[1])))
+
+    assert bad is error if isinstance(error, FoveaError) else isinstance(bad, InternalError)
+    assert others == [events_of(Item("held", 9)), events_of(Item("good"))]
+    assert [log["event"] for log in logs] == ([] if isinstance(error, FoveaError) else ["item failed"])
+    assert engine.cancelled == ["bad"]
+
+
+async def test_a_piece_for_which_there_is_no_memory_waits_until_one_has_left(bench: Bench) -> None:
+    engine = CountingEngine()
+
+    def fault(what: str, items: Sequence[Item]) -> None:
+        if what == "prepare" and len(engine.running) > 1:
+            raise OutOfDeviceMemory("no memory for a piece")
+
+    engine.fault = fault
+    stepper = bench.stepper(engine)
+    held = await hold(engine, stepper, num_events=5)
+    streams = [submit(stepper, Item("long", num_pieces=3)), submit(stepper, Item("small"))]
+    with structlog.testing.capture_logs():
+        engine.gate.set()
+        answers = await asyncio.gather(*(read(stream) for stream in (held, *streams)))
+
+    assert answers == [events_of(item) for item in (Item("held", 5), Item("long"), Item("small"))]
+    assert bench.sample("out_of_memory_total") >= 1
+    assert await ask(stepper, Item("alone", num_pieces=2)) == events_of(Item("alone"))
+
+
 # Items that nobody waits for any more
 
 
@@ -803,6 +886,8 @@ async def test_in_a_storm_of_cancellations_deadlines_and_faults_every_item_ends_
             raise OutOfDeviceMemory
         if (what, on_engine.random() < 0.01) == ("step", True):
             raise RuntimeError("bad step")
+        if what == "prepare" and on_engine.random() < 0.03:
+            raise on_engine.choice([RuntimeError("bad piece"), OutOfDeviceMemory()])
 
     engine.fault = fault
     stepper = bench.stepper(engine, StepLimits(max_admit_cost=8, max_queue_cost=60, max_queue_size=30))
@@ -811,7 +896,10 @@ async def test_in_a_storm_of_cancellations_deadlines_and_faults_every_item_ends_
     async def client(number: int) -> None:
         await asyncio.sleep(chance.random() * 0.05)
         item = Item(
-            f"{number}" + ("bad" if chance.random() < 0.05 else ""), chance.randint(1, 20), chance.randint(1, 6)
+            f"{number}" + ("bad" if chance.random() < 0.05 else ""),
+            chance.randint(1, 20),
+            chance.randint(1, 6),
+            num_pieces=max(0, chance.randint(-6, 4)),
         )
         deadline = time.monotonic() + chance.random() * 0.05 if chance.random() < 0.2 else None
         leaves_after = chance.randint(0, 5) if chance.random() < 0.3 else None
