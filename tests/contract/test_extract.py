@@ -1,0 +1,84 @@
+"""`fovea distill extract` against the generate service, through the gateway, killed while answers are on their way."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from services.predict.rationale_file import digest_of, read_records
+from services.predict.rationales import load_prompts
+from services.predict.tasks import ESNLI
+from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.generate.served_tiny import MODEL
+
+NUM_INPUTS = 30
+CONCURRENCY = 4
+KILLED_AFTER = (5, 14)  # outputs in the file
+
+
+def values_of(row: int) -> dict[str, str]:
+    return {"premise": f"Keeper {row} has lit the lighthouse.", "hypothesis": "The lighthouse is dark."}
+
+
+def start(system: GenerateSystem, folder: Path) -> subprocess.Popen[str]:
+    command = [
+        *(sys.executable, "-m", "services.predict.extract", "esnli", "--model", MODEL),
+        *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
+        *("--output", str(folder / "rationales.jsonl"), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
+    ]  # fmt: skip
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def num_requests(system: GenerateSystem) -> int:
+    """Those that the service has taken, however they ended."""
+    lines = requests.get(f"{system.service.url}/metrics", timeout=30).text.splitlines()
+    counted = [line for line in lines if line.startswith("fovea_requests_total{") and "/v1/chat/completions" in line]
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in counted))
+
+
+@pytest.mark.slow
+def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp_path: Path) -> None:
+    rows = [{"id": f"n{row}", **values_of(row)} for row in range(NUM_INPUTS)]
+    (tmp_path / "inputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "rationales.jsonl"
+    before = b""
+    with running_system(tmp_path) as system:
+        for num_outputs in KILLED_AFTER:
+            with start(system, tmp_path) as process:
+                while num_lines(output) < num_outputs:
+                    assert process.poll() is None, process.stderr and process.stderr.read()
+                    time.sleep(0.001)  # a file tells nobody that it grows
+                process.kill()
+            # what is in the file stays there
+            assert output.read_bytes().startswith(before)
+            before = output.read_bytes()[: output.read_bytes().rfind(b"\n") + 1]
+            assert num_lines(output) < NUM_INPUTS
+        with start(system, tmp_path) as process:
+            assert process.stderr is not None
+            told = process.stderr.read()
+            assert process.wait(60) == 0, told
+        assert num_requests(system) <= NUM_INPUTS + CONCURRENCY * len(KILLED_AFTER)
+    assert output.read_bytes().startswith(before)
+    records = read_records(output)
+    assert sorted(record.row for record in records) == list(range(NUM_INPUTS))
+    prompts = load_prompts(ESNLI)
+    for record in records:
+        values = values_of(record.row)
+        assert record.id == f"n{record.row}"
+        assert record.prompt == digest_of(prompts.messages(values))
+        assert record.model is not None and record.model.startswith(f"{MODEL}@")
+        assert record.prompt_tokens and record.completion_tokens and record.completion_tokens <= 24
+        read = prompts.read(values, record.output)
+        assert (record.rationale, record.label, record.problem) == (read.rationale, read.label, read.problem)
+    # a model with random weights gives no reasons, and what it says is kept all the same
+    num_unparsed = sum(record.problem is not None for record in records)
+    assert f"{NUM_INPUTS} outputs: {num_unparsed} unparsed" in told
+    assert num_unparsed and any(record.output for record in records)
