@@ -278,7 +278,12 @@ ROOMS = (
     ),
     Room(
         "services/*/schemas.py",
-        ("services.core.errors", "services.core.model_objects", "services.{service}.profile"),
+        (
+            "services.core.errors",
+            "services.core.json_bodies",
+            "services.core.model_objects",
+            "services.{service}.profile",
+        ),
         HEAVY,
     ),
     Room("services/*/__main__.py", ("services.core", "services.{service}")),

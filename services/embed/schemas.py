@@ -2,20 +2,16 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import orjson
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
-ItemT = TypeVar("ItemT")
-# A list in a request. Only its first bad item is complained of: complaints of a million of them, several each, would
-# take seconds of the event loop and a gigabyte.
-JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
-
 EncodingFormat = Literal["float", "base64"]
 # An image in a JSON body: its forms are told apart, and refused by name, when it is read.
 JsonImage = str | dict[str, JsonValue]

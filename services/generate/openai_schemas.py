@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest
+from services.core.json_bodies import JsonList
 from services.generate.schemas import (
     MAX_LISTED,
     CalibrationOptions,
     DocumentList,
     DocumentReport,
     FinishReason,
-    JsonList,
     Reorder,
     too_many,
 )

@@ -7,7 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from services.core.error_responses import ErrorDetail
 from services.generate.ranking_prompts import RankMethod
-from services.generate.schemas import JsonList, check_length
+from services.core.json_bodies import JsonList
+from services.generate.schemas import check_length
 
 
 class RerankDocument(BaseModel):

@@ -1,21 +1,17 @@
 """What crosses the wire of `/generate` and `/v1/models`; OpenAI's and the rerank routes' forms stand beside it."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from services.core.errors import TooLarge
+from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 from services.generate.profile import BiasKind, Layer
 
 MAX_STOPS = 16
 # Far above what a service would be set to take: it bounds how long one body can be read.
 MAX_LISTED = 65_536
-
-ItemT = TypeVar("ItemT")
-# A list in a request. Only its first bad item is complained of: complaints of a million of them, several each, would
-# take seconds of the event loop and a gigabyte.
-JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
 
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 FinishReason = Literal["stop", "length"]
