@@ -6,8 +6,8 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from services.core.error_responses import ErrorDetail
-from services.generate.ranking_prompts import RankMethod
 from services.core.json_bodies import JsonList
+from services.generate.ranking_prompts import RankMethod
 from services.generate.schemas import check_length
 
 
