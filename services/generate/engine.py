@@ -5,6 +5,7 @@ Prompts are made and held to the context on any thread; what computes runs on on
 Shapes: K documents.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from services.generate.preparations import Preparations
 from services.generate.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts import Document, Piece, Prompt, tokenise
 from services.generate.ranking import (
-    MAX_CACHED_TOKENS,
     Ranking,
     Reorder,
     num_ranking_tokens,
@@ -211,14 +211,11 @@ class GenerateEngine:
 
         What takes many passes comes later, by `prepare`.
         """
-        events: list[Event] = []
         jobs = [item for item in items if isinstance(item, RankingJob)]
-        short = [job for job in jobs if num_ranking_tokens(job, self.profile) <= MAX_CACHED_TOKENS]
-        if short:
-            events += finish(self._ranking(short))
-        for job in jobs:
-            if not any(job is one for one in short):
-                self._preparations.add([job], self._ranking([job]))
+        is_long = [num_ranking_tokens(job, self.profile) > MAX_PASS_TOKENS for job in jobs]
+        events = finish(self._ranking([job for job, is_prepared in zip(jobs, is_long, strict=True) if not is_prepared]))
+        for job in itertools.compress(jobs, is_long):
+            self._preparations.add([job], self._ranking([job]))
         running: list[Generation] = []
         for group in by_order([item for item in items if isinstance(item, Generation)]):
             if not isinstance(group[0], ReorderedGeneration):
@@ -351,7 +348,9 @@ class GenerateEngine:
         long = [one for one in generations if needs_many_passes(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
         for one in reversed(long) if is_next else long:
-            self._preparations.add([one], self._answering(one), is_next=is_next)
+            passes = self._answering(one)
+            next(passes)  # estimates that it may share are kept for it from here on
+            self._preparations.add([one], passes, is_next=is_next, has_begun=True)
         return events
 
     def _answering(self, generation: Generation) -> Passes[list[Event]]:

@@ -131,7 +131,7 @@ class RunningBatch:
     def admitting(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
         """`admit`, a pass at a time; others may be admitted, step and leave in between.
 
-        To cancel any of the generations, close this first, then cancel all of them.
+        It takes no room ahead of its first pass. To cancel any of the generations, close it, then cancel all of them.
         """
         self._num_admitting += 1
         try:

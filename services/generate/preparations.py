@@ -10,14 +10,14 @@ ResultT = TypeVar("ResultT")
 
 
 class _Preparation(Generic[ItemT, ResultT]):
-    def __init__(self, items: list[ItemT], passes: Passes[ResultT]) -> None:
+    def __init__(self, items: list[ItemT], passes: Passes[ResultT], *, has_begun: bool) -> None:
         self.items = items
         self.passes = passes
-        self.has_begun = False
+        self.has_begun = has_begun
 
 
 class Preparations(Generic[ItemT, ResultT]):
-    """Work in the order of its arrival. Only the first has begun, so no other holds anything."""
+    """Work in the order of its arrival. Only the first has had a pass, so no other holds anything."""
 
     def __init__(self) -> None:
         self._waiting: list[_Preparation[ItemT, ResultT]] = []
@@ -32,9 +32,14 @@ class Preparations(Generic[ItemT, ResultT]):
         """Those for whom the next pass is."""
         return tuple(self._waiting[0].items) if self._waiting else ()
 
-    def add(self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False) -> None:
-        """Work for these items, behind all others or ahead of them; `items` loses those that are cancelled."""
-        self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes))
+    def add(
+        self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False, has_begun: bool = False
+    ) -> None:
+        """Work for these items, behind all others or ahead of them; `items` loses those that are cancelled.
+
+        Work that `has_begun` stands ahead of its first pass already.
+        """
+        self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 
     def advance(self) -> ResultT | None:
         """One pass of the first work; what that returns once it has ended. It is gone if this raises what a pass does.

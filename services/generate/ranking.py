@@ -33,8 +33,9 @@ from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ra
 
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 
-# Tokens that prompts may take in the cache side by side; a longer prompt stands alone.
-MAX_CACHED_TOKENS = 8192
+# Tokens that prompts may take in the cache side by side; a longer prompt stands alone. They are a pass, for which the
+# answers that run wait, and larger passes are hardly faster.
+MAX_CACHED_TOKENS = 2048
 
 
 @dataclass(frozen=True)

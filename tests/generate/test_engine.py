@@ -64,7 +64,7 @@ def run(engine: GenerateEngine, items: Sequence[Item]) -> list[list[Outcome]]:
                 ended.append(item)
         if not engine.num_running:
             break
-        events = engine.step()
+        events = [*engine.step(), *(engine.prepare() if engine.preparing else [])]
     assert len(ended) == len(items)
     return [came[id(item)] for item in items]
 
@@ -156,6 +156,20 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised(engine: Gen
 def test_rankings_are_held_to_the_context(engine: GenerateEngine) -> None:
     with pytest.raises(TooLarge, match="the model takes 4096"):
         engine.prepare_ranking(QUERY, [Document("the " * 3000), Document("the " * 3000)], "calibrated")
+
+
+@pytest.mark.parametrize("method", ["query_likelihood", "query_generation", "relevance_prompt"])
+def test_documents_that_are_ranked_one_by_one_are_held_to_the_context_one_by_one(
+    engine: GenerateEngine, method: Any
+) -> None:
+    together = [Document("x " * 1500, title=f"{number}") for number in range(30)]
+    longest = max(map(len, engine.tokenizer.get_vocab()))
+    assert sum(len(document.text) for document in together) > engine.context_length * longest
+    assert engine.prepare_ranking(QUERY, together, method).num_documents == 30
+    endless = Document("x" * (engine.context_length * longest + 1))
+    with pytest.raises(TooLarge, match="at least") as caught:
+        engine.prepare_ranking(QUERY, [*DOCUMENTS, endless], method)
+    assert caught.value.param == "documents.3"
 
 
 def test_nothing_cannot_be_continued(engine: GenerateEngine) -> None:
