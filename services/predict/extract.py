@@ -60,10 +60,7 @@ def extract(  # noqa: PLR0913
     zero_shot: Annotated[bool, typer.Option("--zero-shot", help="Ask in words, without demonstrations.")] = False,  # noqa: FBT002
     api: Annotated[Api, typer.Option(help="Which of the endpoint's routes.")] = "chat",
     key_variable: Annotated[
-        str | None,
-        typer.Option(
-            help="The environment variable that holds the key.", show_default="FOVEA_TEACHER_KEY, if it is set"
-        ),
+        str | None, typer.Option(help="The environment variable that holds the key.", show_default="no key")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an output.")] = 256,
@@ -185,9 +182,11 @@ def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split)
 
 
 def _key(variable: str | None) -> str | None:
-    """The key, from the environment alone: what stands on a command line is read by others."""
-    key = os.environ.get(variable or "FOVEA_TEACHER_KEY")
-    if variable is not None and not key:
+    """The key, from the environment alone: what stands on a command line is read by others. Raises BadParameter."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
         raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
     return key
 

@@ -24,11 +24,12 @@ def values_of(row: int) -> dict[str, str]:
     return {"premise": f"Keeper {row} has lit the lighthouse.", "hypothesis": "The lighthouse is dark."}
 
 
-def start(system: GenerateSystem, folder: Path) -> subprocess.Popen[str]:
+def start(system: GenerateSystem, folder: Path, *options: str, to: str = "rationales.jsonl") -> subprocess.Popen[str]:
     command = [
         *(sys.executable, "-m", "services.predict.extract", "esnli", "--model", MODEL),
         *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
-        *("--output", str(folder / "rationales.jsonl"), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
+        *("--output", str(folder / to), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
+        *options,
     ]  # fmt: skip
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -66,6 +67,10 @@ def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp
             told = process.stderr.read()
             assert process.wait(60) == 0, told
         assert num_requests(system) <= NUM_INPUTS + CONCURRENCY * len(KILLED_AFTER)
+        continued = ("--api", "completions", "--zero-shot", "--limit", "3")
+        with start(system, tmp_path, *continued, to="continued.jsonl") as process:
+            assert process.wait(60) == 0, process.stderr and process.stderr.read()
+    assert len(read_records(tmp_path / "continued.jsonl")) == 3
     assert output.read_bytes().startswith(before)
     records = read_records(output)
     assert sorted(record.row for record in records) == list(range(NUM_INPUTS))

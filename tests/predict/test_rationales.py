@@ -169,6 +169,13 @@ def test_prompts_that_would_mislead_are_refused_with_what_is_wrong(
     assert str(refused.value).startswith(f"{path}")
 
 
+def test_the_guides_file_of_prompts_is_one(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "distill.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    prompts = load_prompts(CQA, small(tmp_path, shown))
+    assert prompts.completion(QUESTION).count("So the answer is (b) sea.") == 1
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=re.escape(f"{tmp_path / 'none.yaml'}")):
         load_prompts(CQA, tmp_path / "none.yaml")
