@@ -29,8 +29,10 @@ app = typer.Typer(
 )
 train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
 evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
+distill = typer.Typer(no_args_is_help=True, help="Teach a student with a language model's rationales.")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(distill, name="distill")
 
 
 def main() -> None:
@@ -106,6 +108,7 @@ _delegate(
 )
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
 _delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
+_delegate(distill, "extract", "services.predict.extract", "Ask a teacher for rationales, resumable after a kill.")
 _delegate(app, "calibrate", "services.generate.calibrate", "Choose and measure a checkpoint's attention calibration.")
 _delegate(app, "embed-bulk", "services.embed.bulk", "Many images into a collection, or into files of embeddings.")
 _delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")

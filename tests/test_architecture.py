@@ -150,7 +150,19 @@ ROOMS = (
     Room("services/predict/distillation.py", (), WORLD),
     *(
         Room(f"services/predict/{stem}.py", own("arithmetic", "llm_outputs", "tasks"), (*HEAVY, *WEB))
-        for stem in ("arithmetic", "data", "llm_outputs", "tasks")
+        for stem in ("arithmetic", "data", "llm_outputs", "task_description", "tasks")
+    ),
+    *(
+        Room(f"services/predict/{stem}.py", may_import, (*WEB, "os", "json", "structlog", "time"))
+        for stem, may_import in (
+            ("scoring", ()),
+            ("t5", ()),
+            ("student", own("scoring", "t5")),
+            (
+                "engine",
+                ("services.core.errors", *own("arithmetic", "scoring", "student", "task_description", "tasks")),
+            ),
+        )
     ),
     Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
