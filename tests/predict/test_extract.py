@@ -317,6 +317,13 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_to_the_end(server: Tea
     assert server.asked.total() <= MAX_FAILURES_IN_A_ROW + 1
 
 
+def test_many_refused_inputs_among_others_do_not_stop_it(server: TeacherServer, tmp_path: Path) -> None:
+    inputs = write_inputs(tmp_path / "many.jsonl", range(3 * MAX_FAILURES_IN_A_ROW))
+    server.refused = {f"{digit} is red": (400, "Odd.") for digit in "13579"}
+    assert extract(server, inputs, "--concurrency", "1").exit_code == 3
+    assert [record.row for record in records(inputs)] == list(range(0, 3 * MAX_FAILURES_IN_A_ROW, 2))
+
+
 def test_failures_that_pass_cost_no_input(server: TeacherServer, inputs: Path) -> None:
     server.faults += [error(429, "Slow down."), Dropped, error(500, "Oh.")]
     assert extract(server, inputs, "--concurrency", "4").exit_code == 0
