@@ -1,0 +1,65 @@
+"""Matrix products of 8-bit integers on a CPU through oneDNN, each row of activations with a scale of its own.
+
+Torch's own dynamic quantisation takes one scale for a whole batch, so that a row's product would depend on which rows
+stand beside it. Here every row is brought to the range of the integers by its own scale, which is multiplied in again
+behind the product.
+
+Shapes: D inputs, E outputs; … is any number of leading dimensions.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEVELS = 127  # on each side of 0
+# Without VNNI a product of two 8-bit numbers is added up in 16 bits, which overflow unless one of them is smaller.
+NARROW_LEVELS = 63
+ZERO_POINT = 128  # of activations, which are unsigned
+SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class Int8Linear:
+    """x W ᵀ for inference, roughly: 8 bits a weight with one scale an output, 8 bits an activation with one a row.
+
+    A row's product does not depend on the other rows.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        """`weight` is (E, D) float32 on the CPU; no reference to it is kept."""
+        weight = weight.detach()
+        self._scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / LEVELS
+        levels = (weight / self._scales[:, None]).round().to(torch.int8)
+        self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
+        self._zero_points = torch.zeros(len(levels), dtype=torch.int32)
+        self._levels = LEVELS if torch.cpu._is_vnni_supported() else NARROW_LEVELS
+        # half a level more, since numbers are cut on their way to integers
+        self._middle = torch.tensor([ZERO_POINT + 0.5])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, D) float32 → (…, E). Rows of zeros give zeros; rows that are not finite give NaN."""
+        rows = x.reshape(-1, x.shape[-1])
+        scales = rows.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST)
+        levels = torch.addcdiv(self._middle, rows, scales, value=self._levels).to(torch.uint8)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            levels,
+            1 / self._levels,
+            ZERO_POINT,
+            self._weight,
+            self._scales,
+            self._zero_points,
+            None,  # no bias
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return product.mul_(scales).view(*x.shape[:-1], -1)
+
+
+def can_quantise(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a model of this dtype on this device may use it, and torch was built with oneDNN."""
+    onednn: Any = torch.backends.mkldnn
+    return device.type == "cpu" and dtype == torch.float32 and bool(onednn.is_available())

@@ -1,0 +1,280 @@
+"""A student's checkpoint behind the routes: fields of a task in, labels with their probabilities and rationales out.
+
+Inputs are tokenised and held to their limit on any thread; what computes runs on one thread at a time.
+
+Shapes: C candidates.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.core.errors import InvalidField, TooLarge
+from services.nn.devices import DeviceOptions
+from services.predict.scoring import Candidates
+from services.predict.student import Decoded, Student
+from services.predict.task_description import PlainTexts, TaskDescription
+from services.predict.tasks import EOS, FieldError, FieldValue
+
+# Candidates are left out of scoring that together have at most this share of the probability.
+TOLERANCE = 1e-4
+# Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
+SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+INT8_SELF_CHECK_TOLERANCE = 0.1
+
+
+class BrokenModel(Exception):
+    """A checkpoint whose known computations come out wrong."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The candidates of an input: `texts` (C) as they are shown, and their trie."""
+
+    texts: tuple[str, ...]
+    trie: Candidates
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A tokenised input: what asks for its label, what asks for its rationale if that is wanted, and its candidates.
+
+    `answers` is None where the label is free text.
+    """
+
+    label_ids: tuple[int, ...]
+    rationale_ids: tuple[int, ...] | None
+    answers: Answers | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that are encoded."""
+        return len(self.label_ids) + len(self.rationale_ids or ())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An answer.
+
+    `probability` is the label's among the candidates, `probabilities` that of each, in their order; of free text it is
+    that of exactly these tokens among all texts, and `probabilities` is None. `value` is that of a label which is an
+    equation. `completion_tokens` are those of label and rationale, their ends included.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float] | None
+    rationale: str | None
+    value: int | float | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class PredictEngine:
+    """Runs one student on its task; what computes runs on one thread at a time, `prepare` and `cost` on any.
+
+    An Engine of `services.core.batching`.
+    """
+
+    def __init__(self, student: Student, description: TaskDescription, *, tolerance: float = TOLERANCE) -> None:
+        """`tolerance` is that of `Student.score`.
+
+        Raises ValueError for labels that the tokenizer can't tell apart, and for one that puts no end behind a text.
+        """
+        self.description = description
+        self._student = student
+        self._tolerance = tolerance
+        self._task = description.to_task()
+        self._tokenizer: Any = student.tokenizer
+        # Where a checkpoint brings settings of these, they would cut inputs, and change while another thread reads.
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+        if self._tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
+            raise ValueError("the tokenizer does not put the end of sequence behind a text")
+        self._plain_texts = PlainTexts(self._tokenizer)
+        self._max_token_characters = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
+        if self._answers is not None and len(set(self._answers.trie.token_ids)) < len(self._answers.texts):
+            raise ValueError("two labels have the same tokens")
+
+    @classmethod
+    def load(cls, directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> "PredictEngine":
+        """Read a checkpoint folder onto the device. Raises what `Student.load` and `TaskDescription.read` raise."""
+        description = TaskDescription.read(directory)
+        return cls(Student.load(directory, options, is_int8=is_int8), description)
+
+    @property
+    def has_rationales(self) -> bool:
+        """Whether the student was taught to give them."""
+        return self.description.rationale_prefix is not None
+
+    # On any thread
+
+    def prepare(self, fields: Mapping[str, FieldValue], *, rationale: bool = False, place: str = "inputs.0") -> Item:
+        """Tokenise an input; `place` is what it is called in the request.
+
+        Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, and for a
+        rationale where the student has none; TooLarge, naming tokens and limit, for an input or a choice that is too
+        long. Nothing that a text spells becomes a control token.
+        """
+        if rationale and not self.has_rationales:
+            raise InvalidField(
+                f"{self.description.task} gives no rationales: its student was taught labels alone.", param="rationale"
+            )
+        self._check_characters(fields, place)
+        plain = self._plain_texts.make_plain_values(fields)
+        try:
+            text = self._task.input_text(plain)
+            texts, plain_texts = self._task.candidates(fields), self._task.candidates(plain)
+        except FieldError as error:
+            raise InvalidField(f"{place}: {error}.", param=f"{place}.{error.field}") from None
+        label_ids = self._input_ids(self.description.label_prefix, text, place)
+        rationale_ids = None
+        if rationale and self.description.rationale_prefix is not None:
+            rationale_ids = self._input_ids(self.description.rationale_prefix, text, place)
+        if texts is None or plain_texts is None or self._answers is not None:
+            return Item(label_ids, rationale_ids, self._answers)
+        answers = self._answers_of(texts, plain_texts)
+        longest = max(map(len, answers.trie.token_ids))
+        if longest > self.description.max_target_tokens:
+            param = f"{place}.{self.description.choices}"
+            limit = self.description.max_target_tokens
+            raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
+        return Item(label_ids, rationale_ids, answers)
+
+    def cost(self, item: Item) -> int:
+        """Tokens that are run: of the encoder, of the candidates' trie, and of what may be generated."""
+        num_decoded = self.description.max_target_tokens
+        cost = item.prompt_tokens + (num_decoded if item.answers is None else item.answers.trie.num_nodes)
+        return cost + (num_decoded if item.rationale_ids is not None else 0)
+
+    # On the compute thread
+
+    def run_batch(self, items: Sequence[Item]) -> list[Prediction]:
+        """A prediction of each item. Raises BrokenModel where one's probability is not a number.
+
+        Everything is encoded in one pass: the encoder looks both ways, so an input is another one in all its layers
+        with another prefix ahead of it, and one encoding cannot serve both label and rationale unless their prefixes
+        are the same.
+        """
+        rows: dict[tuple[int, ...], int] = {}
+        for item in items:
+            for ids in (item.label_ids, item.rationale_ids):
+                if ids is not None:
+                    rows.setdefault(ids, len(rows))
+        encoded = self._student.encode(list(rows))
+
+        scored = [item for item in items if item.answers is not None]
+        tries = [item.answers.trie for item in scored if item.answers is not None]
+        places = [rows[item.label_ids] for item in scored]
+        scores: dict[int, Tensor] = {}
+        if scored:
+            found = self._student.score(encoded.of(places), tries, tolerance=self._tolerance)
+            scores = {id(item): own for item, own in zip(scored, found, strict=True)}
+        free = [rows[item.label_ids] for item in items if item.answers is None]
+        explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
+        decoded: dict[int, Decoded] = {}
+        if wanted := list(dict.fromkeys([*free, *explained])):
+            found_texts = self._student.decode_scored(encoded.of(wanted), self.description.max_target_tokens)
+            decoded = dict(zip(wanted, found_texts, strict=True))
+        return [
+            self._prediction(
+                item,
+                scores.get(id(item)),
+                decoded.get(rows[item.label_ids]),
+                None if item.rationale_ids is None else decoded[rows[item.rationale_ids]],
+            )
+            for item in items
+        ]
+
+    def warm_up(self) -> None:
+        """Answer once alone and once together, so that no request pays for first calls."""
+        for items in ([self._sample(1)], [self._sample(1), self._sample(9)]):
+            self.run_batch(items)
+
+    def self_check(self) -> None:
+        """Raises BrokenModel unless a text's log-probability is the same scored as decoded, and alone as in a batch."""
+        inputs = [self._sample(length).label_ids for length in (1, 30, 7)]
+        together = self._student.decode_scored(self._student.encode(inputs), 8)
+        for ids, answer in zip(inputs, together, strict=True):
+            end = (self._student.config.eos_token_id,) if answer.is_finished else ()
+            trie = Candidates([(*answer.token_ids, *end)], self._student.config.decoder_start_token_id)
+            (score,) = self._student.score(self._student.encode([ids]), [trie])
+            difference = abs(float(score[0]) - answer.logprob) / max(1.0, abs(answer.logprob))
+            # written so that NaN fails
+            if not difference <= self._self_check_tolerance():
+                raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is scored alone")
+
+    # Preparing
+
+    def _input_ids(self, prefix: str, text: str, place: str) -> tuple[int, ...]:
+        input_ids = self._tokenizer(prefix + text).input_ids
+        limit = self.description.max_input_tokens
+        if len(input_ids) > limit:
+            raise TooLarge(f"{place}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=place)
+        allowed = 1 + self.description.separator.count(EOS) * (len(self.description.fields) - 1) + prefix.count(EOS)
+        # a normaliser may spell a control token out of characters that only look like it
+        if self._plain_texts.num_controls(input_ids) > allowed:
+            raise InvalidField(f"{place}: A text spells a control token of the model.", param=place)
+        return tuple(input_ids)
+
+    def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:
+        """The end of sequence is behind each."""
+        tokenised = self._tokenizer(list(plain_texts)).input_ids
+        return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
+
+    def _check_characters(self, fields: Mapping[str, Any], place: str) -> None:
+        """Texts that cannot fit are refused ahead of the tokenizer, whose time grows faster than they do."""
+        texts = [text for value in fields.values() for text in (value if isinstance(value, list | tuple) else [value])]
+        num_characters = sum(len(text) for text in texts if isinstance(text, str))
+        limit = self.description.max_input_tokens
+        if num_characters > limit * self._max_token_characters:
+            at_least = -(-num_characters // self._max_token_characters)
+            raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
+
+    def _sample(self, length: int) -> Item:
+        fields: dict[str, FieldValue] = dict.fromkeys(self.description.fields, " ".join(["word"] * length))
+        if self.description.choices is not None:
+            fields[self.description.choices] = ["one", "the other"]
+        return self.prepare(fields, rationale=self.has_rationales)
+
+    # Answering
+
+    def _prediction(
+        self, item: Item, scores: Tensor | None, decoded: Decoded | None, rationale: Decoded | None
+    ) -> Prediction:
+        if item.answers is not None and scores is not None:
+            shares = scores.double().softmax(dim=0).tolist()
+            best = max(range(len(shares)), key=shares.__getitem__)
+            label, probability = item.answers.texts[best], shares[best]
+            probabilities = dict(zip(item.answers.texts, shares, strict=True))
+            num_tokens = len(item.answers.trie.token_ids[best])
+        else:
+            assert decoded is not None
+            label, probability, probabilities = self._text(decoded), math.exp(decoded.logprob), None
+            num_tokens = len(decoded.token_ids) + decoded.is_finished
+        if not math.isfinite(probability):
+            raise BrokenModel("a probability is not a number")
+        if rationale is not None:
+            num_tokens += len(rationale.token_ids) + rationale.is_finished
+        return Prediction(
+            label,
+            probability,
+            probabilities,
+            None if rationale is None else self._text(rationale),
+            self._task.value(label),
+            item.prompt_tokens,
+            num_tokens,
+        )
+
+    def _text(self, decoded: Decoded) -> str:
+        text: str = self._tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
+        return text.strip()
+
+    def _self_check_tolerance(self) -> float:
+        return INT8_SELF_CHECK_TOLERANCE if self._student.is_int8 else SELF_CHECK_TOLERANCE[self._student.dtype]

@@ -1,0 +1,272 @@
+"""The layers of a T5, run on its weights as transformers has loaded them.
+
+T5 adds a bias to the logits of its self-attention that depends on the distance of two tokens, and does not scale them;
+SDPA takes both. Rows of unequal inputs stand one after the other without padding in everything but attention.
+
+Shapes: B inputs, T tokens of an input, N decoder rows of an input, S rows that they see, R rows of all inputs together,
+D width, H heads, K numbers of a head, L layers, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.nn.int8_linear import Int8Linear, can_quantise
+from services.nn.packed_linear import PackedLinear, can_pack
+
+Linear = Callable[[Tensor], Tensor]
+# Tokens beyond each other by more than a checkpoint's own limit share one bias; no checkpoint's limit is above this.
+MAX_DISTANCE = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Inputs of one length, beside each other: `rows` of them all, (B · T), and which of their `keys` are tokens.
+
+    `keys` is (B, 1, 1, T) float, 0 or −∞, None where all are.
+    """
+
+    rows: slice
+    num_inputs: int
+    num_tokens: int
+    keys: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a decoder sees of B inputs: keys and values (B, H, T, K) of each layer, and which of them are tokens.
+
+    `mask` is (B, 1, 1, T) float, 0 or −∞, None where all are.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    mask: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.layers[0][0].device
+
+    def of(self, inputs: Tensor) -> "Memory":
+        """That of some inputs, (B',) int64, in their order."""
+        mask = None if self.mask is None else self.mask[inputs]
+        return Memory([(keys[inputs], values[inputs]) for keys, values in self.layers], mask)
+
+
+class Cache:
+    """Keys and values of decoder rows that have run, for B sequences of one length."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self.length = 0
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows of a layer, (B, H, length + 1, K), once the newest, (B, H, 1, K), is among them."""
+        kept = self._layers[layer]
+        if kept is None or kept[0].shape[2] == self.length:
+            room = keys.new_empty((2, *keys.shape[:2], max(16, 2 * self.length), keys.shape[3]))
+            if kept is not None:
+                room[0, :, :, : self.length], room[1, :, :, : self.length] = kept
+            kept = self._layers[layer] = (room[0], room[1])
+        for rows, newest in zip(kept, (keys, values), strict=True):
+            rows[:, :, self.length : self.length + 1] = newest
+        stop = self.length + 1
+        return kept[0][:, :, :stop], kept[1][:, :, :stop]
+
+    def keep(self, sequences: Tensor) -> None:
+        """Forget all sequences but these, (B',) int64."""
+        self._layers = [None if kept is None else (kept[0][sequences], kept[1][sequences]) for kept in self._layers]
+
+
+class T5:
+    """Encoder, decoder and head for inference, in the dtype and on the device of the model that they are made of."""
+
+    def __init__(self, model: Any, *, is_int8: bool = False) -> None:
+        """`model` is transformers' T5ForConditionalGeneration; it may be forgotten afterwards.
+
+        Raises ValueError for 8-bit integers on another device than a CPU, or in another dtype than float32.
+        """
+        config = model.config
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.num_heads: int = config.num_heads
+        if is_int8 and not can_quantise(self.device, self.dtype):
+            raise ValueError(f"8-bit integers need a CPU and float32, not {self.device} and {self.dtype}")
+        if is_int8:
+            self._make_linear: Callable[[Tensor], Linear] = Int8Linear
+        elif can_pack(self.device, self.dtype):
+            self._make_linear = lambda weight: PackedLinear(weight, None)
+        else:
+            self._make_linear = lambda weight: partial(F.linear, weight=weight)
+        self._embeddings: Tensor = model.shared.weight.detach()
+        self._encoder = [_EncoderLayer(block, self._linear) for block in model.encoder.block]
+        self._decoder = [_DecoderLayer(block, self._linear) for block in model.decoder.block]
+        crossing = [block.layer[1].EncDecAttention for block in model.decoder.block]
+        self._cross_kv = self._linear(*(part for attention in crossing for part in (attention.k, attention.v)))
+        self._encoder_norm = _Norm(model.encoder.final_layer_norm)
+        self._decoder_norm = _Norm(model.decoder.final_layer_norm)
+        self._head = self._linear(model.lm_head)
+        self._head_scale: float = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        # (H, 2 · MAX_DISTANCE − 1) for distances from −(MAX_DISTANCE − 1) on, and (H, MAX_DISTANCE) for those up to 0
+        self._encoder_bias = _biases(model.encoder, 2 * MAX_DISTANCE - 1)
+        self._decoder_bias = _biases(model.decoder, MAX_DISTANCE)
+
+    @property
+    def num_layers(self) -> int:
+        """Of the decoder."""
+        return len(self._decoder)
+
+    def encode(self, input_ids: Tensor, groups: Sequence[Group]) -> Tensor:
+        """(R,) int64 → (R, D), the groups' rows in their order."""
+        longest = max(group.num_tokens for group in groups)
+        bias = self._bias_between(longest)
+        biases = [self._bias_of(group, bias) for group in groups]
+        x = F.embedding(input_ids, self._embeddings)
+        for layer in self._encoder:
+            qkv = layer.qkv(layer.norm(x))
+            attended = []
+            for group, group_bias in zip(groups, biases, strict=True):
+                q, k, v = self._heads(qkv[group.rows].view(group.num_inputs, group.num_tokens, -1), 3)
+                attended.append(_attend(q, k, v, group_bias).flatten(0, 1))
+            x = x + layer.o(attended[0] if len(attended) == 1 else torch.cat(attended))
+            x = x + layer.feed_forward(x)
+        return self._encoder_norm(x)
+
+    def memory(self, encoded: Tensor, rows: Tensor | None, num_inputs: int, mask: Tensor | None) -> Memory:
+        """(R, D) → keys and values of the cross attention.
+
+        `rows` (B, T) int64 are the rows of each input, None where they stand so already; `mask` (B, 1, 1, T).
+        """
+        projected = self._cross_kv(encoded)
+        projected = projected.view(num_inputs, -1, projected.shape[-1]) if rows is None else projected[rows]
+        parts = self._heads(projected, 2 * self.num_layers)
+        return Memory([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(self.num_layers)], mask)
+
+    def decode(self, input_ids: Tensor, bias: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
+        """Decoder rows (B, N) int64 → (B, N, D).
+
+        `bias` is (B or 1, H, N, S), −∞ where a row sees another not. Without a cache the rows see each other; with one,
+        N is 1, and each sees those that were run before and itself.
+        """
+        x = F.embedding(input_ids, self._embeddings)
+        for number, (layer, (keys, values)) in enumerate(zip(self._decoder, memory.layers, strict=True)):
+            q, k, v = self._heads(layer.qkv(layer.norm(x)), 3)
+            if cache is not None:
+                k, v = cache.extend(number, k, v)
+            x = x + layer.o(_attend(q, k, v, bias))
+            (q,) = self._heads(layer.cross_q(layer.cross_norm(x)), 1)
+            x = x + layer.cross_o(_attend(q, keys, values, memory.mask))
+            x = x + layer.feed_forward(x)
+        if cache is not None:
+            cache.length += 1
+        return self._decoder_norm(x)
+
+    def logits(self, decoded: Tensor) -> Tensor:
+        """(R, D) → (R, V) float32."""
+        if self._head_scale != 1.0:
+            decoded = decoded * self._head_scale
+        return self._head(decoded).float()
+
+    def tree_bias(self, depths: Tensor, is_visible: Tensor) -> Tensor:
+        """The bias among decoder rows at `depths` (…, N) int64: (…, H, N, N); `is_visible` (…, N, N) bool."""
+        distances = (depths[..., :, None] - depths[..., None, :]).clamp(0, MAX_DISTANCE - 1)
+        bias = self._decoder_bias[:, MAX_DISTANCE - 1 - distances].movedim(0, -3)
+        return bias.masked_fill(~is_visible[..., None, :, :], float("-inf"))
+
+    def last_row_bias(self, num_rows: int) -> Tensor:
+        """The bias of the last of so many decoder rows towards them all: (1, H, 1, N)."""
+        bias = self._decoder_bias[:, -num_rows:]
+        if num_rows > MAX_DISTANCE:
+            bias = torch.cat([bias[:, :1].expand(-1, num_rows - MAX_DISTANCE), bias], dim=1)
+        return bias[None, :, None]
+
+    def _linear(self, *modules: Any) -> Linear:
+        """One product for the outputs of several linear modules beside each other."""
+        weights = [module.weight.detach() for module in modules]
+        return self._make_linear(weights[0] if len(weights) == 1 else torch.cat(weights))
+
+    def _heads(self, projected: Tensor, num_parts: int) -> Tensor:
+        """(B, T, parts · H · K) → (parts, B, H, T, K)."""
+        return projected.view(*projected.shape[:2], num_parts, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+
+    def _bias_between(self, num_tokens: int) -> Tensor:
+        """The encoder's, (1, H, T, T)."""
+        bias = self._encoder_bias
+        if (missing := num_tokens - MAX_DISTANCE) > 0:
+            near, far = bias[:, :1].expand(-1, missing), bias[:, -1:].expand(-1, missing)
+            bias = torch.cat([near, bias, far], dim=1)
+        centre = bias.shape[1] // 2
+        # row i begins at the distance −i
+        windows = bias[:, centre - num_tokens + 1 : centre + num_tokens].unfold(1, num_tokens, 1)
+        return windows.flip(1)[None]
+
+    def _bias_of(self, group: Group, bias: Tensor) -> Tensor:
+        own = bias[:, :, : group.num_tokens, : group.num_tokens]
+        return own if group.keys is None else own + group.keys
+
+
+class _Norm:
+    """T5's: scaled by the root of the mean square, never shifted."""
+
+    def __init__(self, module: Any) -> None:
+        self._weight: Tensor = module.weight.detach()
+        self._epsilon: float = module.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+
+
+class _FeedForward:
+    def __init__(self, module: Any, linear: Callable[..., Linear]) -> None:
+        dense = module.DenseReluDense
+        self._norm = _Norm(module.layer_norm)
+        self._is_gated = hasattr(dense, "wi_0")
+        self._widen = linear(dense.wi_0, dense.wi_1) if self._is_gated else linear(dense.wi)
+        self._narrow = linear(dense.wo)
+        name = type(dense.act).__name__
+        # transformers writes the tanh form of GELU out in five operations
+        self._act = {"NewGELUActivation": partial(F.gelu, approximate="tanh")}.get(name, dense.act)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = self._widen(self._norm(x))
+        if self._is_gated:
+            gate, wide = wide.chunk(2, dim=-1)
+            return self._narrow(self._act(gate).mul_(wide))
+        return self._narrow(self._act(wide))
+
+
+class _EncoderLayer:
+    def __init__(self, block: Any, linear: Callable[..., Linear]) -> None:
+        attention = block.layer[0].SelfAttention
+        self.norm = _Norm(block.layer[0].layer_norm)
+        self.qkv = linear(attention.q, attention.k, attention.v)
+        self.o = linear(attention.o)
+        self.feed_forward = _FeedForward(block.layer[-1], linear)
+
+
+class _DecoderLayer(_EncoderLayer):
+    def __init__(self, block: Any, linear: Callable[..., Linear]) -> None:
+        super().__init__(block, linear)
+        attention = block.layer[1].EncDecAttention
+        self.cross_norm = _Norm(block.layer[1].layer_norm)
+        self.cross_q = linear(attention.q)
+        self.cross_o = linear(attention.o)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """(B, H, N, K) and (B, H, S, K) → (B, N, H · K); `bias` is added to the logits, which are not scaled."""
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _biases(stack: Any, num_distances: int) -> Tensor:
+    """The learnt bias towards each of so many tokens, of a row at the place MAX_DISTANCE − 1: (H, num_distances)."""
+    attention = stack.block[0].layer[0].SelfAttention
+    with torch.no_grad():
+        bias: Tensor = attention.compute_bias(1, num_distances, past_seen_tokens=MAX_DISTANCE - 1)
+    return bias[0, :, 0].detach().contiguous()
