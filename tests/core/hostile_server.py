@@ -17,9 +17,14 @@ class HostileServer:
         self.answers: dict[str, bytes | Answer] = {}
         self.requests: list[bytes] = []
         self.num_connections = 0
+        # one that hangs is held by nobody else, and would be collected while some later test runs
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.requests.append(head)
@@ -33,6 +38,14 @@ class HostileServer:
             pass  # the client has seen enough
         finally:
             writer.close()
+            self._serving.discard(task)
+
+    async def hang_up(self) -> None:
+        """End what is still being answered."""
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -43,7 +56,10 @@ async def hostile_server(
     listener = await asyncio.start_server(server.serve, address, port, ssl=tls)
     server.port = listener.sockets[0].getsockname()[1]
     async with listener:
-        yield server
+        try:
+            yield server
+        finally:
+            await server.hang_up()
 
 
 def response(
