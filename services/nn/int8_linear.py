@@ -39,7 +39,7 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """(…, D) float32 → (…, E). Rows of zeros give zeros; rows that are not finite give NaN."""
         rows = x.reshape(-1, x.shape[-1])
-        scales = rows.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST)
+        scales = rows.abs().amax(dim=1, keepdim=True).add_(SMALLEST)
         levels = torch.addcdiv(self._middle, rows, scales, value=self._levels).to(torch.uint8)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
             levels,
