@@ -50,7 +50,6 @@ TEXTUAL = own(
     "data",
     "facts",
     "interleaving",
-    "litm_plots",
     "litm_results",
     "litm_tables",
     "passes",
@@ -89,6 +88,8 @@ class Room:
 
 # What a job needs of the core to read and publish checkpoints.
 STORING = ("checkpoint_files", "errors", "manifest", "settings", "starters", "store", "store_errors", "versions")
+# What a job needs of it to keep scores and to draw them.
+SHOWING = ("line_plots", "result_files")
 
 # The first room whose pattern fits a file is its room; {service} stands for the service that the file belongs to.
 ROOMS = (
@@ -118,7 +119,7 @@ ROOMS = (
     *(
         Room(
             path.replace("{service}", "generate").replace(".", "/") + ".py",
-            (*TEXTUAL, "services.core.errors"),
+            (*TEXTUAL, "services.core.errors", "services.core.result_files"),
             (*HEAVY, *WEB),
         )
         for path in TEXTUAL
@@ -141,7 +142,7 @@ ROOMS = (
                 *GENERATING,
                 *TEXTUAL,
                 *own("hypotheses", *JOBS),
-                *(f"services.core.{part}" for part in STORING),
+                *(f"services.core.{part}" for part in (*STORING, *SHOWING)),
             ),
             WEB,
         )
@@ -215,6 +216,7 @@ ROOMS = (
     Room(
         "services/*/protocols/*.py",
         (
+            "services.core.result_files",
             "services.core.settings",
             "services.core.starters",
             "services.core.store",

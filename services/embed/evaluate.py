@@ -31,7 +31,7 @@ from services.embed.protocols.imagenet import evaluate_imagenet, read_nodes
 from services.embed.protocols.labelled_images import evaluate_category
 from services.embed.protocols.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
 from services.embed.protocols.mmvp import evaluate_mmvp, load_mmvp
-from services.embed.protocols.results import Result, load_results, save_results
+from services.embed.protocols.results import RESULT_FILES, Result
 from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe, load_sugarcrepe
 from services.embed.protocols.tables import print_tables
 
@@ -295,7 +295,7 @@ def grid(
 def table(results: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
     """Put saved scores together in the dissertation's tables."""
     try:
-        report(load_results(results), None)
+        report(RESULT_FILES.load(results), None)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="RESULTS") from error
 
@@ -333,7 +333,7 @@ def missing_data_as_bad_parameter() -> Iterator[None]:
 def report(results: Sequence[Result], save: Path | None) -> None:
     """Keep the scores, print the tables that they belong to and, as the last line, the scores as JSON."""
     if save is not None:
-        save_results(results, save)
+        RESULT_FILES.save(results, save)
     print_tables(results, Console(width=200))
     print_json([asdict(result) for result in results])
 

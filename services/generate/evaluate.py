@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from services.core.errors import FoveaError
+from services.core.line_plots import draw
 from services.generate.answering import AnswerOptions
 from services.generate.calibrate import among, load, parse_numbers, parse_positions
 from services.generate.calibration_bench import Bench
@@ -23,7 +24,6 @@ from services.generate.calibration_choice import TABLE_PROMPTS, bias_tables
 from services.generate.checkpoint_source import CheckpointSource
 from services.generate.data import BadData, Example
 from services.generate.litm_figures import figures
-from services.generate.litm_plots import draw
 from services.generate.litm_protocols import (
     METHODS,
     Scores,
@@ -34,7 +34,7 @@ from services.generate.litm_protocols import (
     hypotheses,
     recall_at_3,
 )
-from services.generate.litm_results import Protocol, Result, load_results, save_results
+from services.generate.litm_results import RESULT_FILES, Protocol, Result
 from services.generate.litm_tables import print_tables
 from services.generate.profile import (
     BadProfile,
@@ -160,8 +160,8 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
     """Keep the scores, draw figures, print the tables of all that is kept and, as the last line, the new scores."""
     shown = results
     if save is not None:
-        save_results(results, save)
-        shown = load_results([save])
+        RESULT_FILES.save(results, save)
+        shown = RESULT_FILES.load([save])
     console = Console(width=200, highlight=False)
     print_tables(shown, console)
     if plots is not None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.generate.litm_plots import Curve, Panel
-from services.generate.litm_results import Result, average_of, merge_results, positions_of
+from services.core.line_plots import Curve, Panel
+from services.generate.litm_results import ERROR, Result, average_of, merge_results, positions_of
 from services.generate.litm_tables import heading
 
 VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
@@ -44,5 +44,9 @@ def _curve(name: str, columns: Mapping[str, float]) -> Curve:
     """Positions are counted from 1 in figures; what has none is level."""
     positions = positions_of(columns)
     if not positions:
-        return Curve(name, ((0.0, average_of(columns)),))
-    return Curve(name, tuple((position + 1, columns[str(position)]) for position in positions))
+        return Curve(name, ((0.0, average_of(columns)),), is_level=True)
+    return Curve(
+        name,
+        tuple((position + 1, columns[str(position)]) for position in positions),
+        tuple(columns.get(f"{position}{ERROR}") for position in positions),
+    )

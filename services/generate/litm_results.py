@@ -1,11 +1,11 @@
 """Scores of the protocols of found-in-the-middle, kept as JSON so that several runs come together in one table."""
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from services.core.result_files import ResultFiles
 
 Protocol = Literal["accuracy", "recall", "attention", "hypotheses", "estimates"]
 
@@ -48,23 +48,7 @@ def merge_results(results: Iterable[Result]) -> list[Result]:
     return list(merged.values())
 
 
-def load_results(paths: Sequence[Path]) -> list[Result]:
-    """The results of files that `save_results` wrote, merged. Raises OSError, or ValueError for another content."""
-    results = []
-    for path in paths:
-        try:
-            results += [Result(**entry) for entry in json.loads(path.read_text())]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no results: {error}") from error
-    return merge_results(results)
-
-
-def save_results(results: Sequence[Result], path: Path) -> None:
-    """Write results, beside those that the file holds already, into a folder that is made where it is missing."""
-    earlier = load_results([path]) if path.is_file() else []
-    entries = [asdict(result) for result in merge_results([*earlier, *results])]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(entries, indent=2) + "\n")
+RESULT_FILES = ResultFiles(Result, merge_results)
 
 
 def positions_of(columns: Mapping[str, float]) -> list[int]:

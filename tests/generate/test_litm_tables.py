@@ -9,11 +9,10 @@ from rich.console import Console
 
 from services.generate.litm_results import (
     ERROR,
+    RESULT_FILES,
     Result,
     average_of,
-    load_results,
     merge_results,
-    save_results,
     truncated,
 )
 from services.generate.litm_tables import MOST_USED, ordinal, print_tables
@@ -119,10 +118,10 @@ def test_positions_are_called_as_the_dissertation_calls_them(position: int, name
 
 def test_results_of_several_runs_come_together_and_other_settings_replace(tmp_path: Path) -> None:
     path = tmp_path / "results" / "litm.json"
-    save_results([TEN], path)
+    RESULT_FILES.save([TEN], path)
     more = Result("vicuna", "accuracy", "NaturalQuestions", 10, {VANILLA: {"2": 60.0}}, {"seed": 0})
-    save_results([more, TWENTY], path)
-    ten, twenty = load_results([path])
+    RESULT_FILES.save([more, TWENTY], path)
+    ten, twenty = RESULT_FILES.load([path])
     assert ten.scores[VANILLA] == {"0": 74.35, "4": 54.83, "9": 52.01, "2": 60.0}
     assert ten.scores[SORTED] == {"Avg.": 63.95}
     assert twenty == TWENTY
@@ -134,4 +133,4 @@ def test_a_file_without_results_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('[{"colour": "red"}]')
     with pytest.raises(ValueError, match=r"other\.json holds no results"):
-        load_results([path])
+        RESULT_FILES.load([path])

@@ -1,10 +1,10 @@
 """Scores of embedders by benchmark, kept as JSON so that rows of several runs come together in one table."""
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
+
+from services.core.result_files import ResultFiles
 
 # Beside a task's score may stand its standard deviation over seeds, under the task's name with this behind it.
 DEVIATION = " ±"
@@ -36,19 +36,4 @@ def merge_results(results: Iterable[Result]) -> list[Result]:
     return list(merged.values())
 
 
-def load_results(paths: Sequence[Path]) -> list[Result]:
-    """The results of files that `save_results` wrote, merged. Raises OSError, or ValueError for another content."""
-    results = []
-    for path in paths:
-        try:
-            results += [Result(**entry) for entry in json.loads(path.read_text())]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no results: {error}") from error
-    return merge_results(results)
-
-
-def save_results(results: Sequence[Result], path: Path) -> None:
-    """Write results, beside those that the file holds already."""
-    earlier = load_results([path]) if path.is_file() else []
-    entries = [asdict(result) for result in merge_results([*earlier, *results])]
-    path.write_text(json.dumps(entries, indent=2) + "\n")
+RESULT_FILES = ResultFiles(Result, merge_results)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.embed.protocols.instructions import MMVP, SUGARCREPE
-from services.embed.protocols.results import Result, load_results, merge_results, save_results
+from services.embed.protocols.results import RESULT_FILES, Result, merge_results
 from services.embed.protocols.tables import CELEBA, FINE_GRAINED, IMAGENET, average, print_tables
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "goldens" / "retrieval_metrics.json").read_text())
@@ -136,9 +136,9 @@ def test_tasks_of_one_benchmark_come_together_and_later_scores_replace_earlier_o
 
 def test_results_are_saved_beside_those_of_earlier_runs(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    save_results([Result("a", "imagenet", {"Dog": 1.0})], path)
-    save_results([Result("b", "imagenet", {"Dog": 2.0})], path)
-    assert load_results([path, path]) == [
+    RESULT_FILES.save([Result("a", "imagenet", {"Dog": 1.0})], path)
+    RESULT_FILES.save([Result("b", "imagenet", {"Dog": 2.0})], path)
+    assert RESULT_FILES.load([path, path]) == [
         Result("a", "imagenet", {"Dog": 1.0}),
         Result("b", "imagenet", {"Dog": 2.0}),
     ]
@@ -149,4 +149,4 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content: st
     path = tmp_path / "results.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"results.json holds no results"):
-        load_results([path])
+        RESULT_FILES.load([path])

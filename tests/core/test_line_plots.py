@@ -1,14 +1,15 @@
 """Plots put every point where its value is, and say where their axes begin."""
 
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from services.generate.litm_plots import Curve, Panel, draw
+from services.core.line_plots import Curve, Panel, draw
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 VANILLA = Curve("Vanilla <attention>", ((1, 80.0), (5, 40.0), (10, 60.0)))
-LEVEL = Curve("LongLLMLingua-r_k", ((0, 70.0),))
+LEVEL = Curve("LongLLMLingua-r_k", ((0, 70.0),), is_level=True)
 
 
 def panel_with(*curves: Curve, has_zero: bool = True) -> Panel:
@@ -68,6 +69,45 @@ def test_panels_stand_beside_and_below_one_another_without_overlap() -> None:
     groups = [group.attrib["transform"] for group in ET.fromstring(draw(panels)).iter(f"{NAMESPACE}g")]
     assert groups == ["translate(0 0)", "translate(420 0)", "translate(0 336)"]
     assert ET.fromstring(draw(panels)).attrib["height"] == str(336 + 318)
+
+
+def paths_of(svg: str) -> list[str]:
+    return [path.attrib["d"] for path in ET.fromstring(svg).iter(f"{NAMESPACE}path")]
+
+
+def test_an_error_bar_reaches_as_far_as_its_error_up_and_down() -> None:
+    svg = draw([panel_with(Curve("some", ((1, 20.0), (2, 40.0), (3, 60.0)), errors=(10.0, None, 20.0)))])
+    (places,) = lines_of(svg)
+    per_unit = (places[0][1] - places[2][1]) / 40  # pixels, downwards is positive
+    first, third = ([float(number) for number in re.findall(r"[\d.]+", path)] for path in paths_of(svg))
+    for (left, low, right, x, _, high, *_), place, error in ((first, places[0], 10), (third, places[2], 20)):
+        assert x == place[0] == (left + right) / 2
+        assert low - place[1] == place[1] - high == pytest.approx(error * per_unit, abs=0.02)
+    # 80 is the highest value that is drawn, and so the end of the axis
+    assert third[5] == 36
+    assert "80" in texts_of(svg)
+
+
+def test_errors_must_be_as_many_as_points() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        draw([panel_with(Curve("some", ((1, 20.0), (2, 40.0)), errors=(1.0,)))])
+
+
+def test_on_a_logarithmic_axis_equal_ratios_are_equally_far_apart() -> None:
+    sizes = Curve("some", ((220, 50.0), (770, 60.0), (220 * 3.5**4, 70.0)))
+    panel = Panel("sizes", "Parameters", "%", (sizes,), x_names={220: "220M", 770: "770M"}, is_x_logarithmic=True)
+    ((first, second, third),) = lines_of(draw([panel]))
+    assert (second[0] - first[0]) * 4 == pytest.approx(third[0] - first[0], abs=0.05)
+    assert {"220M", "770M"} <= set(texts_of(draw([panel])))
+
+
+def test_a_single_point_is_a_mark_of_its_size_where_the_axis_says() -> None:
+    panel = Panel("K", "%", "%", (Curve("some", ((25, 50.0),), mark_radius=16.0),), x_range=(0, 100))
+    svg = draw([panel])
+    assert lines_of(svg) == []
+    mark, in_legend = ET.fromstring(svg).iter(f"{NAMESPACE}circle")
+    assert (mark.attrib["r"], in_legend.attrib["r"]) == ("16", "4")
+    assert float(mark.attrib["cx"]) == 64 + (420 - 64 - 16) / 4
 
 
 def test_nothing_to_draw_is_refused() -> None:
