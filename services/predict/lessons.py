@@ -1,0 +1,139 @@
+"""Training texts as tensors: batch t is a function of t alone, whoever runs which part of it.
+
+Shapes: B examples, T tokens of the longest input, U those of the longest target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.predict.data import Example
+from services.predict.distillation import IGNORED
+from services.predict.recipe import Recipe
+
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Inputs with their targets.
+
+    `input_ids` (B, T) int64 and `mask` (B, T) int64, 1 where there is a token; `decoder_input_ids` and `labels` (B, U)
+    int64, those at u predict these at u, IGNORED behind a target's end.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    decoder_input_ids: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "Lesson":
+        """The same on a device."""
+        return Lesson(*(part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels)))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The examples of a step that one process learns from, in parts that run one after the other.
+
+    Each part asks for labels, and for rationales where any part of the step has some. The numbers of target tokens are
+    those of the whole step, over all parts and processes.
+    """
+
+    parts: tuple[tuple[Lesson, Lesson | None], ...]
+    num_label_tokens: int
+    num_rationale_tokens: int
+
+
+class Lessons:
+    """The training examples of a run, tokenised when they are first needed."""
+
+    def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
+        """Raises ValueError where there is no example, or one lacks what the method needs."""
+        if not examples:
+            raise ValueError("there are no training examples")
+        self._tokenizer = tokenizer
+        self._config = model_config
+        self._recipe = recipe
+        self._labels = [(recipe.input_text(example), recipe.label_text(example)) for example in examples]
+        self._rationales = [recipe.rationale_texts(example) for example in examples]
+        self._tokens: dict[tuple[str, str], tuple[TokenIds, TokenIds]] = {}
+        self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
+
+    def batch(self, step: int, process: int = 0, num_processes: int = 1) -> Batch:
+        """What a process learns from at a step, counted from 0: every `num_processes`-th example of the batch."""
+        rows = self._rows(step)
+        labels = [self._labels[row] for row in rows]
+        rationales = [self._rationales[row] for row in rows]
+        self._tokenise([*labels, *(pair for pair in rationales if pair is not None)])
+        own = range(process, len(rows), num_processes)
+        size = self._recipe.micro_batch_size or len(own)
+        has_rationales = any(pair is not None for pair in rationales)
+        parts = []
+        for start in range(0, len(own), size):
+            places = own[start : start + size]
+            asked = [labels[place] for place in places]
+            explained = [pair for place in places if (pair := rationales[place]) is not None]
+            parts.append((self._lesson(asked), self._explained(explained, asked) if has_rationales else None))
+        return Batch(
+            tuple(parts),
+            sum(len(self._tokens[pair][1]) for pair in labels),
+            sum(len(self._tokens[pair][1]) for pair in rationales if pair is not None),
+        )
+
+    def _rows(self, step: int) -> list[int]:
+        """The batch's places in a stream of shuffled epochs."""
+        size, num_examples = self._recipe.batch_size, len(self._labels)
+        rows: list[int] = []
+        place = step * size
+        while len(rows) < size:
+            epoch, start = divmod(place + len(rows), num_examples)
+            if self._order[0] != epoch:
+                generator = np.random.default_rng([self._recipe.seed, epoch])
+                self._order = epoch, generator.permutation(num_examples).tolist()
+            rows += self._order[1][start : start + size - len(rows)]
+        return rows
+
+    def _tokenise(self, pairs: Sequence[tuple[str, str]]) -> None:
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._tokens]
+        if not new:
+            return
+        inputs = tokenised(self._tokenizer, [text for text, _ in new], self._recipe.max_input_tokens)
+        targets = tokenised(self._tokenizer, [target for _, target in new], self._recipe.max_target_tokens)
+        self._tokens.update(zip(new, zip(inputs, targets, strict=True), strict=True))
+
+    def _explained(self, explained: Sequence[tuple[str, str]], asked: Sequence[tuple[str, str]]) -> Lesson:
+        """The rationales of a part; where it alone has none, one without a target that counts.
+
+        Processes that share out a model's weights must run it equally often.
+        """
+        if explained:
+            return self._lesson(explained)
+        lesson = self._lesson(asked[:1])
+        return replace(lesson, labels=torch.full_like(lesson.labels, IGNORED))
+
+    def _lesson(self, pairs: Sequence[tuple[str, str]]) -> Lesson:
+        inputs, targets = zip(*(self._tokens[pair] for pair in pairs), strict=True)
+        pad = self._config.pad_token_id
+        starts = [(self._config.decoder_start_token_id, *target[:-1]) for target in targets]
+        return Lesson(
+            _padded(inputs, pad),
+            _padded([[1] * len(ids) for ids in inputs], 0),
+            _padded(starts, pad),
+            _padded(targets, IGNORED),
+        )
+
+
+def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[TokenIds]:
+    """The tokens of texts with their end of sequence; what is too long is cut ahead of its end."""
+    every = tokenizer(list(texts)).input_ids
+    return [tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1]) for ids in every]
+
+
+def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])

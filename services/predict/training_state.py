@@ -1,0 +1,159 @@
+"""What a training leaves behind so that it can go on: its state, and the weights of the best step so far.
+
+    resume.pt       step, weights, optimizer and evaluations, with the arguments that they belong to
+    best-<step>.pt  the weights that were best on the validation examples
+
+A file is there whole or not at all. The best weights are written ahead of the state that speaks of them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from services.predict.recipe import Recipe, TeachingData
+
+STATE_FILE = "resume.pt"
+
+
+class Progress:
+    """A training's files in a folder, for a module and its optimizer as accelerate has prepared them.
+
+    All processes read the same folder; only the main one writes.
+    """
+
+    def __init__(
+        self, folder: Path, accelerator: Accelerator, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """`arguments` are what a state must have been saved with to be gone on from; JSON values."""
+        self._folder = folder
+        self._accelerator = accelerator
+        self._module = module
+        self._optimizer = optimizer
+        self._arguments = json.loads(json.dumps(arguments))
+        self._is_sharded = accelerator.distributed_type == DistributedType.FSDP
+
+    def load(self) -> dict[str, Any] | None:
+        """The values that were saved with the last state, whose weights then stand in the module; None without one.
+
+        Raises ValueError for a state of other arguments.
+        """
+        path = self._folder / STATE_FILE
+        if not path.is_file():
+            return None
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        _agree(path, json.loads(state["arguments"]), self._arguments)
+        if self._is_sharded:
+            set_state_dict(
+                self._module,
+                self._plain_optimizer(),
+                model_state_dict=state["weights"],
+                optim_state_dict=state["optimizer"],
+                options=StateDictOptions(full_state_dict=True, strict=False),
+            )
+        else:
+            load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        values: dict[str, Any] = state["values"]
+        return values
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights, whole, by their names in the module; every process must ask. Empty off the main one."""
+        return self._states()[0]
+
+    def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
+        """Save the state, and its weights as the best where they are; every process must call."""
+        weights, optimizer = self._states()
+        if not self._accelerator.is_main_process:
+            return
+        if is_best:
+            _write(self.best_path(best_step), weights)
+        state = {
+            "arguments": json.dumps(self._arguments),
+            "values": dict(values),
+            "weights": weights,
+            "optimizer": optimizer,
+        }
+        _write(self._folder / STATE_FILE, state)
+        for path in self._folder.glob("best-*.pt"):
+            if path != self.best_path(best_step):
+                path.unlink()
+
+    def best_weights(self, step: int) -> dict[str, Tensor]:
+        """The weights that were saved as the best, of this step."""
+        weights: dict[str, Tensor] = torch.load(self.best_path(step), map_location="cpu", weights_only=True)
+        return weights
+
+    def best_path(self, step: int) -> Path:
+        """Where they lie."""
+        return self._folder / f"best-{step}.pt"
+
+    def _states(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if not self._is_sharded:
+            module = self._accelerator.unwrap_model(self._module)
+            return trained_weights(module), self._plain_optimizer().state_dict()
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        states: Any = get_state_dict(self._module, self._plain_optimizer(), options=options)
+        return states[0], states[1]
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self._optimizer.optimizer
+        return optimizer
+
+
+def forget(folder: Path) -> None:
+    """Remove what a finished training needs no more."""
+    for path in (folder / STATE_FILE, *folder.glob("best-*.pt")):
+        path.unlink(missing_ok=True)
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Those that require a gradient, by name, each once."""
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put the trained weights of such a module into it. Raises KeyError for one that is missing."""
+    for name, weight in trained_weights(module).items():
+        weight.copy_(weights[name])
+
+
+def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
+    """What changes the result of a training, in short: the recipe, and digests of the examples and of the model.
+
+    Of each of the model's weights the first numbers stand for the rest.
+    """
+    examples = hashlib.sha256(repr(data).encode())
+    first = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        first.update(f"{name} {tuple(weight.shape)}".encode())
+        first.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return {**asdict(recipe), "examples": examples.hexdigest()[:12], "model": first.hexdigest()[:12]}
+
+
+def _write(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".partial")
+    torch.save(content, unfinished)
+    unfinished.replace(path)  # a kill leaves the old file or the new one
+
+
+def _agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    differences = [
+        f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now.get(name))}"
+        for name in sorted(begun.keys() | now)
+        if begun.get(name) != now.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
+            " folder"
+        )
