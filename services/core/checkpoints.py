@@ -6,10 +6,10 @@ what it was asked and is let go. A version that can't do so is refused, and the 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
@@ -19,6 +19,7 @@ from typing_extensions import TypeVar
 from services.core.batching import Batcher
 from services.core.compute import ComputeThread
 from services.core.errors import NotFound, Overloaded
+from services.core.freed_memory import return_freed_memory
 from services.core.health import CheckResult
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -52,6 +53,31 @@ class Answering(Protocol):
         """Refuse new requests, fail those that wait, and return when nothing runs any more."""
 
 
+class Room(Protocol):
+    """The memory that the engines of one model lie in."""
+
+    def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Inside of it a version is loaded, for which there is room by then.
+
+        Yields what is to be called once the version has gone again; one whose loading raises needs no call. Raises
+        InvalidCheckpoint for a version that can never have room.
+        """
+
+    def serves(self, engine: Any) -> None:
+        """Told of every engine that begins to serve."""
+
+
+class Boundless:
+    """Room for whatever comes."""
+
+    @asynccontextmanager
+    async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
+        yield lambda: None
+
+    def serves(self, engine: Any) -> None:
+        """It is all the same."""
+
+
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
@@ -64,6 +90,7 @@ class Followed:
     alias: str
     cache_dir: Path
     poll_s: float
+    room: Room = field(default_factory=Boundless)
 
 
 @dataclass(frozen=True)
@@ -94,8 +121,9 @@ class _Refused(Exception):
 class _Generation(Generic[EngineT, BatcherT]):
     """A served version and the requests that hold it."""
 
-    def __init__(self, served: Served[EngineT, BatcherT]) -> None:
+    def __init__(self, served: Served[EngineT, BatcherT], leave: Callable[[], None]) -> None:
         self.served = served
+        self.leave = leave  # to be called when nothing holds the engine any more
         self._num_leases = 0
         self._is_unused = asyncio.Event()
         self._is_unused.set()
@@ -121,7 +149,8 @@ class _Generation(Generic[EngineT, BatcherT]):
 class ServedCheckpoint(Generic[EngineT, BatcherT]):
     """`load` reads a verified folder on a thread of its own; `make_batcher` is called for each version that serves.
 
-    At most two versions are in memory: a third is loaded when the first has gone.
+    At most two versions are in memory: a third is loaded when the first has gone. A version that has served may be
+    unloaded and loaded again.
     """
 
     def __init__(
@@ -136,6 +165,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
     ) -> None:
         self.name = followed.name
         self.alias = followed.alias
+        self.manifest: Manifest | None = None  # of the version that serves, in memory or not
         self._store = store
         self._followed = followed
         self._load = load
@@ -143,14 +173,20 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._thread = thread
         self._metrics = metrics
         self._current: _Generation[EngineT, BatcherT] | None = None
-        self._retiring: _Generation[EngineT, BatcherT] | None = None
+        self._retiring: set[_Generation[EngineT, BatcherT]] = set()
         self._refusal: tuple[str, str] | None = None  # the version, and why
         self._trouble: str | None = None  # why the store could not be asked
         self._log = structlog.get_logger(__name__)
         self._one_look_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         metrics.model_ready.labels(self.name).set(0)
-        metrics.checkpoint_refusals.labels(self.name)  # shown as 0, so that the first one is seen as a rise
+        for counter in (metrics.checkpoint_refusals, metrics.model_loads, metrics.model_unloads):
+            counter.labels(self.name)  # shown as 0, so that the first one is seen as a rise
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a version is in memory that answers."""
+        return self._current is not None
 
     async def start(self) -> None:
         """Load the version that the alias names, then follow the alias.
@@ -167,12 +203,24 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             self._following.cancel()
             with suppress(asyncio.CancelledError):
                 await self._following
-        generations = [self._retiring, self._current]
-        self._retiring = self._current = None
+        generations = [*self._retiring, *([self._current] if self._current else [])]
+        self._current = None
         self._metrics.model_ready.labels(self.name).set(0)
         for generation in generations:
-            if generation is not None:
-                await generation.served.batcher.close()
+            await generation.served.batcher.close()
+            generation.leave()
+
+    async def unload(self) -> None:
+        """Take the version out of memory once it has answered all that it was asked; nothing where none is there."""
+        generation, self._current = self._current, None
+        if generation is not None:
+            await self._retire(generation)
+
+    async def load(self) -> None:
+        """Bring the version back that served last, if it is not there. Raises Overloaded where that can't be done."""
+        if self._current is None:
+            async with self._one_look_at_a_time:
+                await self._load_again()
 
     @contextmanager
     def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
@@ -181,8 +229,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         Raises Overloaded while there is none.
         """
         if self._current is None:
-            self._metrics.rejected.labels("loading").inc()
-            raise Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+            raise self._not_loaded()
         with self._current.lease() as served:
             yield served
 
@@ -201,11 +248,13 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         details = [self._trouble] if self._trouble else []
         if self._refusal is not None:
             details.insert(0, f"refused {self._refusal[1]}")
-        if self._current is None:
+        if self.manifest is None:
             return False, "; ".join(details) or f"loading {self.name}@{self.alias}"
-        served = self._current.served
-        is_alive = served.batcher.is_alive
-        details.insert(0, f"{served.name}@{served.version}" + ("" if is_alive else " can compute nothing any more"))
+        is_alive, state = True, " is loaded when it is asked"
+        if self._current is not None:
+            is_alive = self._current.served.batcher.is_alive
+            state = "" if is_alive else " can compute nothing any more"
+        details.insert(0, f"{self.name}@{self.manifest.version}{state}")
         return is_alive, "; ".join(details)
 
     async def look(self) -> None:
@@ -232,7 +281,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def _is_known(self, version: str) -> bool:
         """Whether it serves already, or was refused and would be again."""
-        is_served = self._current is not None and self._current.served.version == version
+        is_served = self.manifest is not None and self.manifest.version == version
         return is_served or (self._refusal is not None and self._refusal[0] == version)
 
     async def _follow(self) -> None:
@@ -244,13 +293,17 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         """Raises _Refused, and StoreError where the version can't be had at the moment."""
         began = time.monotonic()
         try:
-            manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
+            manifest = self.manifest
+            if manifest is None or manifest.version != version:
+                manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
             folder = await asyncio.to_thread(self._store.fetch, self.name, version, self._followed.cache_dir)
+            async with self._followed.room.entered(folder, manifest) as leave:
+                engine = await self._load_engine(folder, manifest)
         except (CorruptCheckpoint, InvalidCheckpoint) as error:
             raise _Refused(str(error)) from error
-        engine = await self._load_engine(folder, manifest)
         self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)
-        return _Generation(Served(engine, self._make_batcher(engine), manifest))
+        self._metrics.model_loads.labels(self.name).inc()
+        return _Generation(Served(engine, self._make_batcher(engine), manifest), leave)
 
     async def _load_engine(self, folder: Path, manifest: Manifest) -> EngineT:
         step = "load"
@@ -275,20 +328,49 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         try:
             return await asyncio.get_running_loop().run_in_executor(loader, self._load, folder, manifest)
         finally:
+            loader.submit(return_freed_memory)  # of the file's own numbers, where the engine holds others
             loader.shutdown(wait=False)
 
+    async def _load_again(self) -> None:
+        if self._current is not None:
+            return
+        if self.manifest is None:
+            raise self._not_loaded()
+        version = self.manifest.version
+        try:
+            generation = await self._load_generation(version)
+        except Exception as error:
+            self._log.error("checkpoint not loaded again", model=self.name, version=version, exc_info=error)
+            raise self._not_loaded() from error
+        await self._swap(generation)
+
     async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
-        self._retiring, self._current = self._current, generation
+        before, self._current = self._current, generation
         served = generation.served
         self._note_trouble(None)
-        self._metrics.model_info.clear()
+        if self.manifest is not None:
+            self._metrics.model_info.remove(self.name, self.manifest.version, self.manifest.digest)
+        self.manifest = served.manifest
         self._metrics.model_info.labels(served.name, served.version, served.digest).set(1)
         self._metrics.model_ready.labels(self.name).set(1)
+        self._followed.room.serves(served.engine)
         self._log.info("checkpoint serves", model=self.name, alias=self.alias, version=served.version)
-        if self._retiring is not None:
-            await self._retiring.retire()
-            self._log.info("checkpoint retired", model=self.name, version=self._retiring.served.version)
-            self._retiring = None
+        if before is not None:
+            await self._retire(before)
+
+    async def _retire(self, generation: _Generation[EngineT, BatcherT]) -> None:
+        self._retiring.add(generation)
+        await generation.retire()
+        self._retiring.discard(generation)
+        self._metrics.model_unloads.labels(self.name).inc()
+        self._log.info("checkpoint retired", model=self.name, version=generation.served.version)
+        del generation.served  # whoever awaits this still holds the rest
+        await asyncio.to_thread(return_freed_memory)
+        generation.leave()
+
+    def _not_loaded(self) -> Overloaded:
+        self._metrics.rejected.labels("loading").inc()
+        return Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
     def _refuse(self, version: str, refused: _Refused) -> None:
         self._note_trouble(None)

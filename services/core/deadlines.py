@@ -50,9 +50,11 @@ class Deadlines(Generic[ExpiringT]):
             self._look_at(request.deadline)
 
     def forget_all(self) -> None:
-        """Let go of the timer and of every request."""
+        """Let go of the timer, of every request, and of whoever was called with them; none may come any more."""
         self._heap.clear()
         self._look_at(math.inf)
+        # A cycle of whoever owns this and his own method would keep him, engine and all, for the garbage collector.
+        self._expire = _ignore
 
     def _look_at(self, moment: float) -> None:
         if self._timer is not None:
@@ -74,3 +76,7 @@ class Deadlines(Generic[ExpiringT]):
         self._heap = [entry for entry in self._heap if not entry[2].is_settled]
         heapify(self._heap)
         self._purge_size = max(MIN_PURGE_SIZE, MAX_STALE_RATIO * len(self._heap))
+
+
+def _ignore(request: Expiring) -> None:
+    """What is called with a request that comes after the end."""

@@ -110,6 +110,15 @@ class Metrics:
             "model_load_seconds", "Time from fetch to warmed up of the checkpoint that answers now.", "name"
         )
         self.model_ready = self._gauge("model_ready", "1 when a warmed-up checkpoint answers.", "name")
+        self.model_loads = self._counter(
+            "model_loads", "Versions loaded: at start, for a moved alias, and again after they were unloaded.", "name"
+        )
+        self.model_unloads = self._counter(
+            "model_unloads", "Versions taken out of memory: replaced, or to make room for another model.", "name"
+        )
+        self.model_resident_bytes = self._gauge(
+            "model_resident_bytes", "What the parameters in memory take, where memory is shared by a budget.", "name"
+        )
         self.checkpoint_refusals = self._counter(
             "checkpoint_refusals", "Versions that did not load or failed their self-check.", "name"
         )

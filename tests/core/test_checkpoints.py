@@ -248,6 +248,99 @@ async def test_the_old_version_leaves_memory_after_the_swap(place: Place) -> Non
     assert len(place.thread.waiting) == 1
 
 
+async def test_an_unloaded_version_leaves_memory_at_once_and_comes_back_when_it_is_asked_for(place: Place) -> None:
+    version = place.publish("v1")
+    await place.checkpoint.start()
+    with place.checkpoint.lease() as served:
+        await served.batcher.submit([submission("a")], deadline=time.monotonic() + 3600)
+        engine = weakref.ref(served.engine)
+    del served
+    await asyncio.sleep(0)
+    gc.disable()  # a cycle would keep the parameters until a collection, which nobody orders
+    try:
+        await place.checkpoint.unload()
+        assert engine() is None
+    finally:
+        gc.enable()
+
+    assert not place.checkpoint.is_loaded
+    assert place.checkpoint.check() == (True, f"toy@{version} is loaded when it is asked")
+    await place.checkpoint.look()
+    assert not place.checkpoint.is_loaded, "its alias has not moved"
+    await asyncio.gather(place.checkpoint.load(), place.checkpoint.load())
+    assert await place.ask("a") == "v1:a"
+    assert place.checkpoint.check() == (True, f"toy@{version}")
+    assert (place.sample("model_loads_total", name="toy"), place.sample("model_unloads_total", name="toy")) == (2, 1)
+
+
+async def test_unloading_waits_for_what_was_asked(place: Place) -> None:
+    place.publish("v1")
+    await place.checkpoint.start()
+    with place.checkpoint.lease() as served:
+        unloading = asyncio.create_task(place.checkpoint.unload())
+        await asyncio.sleep(0.01)
+        assert not unloading.done()
+        assert await answer_of(served, "late") == "v1:late"
+        with pytest.raises(Overloaded), place.checkpoint.lease():
+            pass
+    await unloading
+
+
+async def test_a_version_comes_back_while_the_store_is_away(place: Place) -> None:
+    place.publish("v1")
+    await place.checkpoint.start()
+    await place.checkpoint.unload()
+    shutil.rmtree(place.folder / "store")
+    await place.checkpoint.load()
+    assert await place.ask("a") == "v1:a"
+
+
+async def test_a_version_that_does_not_come_back_is_tried_again_with_the_next_request(place: Place) -> None:
+    version = place.publish("v1")
+    await place.checkpoint.start()
+    await place.checkpoint.unload()
+    shutil.rmtree(place.folder / "cache")
+    (place.folder / "store" / "models").rename(place.folder / "away")
+    with pytest.raises(Overloaded):
+        await place.checkpoint.load()
+
+    (place.folder / "away").rename(place.folder / "store" / "models")
+    await place.checkpoint.load()
+    assert place.serving() == "v1"
+    assert place.checkpoint.check() == (True, f"toy@{version}")
+
+
+async def test_a_moved_alias_is_loaded_also_where_the_version_before_is_not_in_memory(place: Place) -> None:
+    place.publish("v1")
+    await place.checkpoint.start()
+    await place.checkpoint.unload()
+    place.publish("v2")
+    await place.checkpoint.look()
+    assert await place.ask("a") == "v2:a"
+
+
+async def test_two_models_of_one_process_are_told_apart_in_the_metrics(place: Place) -> None:
+    other = ServedCheckpoint(
+        place.store,
+        Followed("other", "latest", place.folder / "cache", 3600),
+        load=place._load,
+        make_batcher=place._make_batcher,
+        thread=place.thread,
+        metrics=place.metrics,
+    )
+    place.store.publish("other", write_checkpoint(place.folder / "new" / "o", b"o"), INFO)
+    place.publish("v1")
+    await place.checkpoint.start()
+    await other.start()
+    place.publish("v2")
+    await place.checkpoint.look()
+
+    [info] = place.metrics.model_info.collect()
+    expected = {(name, place.store.resolve(name)) for name in ("toy", "other")}
+    assert {(one.labels["name"], one.labels["version"]) for one in info.samples} == expected
+    await other.close()
+
+
 async def test_a_version_with_one_flipped_byte_is_refused_and_the_old_one_serves_on(place: Place) -> None:
     good = place.publish("good")
     await place.checkpoint.start()

@@ -17,11 +17,11 @@ from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, T
 from services.core.exchange import Timing
 from services.core.images import ImageLimits
 from services.core.metrics import Metrics
+from services.core.slices import SLICE_INPUTS
 from services.embed.calls import EmbedCall, ImageInput, TextInput
 from services.embed.embedder import Checkpoint, Embedded, Embedder
 from services.embed.engine import EmbedEngine, Item, Reading
 from services.embed.image_inputs import ImageInputs
-from services.embed.slices import SLICE_INPUTS
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint

@@ -15,12 +15,12 @@ from services.core.cache import content_digest
 from services.core.errors import NotFound, Overloaded, TooLarge
 from services.core.exchange import Timing
 from services.core.images import StoredImage as StoredImageReference
+from services.core.slices import all_or_first_failure, in_slices
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.catalog import Catalog, CatalogInUse, check_name
 from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
 from services.embed.collections.database import IncompatibleDatabase, StorageFull
 from services.embed.collections.image_store import Added, CollectionInfo, NewImage, StoredImage
-from services.embed.slices import all_or_first_failure, in_slices
 
 # How often the folder is asked for again while another process, the one that this one replaces, still holds it.
 LOCK_POLL_S = 0.5
