@@ -154,7 +154,8 @@ class Evaluation:
 class Outcome:
     """A finished training: the step of the greatest validation accuracy, the first of equals, and that step's test.
 
-    `seconds` are those of all its parts together, if it was interrupted, but for what was lost.
+    `num_train` counts examples, `num_parameters` those of the student; `seconds` are those of all parts together of a
+    training that was interrupted, but for what was lost.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -162,4 +163,5 @@ class Outcome:
     validation_accuracy: float
     test_accuracy: float
     num_train: int
+    num_parameters: int
     seconds: float

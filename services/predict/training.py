@@ -120,6 +120,7 @@ class _Teaching:
             raise ValueError(f"batch_size ({recipe.batch_size}) is no multiple of the {self.num_processes} processes")
         arguments = arguments_of(recipe, data, model)
         self.lessons = Lessons(tokenizer, model.config, data.train, recipe)
+        self.num_parameters = sum(weight.numel() for weight in model.parameters())
         model.requires_grad_(True)
         if recipe.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -136,21 +137,24 @@ class _Teaching:
         self.progress = Progress(folder, self.accelerator, self.loss, self.optimizer, arguments)
         self.evaluations: list[Evaluation] = []
         self.sums = torch.zeros(3, device=self.accelerator.device)
-        self.seconds = 0.0
+        self.earlier = 0.0  # seconds of the parts before this one
+        self.began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.began
 
     def run(self, report: Callable[[str], None]) -> Outcome:
         saved = self.progress.load()
         if saved is not None:
             self.evaluations = [Evaluation(**values) for values in saved["evaluations"]]
-            self.seconds = saved["seconds"]
+            self.earlier = saved["seconds"]
         first = self.evaluations[-1].step if self.evaluations else 0
-        began = told = time.monotonic()
-        already = self.seconds
+        told = time.monotonic()
         writer = SummaryWriter(self.folder / "tensorboard", purge_step=first) if self.is_main else None
         self.loss.train()
         for step in range(first, self.recipe.num_steps):
             self._step(step)
-            self.seconds = already + time.monotonic() - began
             if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
                 self._evaluate(step + 1, writer)
                 told = time.monotonic()
@@ -258,6 +262,7 @@ class _Teaching:
             best.validation_accuracy,
             test_accuracy,
             len(self.data.train),
+            self.num_parameters,
             self.seconds,
         )
 

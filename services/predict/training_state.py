@@ -50,7 +50,7 @@ class Progress:
         if not path.is_file():
             return None
         state = torch.load(path, map_location="cpu", weights_only=True)
-        _agree(path, json.loads(state["arguments"]), self._arguments)
+        agree(path, json.loads(state["arguments"]), self._arguments)
         if self._is_sharded:
             set_state_dict(
                 self._module,
@@ -140,13 +140,8 @@ def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[s
     return {**asdict(recipe), "examples": examples.hexdigest()[:12], "model": first.hexdigest()[:12]}
 
 
-def _write(path: Path, content: Any) -> None:
-    unfinished = path.with_suffix(".partial")
-    torch.save(content, unfinished)
-    unfinished.replace(path)  # a kill leaves the old file or the new one
-
-
-def _agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the differences, where a file was begun with other arguments; JSON objects."""
     differences = [
         f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now.get(name))}"
         for name in sorted(begun.keys() | now)
@@ -157,3 +152,9 @@ def _agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None
             f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
             " folder"
         )
+
+
+def _write(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".partial")
+    torch.save(content, unfinished)
+    unfinished.replace(path)  # a kill leaves the old file or the new one
