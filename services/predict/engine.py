@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from services.core.errors import InvalidField, TooLarge
 from services.nn.devices import DeviceOptions
 from services.predict.scoring import Candidates
-from services.predict.student import Decoded, Student
+from services.predict.student import Decoded, Encoded, Student
 from services.predict.task_description import PlainTexts, TaskDescription
 from services.predict.tasks import EOS, FieldError, FieldValue
 
-# Candidates are left out of scoring that together have at most this share of the probability.
-TOLERANCE = 1e-4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 INT8_SELF_CHECK_TOLERANCE = 0.1
@@ -40,16 +37,37 @@ class Answers:
     trie: Candidates
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The label among its candidates: which it is, its probability, and that of all by their texts if wanted."""
+
+    answers: Answers
+    place: int
+    probability: float
+    probabilities: dict[str, float] | None
+
+    @property
+    def label(self) -> str:
+        """As it is shown."""
+        return self.answers.texts[self.place]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the label, its end included."""
+        return len(self.answers.trie.token_ids[self.place])
+
+
 @dataclass(frozen=True, eq=False)
 class Item:
     """A tokenised input: what asks for its label, what asks for its rationale if that is wanted, and its candidates.
 
-    `answers` is None where the label is free text.
+    `answers` is None where the label is free text. `has_probabilities` is whether the answer gives all of them.
     """
 
     label_ids: tuple[int, ...]
     rationale_ids: tuple[int, ...] | None
     answers: Answers | None
+    has_probabilities: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -61,9 +79,9 @@ class Item:
 class Prediction:
     """An answer.
 
-    `probability` is the label's among the candidates, `probabilities` that of each, in their order; of free text it is
-    that of exactly these tokens among all texts, and `probabilities` is None. `value` is that of a label which is an
-    equation. `completion_tokens` are those of label and rationale, their ends included.
+    `probability` is the label's among the candidates, `probabilities` that of each, in their order, None where nobody
+    asked; of free text it is that of exactly these tokens among all texts, and `probabilities` is None. `value` is that
+    of a label which is an equation. `completion_tokens` are those of label and rationale, their ends included.
     """
 
     label: str
@@ -81,14 +99,10 @@ class PredictEngine:
     An Engine of `services.core.batching`.
     """
 
-    def __init__(self, student: Student, description: TaskDescription, *, tolerance: float = TOLERANCE) -> None:
-        """`tolerance` is that of `Student.score`.
-
-        Raises ValueError for labels that the tokenizer can't tell apart, and for one that puts no end behind a text.
-        """
+    def __init__(self, student: Student, description: TaskDescription) -> None:
+        """Raises ValueError for a tokenizer that can't tell labels apart, or puts no end behind a text."""
         self.description = description
         self._student = student
-        self._tolerance = tolerance
         self._task = description.to_task()
         self._tokenizer: Any = student.tokenizer
         # Where a checkpoint brings settings of these, they would cut inputs, and change while another thread reads.
@@ -115,8 +129,17 @@ class PredictEngine:
 
     # On any thread
 
-    def prepare(self, fields: Mapping[str, FieldValue], *, rationale: bool = False, place: str = "inputs.0") -> Item:
+    def prepare(
+        self,
+        fields: Mapping[str, FieldValue],
+        *,
+        rationale: bool = False,
+        probabilities: bool = True,
+        place: str = "inputs.0",
+    ) -> Item:
         """Tokenise an input; `place` is what it is called in the request.
+
+        Without `probabilities` of all candidates, those that cannot be the label are not scored.
 
         Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, and for a
         rationale where the student has none; TooLarge, naming tokens and limit, for an input or a choice that is too
@@ -138,14 +161,14 @@ class PredictEngine:
         if rationale and self.description.rationale_prefix is not None:
             rationale_ids = self._input_ids(self.description.rationale_prefix, text, place)
         if texts is None or plain_texts is None or self._answers is not None:
-            return Item(label_ids, rationale_ids, self._answers)
+            return Item(label_ids, rationale_ids, self._answers, probabilities)
         answers = self._answers_of(texts, plain_texts)
         longest = max(map(len, answers.trie.token_ids))
         if longest > self.description.max_target_tokens:
             param = f"{place}.{self.description.choices}"
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
-        return Item(label_ids, rationale_ids, answers)
+        return Item(label_ids, rationale_ids, answers, probabilities)
 
     def cost(self, item: Item) -> int:
         """Tokens that are run: of the encoder, of the candidates' trie, and of what may be generated."""
@@ -169,13 +192,7 @@ class PredictEngine:
                     rows.setdefault(ids, len(rows))
         encoded = self._student.encode(list(rows))
 
-        scored = [item for item in items if item.answers is not None]
-        tries = [item.answers.trie for item in scored if item.answers is not None]
-        places = [rows[item.label_ids] for item in scored]
-        scores: dict[int, Tensor] = {}
-        if scored:
-            found = self._student.score(encoded.of(places), tries, tolerance=self._tolerance)
-            scores = {id(item): own for item, own in zip(scored, found, strict=True)}
+        chosen = self._choose(items, encoded, [rows[item.label_ids] for item in items])
         free = [rows[item.label_ids] for item in items if item.answers is None]
         explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
         decoded: dict[int, Decoded] = {}
@@ -185,11 +202,10 @@ class PredictEngine:
         return [
             self._prediction(
                 item,
-                scores.get(id(item)),
-                decoded.get(rows[item.label_ids]),
+                choice or decoded[rows[item.label_ids]],
                 None if item.rationale_ids is None else decoded[rows[item.rationale_ids]],
             )
-            for item in items
+            for item, choice in zip(items, chosen, strict=True)
         ]
 
     def warm_up(self) -> None:
@@ -203,12 +219,11 @@ class PredictEngine:
         together = self._student.decode_scored(self._student.encode(inputs), 8)
         for ids, answer in zip(inputs, together, strict=True):
             end = (self._student.config.eos_token_id,) if answer.is_finished else ()
-            trie = Candidates([(*answer.token_ids, *end)], self._student.config.decoder_start_token_id)
-            (score,) = self._student.score(self._student.encode([ids]), [trie])
-            difference = abs(float(score[0]) - answer.logprob) / max(1.0, abs(answer.logprob))
+            (logprob,) = self._student.logprobs(self._student.encode([ids]), [(*answer.token_ids, *end)])
+            difference = abs(logprob - answer.logprob) / max(1.0, abs(answer.logprob))
             # written so that NaN fails
             if not difference <= self._self_check_tolerance():
-                raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is scored alone")
+                raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is read alone")
 
     # Preparing
 
@@ -245,19 +260,36 @@ class PredictEngine:
 
     # Answering
 
-    def _prediction(
-        self, item: Item, scores: Tensor | None, decoded: Decoded | None, rationale: Decoded | None
-    ) -> Prediction:
-        if item.answers is not None and scores is not None:
-            shares = scores.double().softmax(dim=0).tolist()
-            best = max(range(len(shares)), key=shares.__getitem__)
-            label, probability = item.answers.texts[best], shares[best]
-            probabilities = dict(zip(item.answers.texts, shares, strict=True))
-            num_tokens = len(item.answers.trie.token_ids[best])
+    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Choice | None]:
+        """Of each item, whose label's input is encoded at its row, the label among its candidates; None without any."""
+        chosen: list[Choice | None] = [None] * len(items)
+        for is_all in (True, False):
+            wanted = [
+                (place, item.answers)
+                for place, item in enumerate(items)
+                if item.answers is not None and item.has_probabilities == is_all
+            ]
+            if not wanted:
+                continue
+            those, tries = encoded.of([rows[place] for place, _ in wanted]), [answers.trie for _, answers in wanted]
+            if not is_all:
+                for (place, answers), best in zip(wanted, self._student.best(those, tries), strict=True):
+                    chosen[place] = Choice(answers, best.candidate, math.exp(best.logprob), None)
+                continue
+            for (place, answers), scores in zip(wanted, self._student.score(those, tries), strict=True):
+                shares = scores.double().softmax(dim=0).tolist()
+                best_place = max(range(len(shares)), key=shares.__getitem__)
+                probabilities = dict(zip(answers.texts, shares, strict=True))
+                chosen[place] = Choice(answers, best_place, shares[best_place], probabilities)
+        return chosen
+
+    def _prediction(self, item: Item, answer: Choice | Decoded, rationale: Decoded | None) -> Prediction:
+        if isinstance(answer, Choice):
+            label, probability, probabilities = answer.label, answer.probability, answer.probabilities
+            num_tokens = answer.num_tokens
         else:
-            assert decoded is not None
-            label, probability, probabilities = self._text(decoded), math.exp(decoded.logprob), None
-            num_tokens = len(decoded.token_ids) + decoded.is_finished
+            label, probability, probabilities = self._text(answer), math.exp(answer.logprob), None
+            num_tokens = len(answer.token_ids) + answer.is_finished
         if not math.isfinite(probability):
             raise BrokenModel("a probability is not a number")
         if rationale is not None:

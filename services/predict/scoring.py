@@ -1,100 +1,182 @@
-"""Candidate labels as a trie, so that one pass of the decoder gives the log-probability of each.
+"""Candidate labels as a trie, of which the decoder runs no more than the places where labels part.
 
-A node is a prefix that candidates share, the empty one first. It is run once, at its depth, seeing nothing but its own
-ancestors, and says how probable each token that follows it is. A candidate's log-probability is the sum of its tokens',
-its end of sequence included:
+Behind a prefix that candidates share, the next token is one of a few; where it can only be one, it is certain. So
 
-    log p(label | x) = Σ_t log p(y_t | y_<t, x)
+    p(label | x) = Π_t p(y_t | y_<t, x) over the t at which labels part,
 
-Shapes: N nodes, E edges (a node and a token that may follow it), C candidates, P tokens of the longest candidate.
+each factor a softmax over the tokens that may follow there. It is the distribution that decoding has which is held to
+the candidates, and adds up to 1 over them. Of labels that differ in their first token it is one softmax over those.
+
+Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with several edges, F the most of one, C
+candidates, P the most edges of a candidate.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+
+class DecoderRows(Protocol):
+    """What one pass of the decoder runs for one input: (N,) tokens at depths, and who sees whom."""
+
+    tokens: Numbers
+    depths: Numbers
+
+    def visible(self) -> Visible:
+        """(N, N): whether the row sees the column."""
+
+
+class Chain:
+    """The rows of one answer, each of which says how probable the answer's next token is."""
+
+    def __init__(self, token_ids: Sequence[int], start_id: int) -> None:
+        self.tokens: Numbers = np.array([start_id, *token_ids[:-1]])
+        self.depths: Numbers = np.arange(len(self.tokens))
+
+    def visible(self) -> Visible:
+        """Each row sees those ahead of it and itself."""
+        return np.tri(len(self.tokens), dtype=bool)
+
 
 class Candidates:
     """The trie of some labels' tokens. Made on any thread, and never changed.
 
-    `tokens`, `depths`, `parents` are (N,) int64: the token that a node runs, what stands ahead of it, and the node of
-    that. `edge_nodes`, `edge_tokens` are (E,) int64 in the nodes' order. `paths` (C, P) int64 holds each candidate's
-    edges, filled up with E.
+    A node is a prefix behind which candidates part, or what leads to one; the empty prefix comes first. `tokens`,
+    `depths`, `parents` are (N,): the token that a node runs, how many stand ahead of it, and the node of those.
+    `edge_nodes`, `edge_tokens` are (E,) in the nodes' order, of nodes with several.
     """
 
     def __init__(self, token_ids: Sequence[Sequence[int]], start_id: int) -> None:
         """`token_ids` of at least one label, each with its end of sequence; `start_id` begins every answer.
 
-        Labels of equal tokens are scored equally. Raises ValueError for no label, or one without tokens.
+        Labels of equal tokens share their probability. Raises ValueError for no label, one without tokens, and one that
+        another begins with.
         """
         if not token_ids or not all(token_ids):
             raise ValueError("there must be candidates, and each must have tokens")
         self.token_ids = [tuple(ids) for ids in token_ids]
         self.start_id = start_id
-        tokens, depths, parents = [start_id], [0], [0]
-        following: list[dict[int, int | None]] = [{}]  # of each node: its child by the token, None while it is a leaf
+        following: dict[tuple[int, ...], dict[int, None]] = {}
         for ids in self.token_ids:
-            node = 0
-            for token in ids[:-1]:
-                child = following[node].get(token)
-                if child is None:
-                    child = following[node][token] = len(tokens)
-                    tokens.append(token)
-                    depths.append(depths[node] + 1)
-                    parents.append(node)
-                    following.append({})
-                node = child
-            following[node].setdefault(ids[-1], None)
-        edges = {(node, token): 0 for node, children in enumerate(following) for token in children}
-        edges = {edge: number for number, edge in enumerate(edges)}
-        self.tokens, self.depths, self.parents = map(np.array, (tokens, depths, parents))
-        self.edge_nodes, self.edge_tokens = (np.array(ends) for ends in zip(*edges, strict=True))
-        self.paths = np.full((len(self.token_ids), max(map(len, self.token_ids))), len(edges))
-        for candidate, ids in enumerate(self.token_ids):
-            node = 0
             for place, token in enumerate(ids):
-                self.paths[candidate, place] = edges[node, token]
-                node = following[node][token] or 0
+                following.setdefault(ids[:place], {})[token] = None
+        if any(ids in following for ids in self.token_ids):
+            raise ValueError("a label must not begin with another one and its end")
+        partings = [prefix for prefix, tokens in following.items() if len(tokens) > 1]
+        leading = {prefix[:length] for prefix in partings for length in range(len(prefix) + 1)} | {()}
+        node_of = {prefix: node for node, prefix in enumerate(one for one in following if one in leading)}
+        self.tokens: Numbers = np.array([prefix[-1] if prefix else start_id for prefix in node_of])
+        self.depths: Numbers = np.array([len(prefix) for prefix in node_of])
+        self.parents = np.array([node_of[prefix[:-1]] for prefix in node_of])
+        edges = [(prefix, token) for prefix in partings for token in following[prefix]]
+        number_of = {edge: number for number, edge in enumerate(edges)}
+        self.edge_nodes = np.array([node_of[prefix] for prefix, _ in edges], dtype=np.int64)
+        self.edge_tokens = np.array([token for _, token in edges], dtype=np.int64)
+        self._families = _padded([[number_of[p, token] for token in following[p]] for p in partings], len(edges))
+        self._family_of = np.zeros(len(edges), dtype=np.int64)
+        for number, parting in enumerate(partings):
+            self._family_of[[number_of[parting, token] for token in following[parting]]] = number
+        steps = [[(ids[:place], token) for place, token in enumerate(ids)] for ids in self.token_ids]
+        self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
+        num_equal = {ids: self.token_ids.count(ids) for ids in set(self.token_ids)}
+        self._num_equal = np.array([num_equal[ids] for ids in self.token_ids], dtype=np.float32)
 
     @property
     def num_nodes(self) -> int:
         """Rows that the decoder runs."""
         return len(self.tokens)
 
-    def visible(self) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    def visible(self) -> Visible:
         """(N, N): whether the column is the row's ancestor or the row itself."""
-        visible = np.eye(self.num_nodes, dtype=bool)
+        visible: Visible = np.eye(self.num_nodes, dtype=bool)
         for node in range(1, self.num_nodes):
             visible[node] |= visible[self.parents[node]]
         return visible
-
-    def beginnings(self) -> dict[int, list[int]]:
-        """The candidates that begin with each token."""
-        by_token: dict[int, list[int]] = {}
-        for candidate, ids in enumerate(self.token_ids):
-            by_token.setdefault(ids[0], []).append(candidate)
-        return by_token
 
     def of(self, candidates: Sequence[int]) -> "Candidates":
         """Some of them, in this order."""
         return Candidates([self.token_ids[candidate] for candidate in candidates], self.start_id)
 
-    def log_probabilities(self, edges: Tensor) -> Tensor:
-        """Each token's log-probability (E,) float32 → each candidate's, (C,)."""
-        paths = torch.from_numpy(self.paths).to(edges.device)
-        return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1)
+    @cached_property
+    def groups(self) -> list["Candidates | None"]:
+        """Those that go on together where candidates part first; None for one that is alone from there on."""
+        return [self.of(some) if len(some) > 1 else None for some in self._members]
+
+    @cached_property
+    def first(self) -> "Candidates":
+        """One of each group: the trie up to the place where candidates part first."""
+        return self.of([some[0] for some in self._members])
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Each edge's logit (E,) float32 → each candidate's log-probability, (C,)."""
+        device = logits.device
+        shares = -torch.from_numpy(self._num_equal).to(device).log()
+        if not len(logits):
+            return shares
+        families = torch.from_numpy(self._families).to(device)
+        totals = torch.cat([logits, logits.new_full((1,), float("-inf"))])[families].logsumexp(dim=1)
+        edges = logits - totals[torch.from_numpy(self._family_of).to(device)]
+        paths = torch.from_numpy(self._paths).to(device)
+        return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1) + shares
+
+    @cached_property
+    def _members(self) -> list[list[int]]:
+        depth = 0
+        while len({ids[: depth + 1] for ids in self.token_ids}) == 1 and depth < len(self.token_ids[0]):
+            depth += 1
+        members: dict[tuple[int, ...], list[int]] = {}
+        for candidate, ids in enumerate(self.token_ids):
+            members.setdefault(ids[: depth + 1], []).append(candidate)
+        return list(members.values())
 
 
-def choose_beginnings(masses: dict[int, float], seen: float, share: float) -> list[int]:
-    """The tokens whose candidates are worth a look, likeliest first: the fewest that leave at most `share` of `seen`.
+@dataclass(frozen=True)
+class Best:
+    """The most probable candidate, by its place among them."""
 
-    `masses` holds the probability of each first token that was not followed yet, which bounds the sum of those of its
-    candidates; `seen` is the candidates' probability that is known, or hoped for.
+    candidate: int
+    logprob: float
+
+
+class BestFirst:
+    """The search for the most probable of some candidates: no group is looked into that cannot hold it.
+
+    A group has the probability of all its members together, so that none of them can have more.
     """
-    tokens = sorted(masses, key=lambda token: masses[token], reverse=True)
-    left_out = 0.0
-    while tokens and left_out + masses[tokens[-1]] <= share * seen:
-        left_out += masses[tokens.pop()]
-    return tokens
+
+    def __init__(self, candidates: Candidates, group_logprobs: Sequence[float]) -> None:
+        """`group_logprobs` are those of `candidates.first`."""
+        self._candidates = candidates
+        self._logprobs = group_logprobs
+        self._waiting = sorted(range(len(group_logprobs)), key=lambda group: group_logprobs[group])
+        self.best = Best(0, float("-inf"))
+
+    def next_group(self) -> Candidates | None:
+        """The likeliest group that may hold a better one; None when the best is found."""
+        while self._waiting and self._logprobs[self._waiting[-1]] > self.best.logprob:
+            group = self._candidates.groups[self._waiting[-1]]
+            if group is not None:
+                return group
+            self.add([0.0])
+        return None
+
+    def add(self, logprobs: Sequence[float]) -> None:
+        """What was found in that group: its members' log-probabilities among themselves."""
+        group = self._waiting.pop()
+        for candidate, logprob in zip(self._candidates._members[group], logprobs, strict=True):
+            if self._logprobs[group] + logprob > self.best.logprob:
+                self.best = Best(candidate, self._logprobs[group] + logprob)
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> Numbers:
+    longest = max(map(len, rows), default=0)
+    padded = [[*row, *[filler] * (longest - len(row))] for row in rows]
+    return np.array(padded, dtype=np.int64).reshape(len(rows), longest)

@@ -1,7 +1,7 @@
 """A T5 on a device: inputs encoded together, labels scored, answers decoded greedily.
 
-Shapes: B inputs, T tokens of an input, N nodes of a trie, E its edges, C candidates, R rows of all inputs together,
-H heads, D width, V vocabulary.
+Shapes: B inputs, T tokens of an input, N decoder rows of an input, E edges of a trie, C candidates, R rows of all
+inputs together, H heads, D width, V vocabulary.
 """
 
 import math
@@ -17,15 +17,13 @@ from torch import Tensor
 
 from services.nn.devices import DeviceOptions
 from services.nn.torchvision_operators import declare_torchvision_operators
-from services.predict.scoring import Candidates, choose_beginnings
+from services.predict.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.t5 import T5, Cache, Group, Memory
 
-# Rows of logits that exist at a time.
-LOGITS_ROWS = 256
 # Rows that a pass of the decoder runs at most, or one input's.
 MAX_DECODER_ROWS = 8192
 # A trie of at most so many nodes costs less than a look ahead at which of them matter.
-SMALL_TRIE = 24
+SMALL_TRIE = 4
 # On a GPU launching an operation costs more than padding, so that inputs are brought to multiples of this length.
 GPU_LENGTH_STEP = 64
 
@@ -127,33 +125,50 @@ class Student:
         return Encoded(self._t5.memory(encoded, rows, len(inputs), mask), len(inputs))
 
     @torch.inference_mode()
-    def score(self, encoded: Encoded, candidates: Sequence[Candidates], *, tolerance: float = 0.0) -> list[Tensor]:
-        """log p(label | x) of each input's candidates: (C,) float32 each, the same trie for several inputs or each its
-        own.
+    def score(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Tensor]:
+        """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each.
 
-        The most probable candidate is the one that greedy search among the candidates would find wherever candidates
-        differ in their first token alone and go on with certainty, e.g. labels of one token each, or where the greedy
-        path's tokens are more probable than all others together. Elsewhere greedy search may take a likely first token
-        whose candidates are all unlikely; this finds the most probable candidate always.
-
-        A `tolerance` above 0 spares what cannot matter in a large trie: candidates are left out whose first tokens are
-        so improbable that all those together have at most this share of the candidates' probability. They are given
-        equal parts of their first token's probability, which is at least what they have. Softmax over the candidates
-        then differs by at most the tolerance, and the most probable candidate is the right one unless its own share is
-        less than that.
+        The inputs may have the same trie, or each its own. The most probable candidate is the one that greedy search
+        among the candidates finds wherever they part at one place alone, e.g. labels that differ in their first token.
         """
-        if len(candidates) != encoded.num_inputs:
-            raise ValueError(f"{len(candidates)} tries for {encoded.num_inputs} inputs")
-        large = [place for place, some in enumerate(candidates) if tolerance > 0 and some.num_nodes > SMALL_TRIE]
-        small = [place for place in range(len(candidates)) if place not in set(large)]
-        scores: dict[int, Tensor] = {}
-        if small:
-            every = self._score(encoded, small, [candidates[place] for place in small])
-            scores |= zip(small, every, strict=True)
-        if large:
-            some = self._score_likely(encoded, large, [candidates[place] for place in large], tolerance)
-            scores |= zip(large, some, strict=True)
-        return [scores[place] for place in range(len(candidates))]
+        _check_one_each(encoded, candidates)
+        return self._score(encoded, range(encoded.num_inputs), candidates)
+
+    @torch.inference_mode()
+    def best(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Best]:
+        """The most probable of each input's candidates, as `score` has them, without scoring those that cannot be it.
+
+        Equals `score` but for rounding; of equally probable ones, any.
+        """
+        _check_one_each(encoded, candidates)
+        found: dict[int, Best] = {}
+        small = [place for place, some in enumerate(candidates) if some.num_nodes <= SMALL_TRIE]
+        for place, scores in zip(small, self._score(encoded, small, [candidates[p] for p in small]), strict=True):
+            logprob, candidate = scores.max(dim=0)
+            found[place] = Best(int(candidate), float(logprob))
+        large = [place for place in range(len(candidates)) if place not in found]
+        looks = self._score(encoded, large, [candidates[place].first for place in large])
+        searches = {
+            place: BestFirst(candidates[place], look.tolist()) for place, look in zip(large, looks, strict=True)
+        }
+        while groups := {place: group for place, search in searches.items() if (group := search.next_group())}:
+            scored = self._score(encoded, list(groups), list(groups.values()))
+            for place, scores in zip(groups, scored, strict=True):
+                searches[place].add(scores.tolist())
+        found |= {place: search.best for place, search in searches.items()}
+        return [found[place] for place in range(len(candidates))]
+
+    @torch.inference_mode()
+    def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
+        """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, of an answer of at least one token an input."""
+        _check_one_each(encoded, answers)
+        chains = [Chain(ids, self.config.decoder_start_token_id) for ids in answers]
+        decoded = self._run_rows(encoded.memory, chains)
+        sums = []
+        for rows, ids in zip(decoded, answers, strict=True):
+            logits = self._t5.logits(rows[: len(ids)])
+            sums.append(float(logits.log_softmax(dim=1)[range(len(ids)), list(ids)].sum()))
+        return sums
 
     def decode(self, encoded: Encoded, max_tokens: int) -> list[tuple[int, ...]]:
         """Greedy answers: the tokens ahead of the end of sequence, at most `max_tokens`."""
@@ -236,90 +251,55 @@ class Student:
     # Scoring
 
     def _score(self, encoded: Encoded, places: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
-        """Exactly, of the inputs at these places."""
+        """Of the inputs at these places."""
+        if not places:
+            return []
         most = max(some.num_nodes for some in candidates)
         num_together = max(1, MAX_DECODER_ROWS // most)
         scores = []
         for start in range(0, len(places), num_together):
             those, some = places[start : start + num_together], candidates[start : start + num_together]
-            edges = self._edge_logprobs(encoded.of(those).memory, some)
+            logits = self._edge_logits(encoded.of(those).memory, some)
             sizes = [len(one.edge_nodes) for one in some]
-            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(edges, sizes), strict=True)]
+            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
         return scores
 
-    def _score_likely(
-        self, encoded: Encoded, places: Sequence[int], candidates: Sequence[Candidates], tolerance: float
-    ) -> list[Tensor]:
-        """Roughly, see `score`: first tokens alone, then the candidates behind those that are probable enough."""
-        beginnings = [some.beginnings() for some in candidates]
-        firsts = [Candidates([[token] for token in tokens], candidates[0].start_id) for tokens in beginnings]
-        looks = [look.tolist() for look in self._score(encoded, places, firsts)]
-        unseen = [
-            {token: math.exp(logprob) for token, logprob in zip(tokens, look, strict=True)}
-            for tokens, look in zip(beginnings, looks, strict=True)
-        ]
-        scores = [torch.empty(len(some.token_ids), device=self.device) for some in candidates]
-        seen = [0.0] * len(places)
-        # what is hoped for at first is that candidates have all the probability of their first tokens
-        for hoped in ([sum(masses.values()) for masses in unseen], seen):
-            chosen = [choose_beginnings(*about, tolerance) for about in zip(unseen, hoped, strict=True)]
-            if not (again := [number for number, tokens in enumerate(chosen) if tokens]):
-                break
-            members = [[c for token in chosen[number] for c in beginnings[number][token]] for number in again]
-            tries = [candidates[number].of(some) for number, some in zip(again, members, strict=True)]
-            found = self._score(encoded, [places[number] for number in again], tries)
-            for number, some, logprobs in zip(again, members, found, strict=True):
-                scores[number][torch.tensor(some, device=self.device)] = logprobs
-                seen[number] += float(logprobs.exp().sum())
-                for token in chosen[number]:
-                    del unseen[number][token]
-        for number, masses in enumerate(unseen):
-            for token, mass in masses.items():
-                some = beginnings[number][token]
-                scores[number][torch.tensor(some, device=self.device)] = math.log(max(mass, 1e-300) / len(some))
-        return scores
-
-    def _edge_logprobs(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
+    def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
         """Of all tries' edges, one trie after the other: (ΣE,) float32."""
-        sizes = [some.num_nodes for some in candidates]
-        decoded = self._run_tries(memory, candidates).flatten(0, 1)
-        most = max(sizes)
-        if min(sizes) < most:
-            kept = np.concatenate([number * most + np.arange(size) for number, size in enumerate(sizes)])
-            decoded = decoded[self._tensor(kept)]
-        starts = np.cumsum([0, *sizes])
-        nodes = np.concatenate([some.edge_nodes + start for some, start in zip(candidates, starts, strict=False)])
-        tokens = self._tensor(np.concatenate([some.edge_tokens for some in candidates]))
-        parts = []
-        for start in range(0, len(decoded), LOGITS_ROWS):
-            first, last = np.searchsorted(nodes, (start, start + LOGITS_ROWS))
-            logits = self._t5.logits(decoded[start : start + LOGITS_ROWS])
-            rows = self._tensor(nodes[first:last] - start)
-            parts.append(logits[rows, tokens[first:last]] - logits.logsumexp(dim=1)[rows])
-        return torch.cat(parts)
+        decoded = self._run_rows(memory, candidates)
+        most = decoded.shape[1]
+        nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
+        tokens = np.concatenate([some.edge_tokens for some in candidates])
+        return self._t5.token_logits(decoded.flatten(0, 1), self._tensor(nodes), self._tensor(tokens))
 
-    def _run_tries(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
-        """(B, N, D), of inputs with one trie each, N that of the largest; behind a smaller one is nothing of use."""
-        distinct = list({id(some): some for some in candidates}.values())
-        most = max(some.num_nodes for some in distinct)
+    def _run_rows(self, memory: Memory, rows: Sequence[DecoderRows]) -> Tensor:
+        """(B, N, D), of inputs with rows of their own each, N the most of one; behind fewer is nothing of use."""
+        distinct = list({id(some): some for some in rows}.values())
+        sizes = [len(some.tokens) for some in distinct]
+        most = max(sizes)
         tokens = np.full((len(distinct), most), self.config.pad_token_id)
         depths = np.zeros((len(distinct), most), dtype=np.int64)
         visible = np.zeros((len(distinct), most, most), dtype=bool)
         visible[:, :, 0] = True  # a row must see something; every node sees the first
-        for number, some in enumerate(distinct):
-            tokens[number, : some.num_nodes] = some.tokens
-            depths[number, : some.num_nodes] = some.depths
-            visible[number, : some.num_nodes, : some.num_nodes] = some.visible()
+        for number, (some, size) in enumerate(zip(distinct, sizes, strict=True)):
+            tokens[number, :size] = some.tokens
+            depths[number, :size] = some.depths
+            visible[number, :size, :size] = some.visible()
         bias = self._t5.tree_bias(self._tensor(depths), self._tensor(visible))
         input_ids = self._tensor(tokens)
-        if 1 < len(distinct) < len(candidates):
+        if 1 < len(distinct) < len(rows):
             number_of = {id(some): number for number, some in enumerate(distinct)}
-            which = self._tensor(np.array([number_of[id(some)] for some in candidates]))
+            which = self._tensor(np.array([number_of[id(some)] for some in rows]))
             input_ids, bias = input_ids[which], bias[which]
-        return self._t5.decode(input_ids.expand(len(candidates), -1), bias, memory)
+        return self._t5.decode(input_ids.expand(len(rows), -1), bias, memory)
 
     def _tensor(self, numbers: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
+
+
+def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:
+    if len(given) != encoded.num_inputs:
+        raise ValueError(f"{len(given)} for {encoded.num_inputs} inputs")
 
 
 def _first(*values: Any) -> int:

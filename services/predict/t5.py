@@ -22,6 +22,8 @@ from services.nn.packed_linear import PackedLinear, can_pack
 Linear = Callable[[Tensor], Tensor]
 # Tokens beyond each other by more than a checkpoint's own limit share one bias; no checkpoint's limit is above this.
 MAX_DISTANCE = 1024
+# Pairs of a row and a token whose vectors exist at a time.
+MAX_PAIRS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +113,7 @@ class T5:
         self._encoder_norm = _Norm(model.encoder.final_layer_norm)
         self._decoder_norm = _Norm(model.decoder.final_layer_norm)
         self._head = self._linear(model.lm_head)
+        self._head_rows: Tensor = model.lm_head.weight.detach()
         self._head_scale: float = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         # (H, 2 · MAX_DISTANCE − 1) for distances from −(MAX_DISTANCE − 1) on, and (H, MAX_DISTANCE) for those up to 0
         self._encoder_bias = _biases(model.encoder, 2 * MAX_DISTANCE - 1)
@@ -171,6 +174,14 @@ class T5:
         if self._head_scale != 1.0:
             decoded = decoded * self._head_scale
         return self._head(decoded).float()
+
+    def token_logits(self, decoded: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """(R, D), and E pairs of a row and a token, (E,) int64 each → the logits of these pairs alone, (E,) float32."""
+        parts = [
+            (decoded[some].float() * F.embedding(those, self._head_rows).float()).sum(dim=1) * self._head_scale
+            for some, those in zip(torch.split(rows, MAX_PAIRS), torch.split(tokens, MAX_PAIRS), strict=True)
+        ]
+        return torch.cat(parts)
 
     def tree_bias(self, depths: Tensor, is_visible: Tensor) -> Tensor:
         """The bias among decoder rows at `depths` (…, N) int64: (…, H, N, N); `is_visible` (…, N, N) bool."""

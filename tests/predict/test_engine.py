@@ -15,7 +15,7 @@ from services.predict.engine import BrokenModel, PredictEngine
 from services.predict.student import Student
 from services.predict.task_description import TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task
-from tests.predict.tiny_students import EOS, PAD, save_student, tiny_t5, tiny_tokenizer
+from tests.predict.tiny_students import EOS, PAD, constrained_logprobs, save_student, tiny_t5, tiny_tokenizer
 
 CPU = DeviceOptions(device="cpu")
 PAIR = {"premise": "A man is walking a dog.", "hypothesis": "A person is outside."}
@@ -37,13 +37,7 @@ def engine_of(task: Task, model: Any = None, **settings: Any) -> PredictEngine:
 def label_scores(model: Any, text: str, labels: list[str]) -> torch.Tensor:
     """Of each label by transformers."""
     tokenizer = tiny_tokenizer()
-    input_ids = torch.tensor([tokenizer(text).input_ids])
-    scores = []
-    for label in labels:
-        ids = tokenizer(label).input_ids
-        logits = model(input_ids=input_ids, labels=torch.tensor([ids])).logits[0]
-        scores.append(logits.log_softmax(-1)[range(len(ids)), ids].sum())
-    return torch.stack(scores)
+    return constrained_logprobs(model, tokenizer(text).input_ids, [tokenizer(label).input_ids for label in labels])
 
 
 def test_a_label_is_the_likeliest_and_probabilities_are_those_of_transformers() -> None:
@@ -61,6 +55,16 @@ def test_a_label_is_the_likeliest_and_probabilities_are_those_of_transformers() 
     assert answer.value is None and answer.rationale is None
     assert answer.prompt_tokens == len(tiny_tokenizer()(text).input_ids)
     assert answer.completion_tokens == len(tiny_tokenizer()(answer.label).input_ids)
+
+
+def test_without_probabilities_an_answer_is_the_same_but_for_them() -> None:
+    engine = engine_of(ESNLI, tiny_t5(spread=1.0))
+    others = [{"premise": "word " * length, "hypothesis": "other"} for length in (1, 40, 7)]
+    items = [engine.prepare(one, probabilities=place % 2 == 0) for place, one in enumerate([PAIR, PAIR, *others])]
+    full, short, *_ = engine.run_batch(items)
+    assert (full.label, full.completion_tokens) == (short.label, short.completion_tokens)
+    assert short.probability == pytest.approx(full.probability, rel=1e-4)
+    assert short.probabilities is None and full.probabilities is not None
 
 
 def test_choices_are_an_inputs_own_and_come_back_as_they_were_given() -> None:
@@ -208,7 +212,7 @@ def test_a_decoder_that_sees_other_rows_than_its_own_fails_its_check(monkeypatch
     engine = engine_of(ESNLI, tiny_t5("v1.1"))
     bias_of: Callable[[int], torch.Tensor] = engine._student._t5.last_row_bias
     monkeypatch.setattr(engine._student._t5, "last_row_bias", lambda num_rows: bias_of(num_rows).flip(3))
-    with pytest.raises(BrokenModel, match="off when it is scored alone"):
+    with pytest.raises(BrokenModel, match="off when it is read alone"):
         engine.self_check()
 
 

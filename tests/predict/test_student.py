@@ -9,9 +9,19 @@ import torch
 
 from services.nn.devices import DeviceOptions
 from services.predict import student as student_module
+from services.predict import t5 as t5_module
 from services.predict.scoring import Candidates
 from services.predict.student import Student
-from tests.predict.tiny_students import EOS, KINDS, PAD, Kind, save_student, tiny_t5, tiny_tokenizer
+from tests.predict.tiny_students import (
+    EOS,
+    KINDS,
+    PAD,
+    Kind,
+    constrained_logprobs,
+    save_student,
+    tiny_t5,
+    tiny_tokenizer,
+)
 
 VOCABULARY_LACKS = 10**6
 CPU = DeviceOptions(device="cpu")
@@ -31,12 +41,7 @@ def draw_candidates(seed: int = 0) -> Candidates:
 
 
 def reference_scores(model: Any, input_ids: Sequence[int], candidates: Candidates) -> torch.Tensor:
-    """Each candidate alone through transformers' own forward pass."""
-    scores = []
-    for ids in candidates.token_ids:
-        logits = model(input_ids=torch.tensor([input_ids]), labels=torch.tensor([ids])).logits[0]
-        scores.append(logits.log_softmax(-1)[range(len(ids)), list(ids)].sum())
-    return torch.stack(scores)
+    return constrained_logprobs(model, input_ids, candidates.token_ids)
 
 
 def reference_answer(model: Any, input_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
@@ -45,7 +50,7 @@ def reference_answer(model: Any, input_ids: Sequence[int], max_tokens: int) -> t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_candidate_has_the_log_probability_that_transformers_gives_it(kind: Kind) -> None:
+def test_every_candidate_has_the_log_probability_of_decoding_held_to_the_candidates(kind: Kind) -> None:
     model = tiny_t5(kind)
     student = Student(model, None)
     inputs = draw_inputs(5, 30, 12, 5, 60)
@@ -82,7 +87,7 @@ def test_more_decoder_rows_than_one_pass_takes_are_run_in_several(monkeypatch: p
     candidates = [draw_candidates(seed) for seed in range(3)]
     together = student.score(encoded, candidates)
     monkeypatch.setattr(student_module, "MAX_DECODER_ROWS", 20)
-    monkeypatch.setattr(student_module, "LOGITS_ROWS", 3)
+    monkeypatch.setattr(t5_module, "MAX_PAIRS", 3)
     for some, others in zip(student.score(encoded, candidates), together, strict=True):
         torch.testing.assert_close(some, others, rtol=1e-5, atol=1e-5)
 
@@ -107,36 +112,34 @@ def test_the_best_candidate_is_what_constrained_greedy_search_finds_among_single
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tolerance", [1e-4, 0.05])
-def test_a_tolerance_changes_probabilities_by_no_more_than_itself(kind: Kind, tolerance: float) -> None:
-    model = tiny_t5(kind, spread=6.0)
-    student = Student(model, None)
-    inputs = draw_inputs(*range(3, 15))
-    encoded = student.encode(inputs)
-    # candidates that are certain once they have begun, as those of a trained student are: what greedy search adds
-    starts = [[PAD, first] for first in range(5, 82)]
-    logits = model(input_ids=torch.tensor([inputs[0]] * 77), decoder_input_ids=torch.tensor(starts)).logits
-    large = Candidates(
-        [[first, int(second)] for first, second in zip(range(5, 82), logits[:, 1].argmax(1), strict=True)], PAD
-    )
-    exact = student.score(encoded, [large] * 12)
-    rough = student.score(encoded, [large] * 12, tolerance=tolerance)
-    num_left_out = 0
-    for some, others in zip(exact, rough, strict=True):
-        assert float((some.softmax(0) - others.softmax(0)).abs().max()) <= tolerance
-        assert int(some.argmax()) == int(others.argmax()) or float(some.softmax(0).max()) < tolerance
-        num_left_out += int((others - some > 1e-4).sum())
-        assert bool((others > some - 1e-4).all()), "what is left out gets a bound of its probability"
-    assert num_left_out > 0
-
-
-def test_where_nothing_is_improbable_a_tolerance_leaves_nothing_out() -> None:
-    student = Student(tiny_t5(spread=0.01), None)
-    encoded = student.encode(draw_inputs(4, 9))
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+def test_the_best_is_the_most_probable_of_all_and_has_its_probability(kind: Kind, spread: float) -> None:
+    student = Student(tiny_t5(kind, spread=spread), None)
+    encoded = student.encode(draw_inputs(*range(3, 15)))
     draw = torch.Generator().manual_seed(3)
-    large = Candidates([[*ids, EOS] for ids in torch.randint(3, 60, (40, 3), generator=draw).tolist()], PAD)
-    exact, rough = student.score(encoded, [large] * 2), student.score(encoded, [large] * 2, tolerance=1e-4)
-    torch.testing.assert_close(exact, rough, rtol=1e-5, atol=1e-5)
+    drawn = torch.randint(3, 20, (60, 3), generator=draw).tolist()
+    large = Candidates([[*ids, EOS] for ids in drawn], PAD)
+    small = Candidates([[3, 4, EOS], [4, EOS], [3, 5, EOS]], PAD)
+    tries = [large, small] * 6
+    for scores, best in zip(student.score(encoded, tries), student.best(encoded, tries), strict=True):
+        assert best.logprob == pytest.approx(float(scores.max()), rel=1e-4, abs=1e-4)
+        assert float(scores[best.candidate]) == pytest.approx(float(scores.max()), rel=1e-4, abs=1e-4)
+
+
+def test_groups_that_cannot_hold_the_best_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    student = Student(tiny_t5(spread=6.0), None)
+    encoded = student.encode(draw_inputs(*range(3, 15)))
+    large = Candidates([[first, second, EOS] for first in range(5, 45) for second in (7, 8)], PAD)
+    num_rows = []
+    decode = student._t5.decode
+
+    def counted(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        num_rows.append(input_ids.numel())
+        return decode(input_ids, *rest)
+
+    monkeypatch.setattr(student._t5, "decode", counted)
+    student.best(encoded, [large] * 12)
+    assert sum(num_rows) < 12 * large.num_nodes / 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,14 +168,18 @@ def test_an_answer_and_its_log_probability_do_not_depend_on_what_shares_the_batc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_log_probability_of_an_answer_is_that_of_scoring_it(kind: Kind) -> None:
-    student = Student(tiny_t5(kind), None)
-    encoded = student.encode(draw_inputs(*range(3, 13)))
+def test_the_log_probability_of_an_answer_is_that_of_transformers_decoded_or_read(kind: Kind) -> None:
+    model = tiny_t5(kind)
+    student = Student(model, None)
+    inputs = draw_inputs(*range(3, 13))
+    encoded = student.encode(inputs)
     answers = student.decode_scored(encoded, 12)
-    ends = [[EOS] if answer.is_finished else [] for answer in answers]
-    tries = [Candidates([[*answer.token_ids, *end]], PAD) for answer, end in zip(answers, ends, strict=True)]
-    for answer, (score,) in zip(answers, student.score(encoded, tries), strict=True):
-        assert answer.logprob == pytest.approx(float(score), rel=1e-4, abs=1e-4)
+    whole = [[*answer.token_ids, *([EOS] if answer.is_finished else [])] for answer in answers]
+    for ids, text, answer, read in zip(inputs, whole, answers, student.logprobs(encoded, whole), strict=True):
+        logits = model(input_ids=torch.tensor([ids]), labels=torch.tensor([text])).logits[0]
+        expected = float(logits.log_softmax(-1)[range(len(text)), text].sum())
+        assert answer.logprob == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert read == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_answers_longer_than_the_relative_positions_reach_are_still_those_of_transformers() -> None:
@@ -254,5 +261,5 @@ def test_inputs_without_tokens_and_tries_without_inputs_are_refused() -> None:
     student = Student(tiny_t5(), None)
     with pytest.raises(ValueError, match="each must have tokens"):
         student.encode([[3, EOS], []])
-    with pytest.raises(ValueError, match="2 tries for 1 inputs"):
+    with pytest.raises(ValueError, match="2 for 1 inputs"):
         student.score(student.encode(draw_inputs(4)), [draw_candidates()] * 2)

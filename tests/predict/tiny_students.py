@@ -1,6 +1,7 @@
 """Tiny T5s of both kinds with random weights, and the same as checkpoint folders with a tokenizer and a task."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,3 +93,17 @@ def save_student(directory: Path, task: dict[str, Any] | None = None, kind: Kind
     if task is not None:
         (directory / "task.json").write_text(json.dumps(task))
     return directory
+
+
+def constrained_logprobs(model: Any, input_ids: Sequence[int], candidates: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Of each candidate by transformers, token by token, where only tokens may follow that lead to a candidate."""
+    sums = []
+    for ids in candidates:
+        logits = model(input_ids=torch.tensor([list(input_ids)]), labels=torch.tensor([list(ids)])).logits[0]
+        total = torch.zeros(())
+        for place, token in enumerate(ids):
+            beginning = list(ids[:place])
+            allowed = sorted({other[place] for other in candidates if list(other[:place]) == beginning})
+            total = total + logits[place, allowed].log_softmax(-1)[allowed.index(token)]
+        sums.append(total)
+    return torch.stack(sums)
