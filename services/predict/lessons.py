@@ -16,6 +16,7 @@ from services.predict.distillation import IGNORED
 from services.predict.recipe import Recipe
 
 TokenIds = tuple[int, ...]
+Pair = tuple[str, str]  # an input and its target
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Lessons:
         self._recipe = recipe
         self._labels = [(recipe.input_text(example), recipe.label_text(example)) for example in examples]
         self._rationales = [recipe.rationale_texts(example) for example in examples]
-        self._tokens: dict[tuple[str, str], tuple[TokenIds, TokenIds]] = {}
+        self._tokens: dict[Pair, tuple[TokenIds, TokenIds]] = {}
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
 
     def batch(self, step: int, process: int = 0, num_processes: int = 1) -> Batch:
@@ -70,20 +71,30 @@ class Lessons:
         labels = [self._labels[row] for row in rows]
         rationales = [self._rationales[row] for row in rows]
         self._tokenise([*labels, *(pair for pair in rationales if pair is not None)])
-        own = range(process, len(rows), num_processes)
-        size = self._recipe.micro_batch_size or len(own)
+        own = slice(process, None, num_processes)
+        size = self._recipe.micro_batch_size or len(rows[own])
+        asked = self._in_parts(labels[own], size)
+        explained = self._in_parts([pair for pair in rationales[own] if pair is not None], size)
+        explained += [[]] * (len(asked) - len(explained))
         has_rationales = any(pair is not None for pair in rationales)
-        parts = []
-        for start in range(0, len(own), size):
-            places = own[start : start + size]
-            asked = [labels[place] for place in places]
-            explained = [pair for place in places if (pair := rationales[place]) is not None]
-            parts.append((self._lesson(asked), self._explained(explained, asked) if has_rationales else None))
+        parts = [
+            (self._lesson(some), self._explained(reasons, some) if has_rationales else None)
+            for some, reasons in zip(asked, explained, strict=True)
+        ]
         return Batch(
             tuple(parts),
             sum(len(self._tokens[pair][1]) for pair in labels),
             sum(len(self._tokens[pair][1]) for pair in rationales if pair is not None),
         )
+
+    def _in_parts(self, pairs: list[Pair], size: int) -> list[list[Pair]]:
+        """Pairs of like lengths together, which leaves the least padding; no pair is in two parts."""
+
+        def length(pair: Pair) -> int:
+            return sum(map(len, self._tokens[pair]))
+
+        by_length = sorted(pairs, key=length, reverse=True) if len(pairs) > size else pairs
+        return [by_length[start : start + size] for start in range(0, len(pairs), size)]
 
     def _rows(self, step: int) -> list[int]:
         """The batch's places in a stream of shuffled epochs."""
@@ -98,7 +109,7 @@ class Lessons:
             rows += self._order[1][start : start + size - len(rows)]
         return rows
 
-    def _tokenise(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _tokenise(self, pairs: Sequence[Pair]) -> None:
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._tokens]
         if not new:
             return
@@ -106,7 +117,7 @@ class Lessons:
         targets = tokenised(self._tokenizer, [target for _, target in new], self._recipe.max_target_tokens)
         self._tokens.update(zip(new, zip(inputs, targets, strict=True), strict=True))
 
-    def _explained(self, explained: Sequence[tuple[str, str]], asked: Sequence[tuple[str, str]]) -> Lesson:
+    def _explained(self, explained: Sequence[Pair], asked: Sequence[Pair]) -> Lesson:
         """The rationales of a part; where it alone has none, one without a target that counts.
 
         Processes that share out a model's weights must run it equally often.
@@ -116,7 +127,7 @@ class Lessons:
         lesson = self._lesson(asked[:1])
         return replace(lesson, labels=torch.full_like(lesson.labels, IGNORED))
 
-    def _lesson(self, pairs: Sequence[tuple[str, str]]) -> Lesson:
+    def _lesson(self, pairs: Sequence[Pair]) -> Lesson:
         inputs, targets = zip(*(self._tokens[pair] for pair in pairs), strict=True)
         pad = self._config.pad_token_id
         starts = [(self._config.decoder_start_token_id, *target[:-1]) for target in targets]
