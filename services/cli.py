@@ -108,6 +108,7 @@ _delegate(
 )
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
 _delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
+_delegate(evaluate, "distill", "services.predict.evaluate", "Distilled students by the dissertation's protocol.")
 _delegate(distill, "extract", "services.predict.extract", "Ask a teacher for rationales, resumable after a kill.")
 _delegate(app, "calibrate", "services.generate.calibrate", "Choose and measure a checkpoint's attention calibration.")
 _delegate(app, "embed-bulk", "services.embed.bulk", "Many images into a collection, or into files of embeddings.")

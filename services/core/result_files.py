@@ -40,5 +40,9 @@ class ResultFiles(Generic[ResultT]):
         The file is whole at any time. Raises OSError, and ValueError where it holds something else.
         """
         earlier = self.load([path]) if path.is_file() else []
-        entries = [asdict(result) for result in self._merge([*earlier, *results])]
+        self.write(self._merge([*earlier, *results]), path)
+
+    def write(self, results: Sequence[ResultT], path: Path) -> None:
+        """Write results in place of what the file holds. Raises OSError."""
+        entries = [asdict(result) for result in results]
         write_durably(path, [json.dumps(entries, indent=2).encode() + b"\n"])
