@@ -5,11 +5,11 @@ several sweeps together.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -26,7 +26,7 @@ from services.predict.sources import PUBLISHED_TASKS, DataSource
 from services.predict.sweep import PALM, Grid, Sweep, Teacher, collect
 from services.predict.sweep_cell import SweepError
 from services.predict.sweep_progress import SweepProgress
-from services.predict.tasks import RELEASED_PREFIXES, SVAMP, WRITTEN_PREFIXES
+from services.predict.tasks import RELEASED_PREFIXES, SVAMP, Prefixes
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -66,43 +66,32 @@ def sweep(
             show_default=RELEASED,
         ),
     ] = None,
-    augment: Annotated[bool, typer.Option("--augment", help="Also teach SVAMP with ASDiv's problems added.")] = False,
-    drop_empty: Annotated[
-        bool, typer.Option("--drop-empty", help="Leave out what has an empty label or rationale.")
-    ] = False,
-    num_train: Annotated[int, typer.Option(min=1, help="Of generated data, before shares of it are taken.")] = (
-        DataSource.num_train
-    ),
-    num_valid: Annotated[int, typer.Option(min=1, help="Of generated data.")] = DataSource.num_valid,
-    num_test: Annotated[int, typer.Option(min=1, help="Of generated data.")] = DataSource.num_test,
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="The labels' share of the step-by-step loss.")] = (
-        Recipe.alpha
-    ),
-    rationale_weight: Annotated[
-        float | None, typer.Option(min=0, help="Instead of --alpha: λ of Eq. 2.3, α = 1 / (1 + λ).")
-    ] = None,
-    prefixes: Annotated[
-        Literal["released", "written"], typer.Option(help="predict: and explain:, or [label] and [rationale].")
-    ] = "released",
-    learning_rate: Annotated[float, typer.Option(help="At the start; it falls linearly to 0.")] = Recipe.learning_rate,
-    batch_size: Annotated[int, typer.Option(min=1)] = Recipe.batch_size,
-    num_steps: Annotated[int, typer.Option(min=1)] = Recipe.num_steps,
-    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = Recipe.evaluate_every,
-    warmup_steps: Annotated[int, typer.Option(min=0)] = Recipe.warmup_steps,
-    micro_batch_size: Annotated[int | None, typer.Option(min=1, help="Examples that run at a time.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(min=2)] = Recipe.max_input_tokens,
-    max_target_tokens: Annotated[int, typer.Option(min=2)] = Recipe.max_target_tokens,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a label.")] = Recipe.max_new_tokens,
-    max_evaluated: Annotated[int | None, typer.Option(min=1, help="Validation examples of an evaluation.")] = None,
-    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train low-rank matrices alone.")] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the forward pass.")] = Recipe.precision,
-    max_gradient_norm: Annotated[
-        float, typer.Option(help="Longer gradients are shortened.")
-    ] = Recipe.max_gradient_norm,
+    augment: Annotated[bool, typer.Option("--augment", help="Also teach svamp with ASDiv's problems.")] = False,
+    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out unreadable outputs.")] = False,
+    num_train: Annotated[int, typer.Option(min=1, help="Training rows of generated data.")] = DataSource.num_train,
+    num_valid: Annotated[int, typer.Option(min=1, help="Its validation rows.")] = DataSource.num_valid,
+    num_test: Annotated[int, typer.Option(min=1, help="Its test rows.")] = DataSource.num_test,
+    alpha: Annotated[float | None, typer.Option(help="Share of the labels' loss.", show_default="0.5")] = None,
+    rationale_weight: Annotated[float | None, typer.Option(help="Instead: λ, the weight of rationales.")] = None,
+    label_prefix: Annotated[str, typer.Option(help="Asks for labels.")] = RELEASED_PREFIXES.label,
+    rationale_prefix: Annotated[str, typer.Option(help="Asks for rationales.")] = RELEASED_PREFIXES.rationale,
+    learning_rate: Annotated[float, typer.Option(help="Falls linearly to 0.")] = Recipe.learning_rate,
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = Recipe.batch_size,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between validations, and states.")] = Recipe.evaluate_every,
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = Recipe.warmup_steps,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples that run at a time.")] = None,
+    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are cut.")] = Recipe.max_input_tokens,
+    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are cut.")] = Recipe.max_target_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a label that is generated.")] = Recipe.max_new_tokens,
+    max_evaluated: Annotated[int | None, typer.Option(help="Validation examples, the first ones.")] = None,
+    max_gradient_norm: Annotated[float, typer.Option(help="Longer gradients are cut.")] = Recipe.max_gradient_norm,
+    lora_rank: Annotated[int | None, typer.Option(help="Train matrices of this rank beside the attention.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic; weights are float32.")] = "float32",
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice to save memory.")
     ] = False,
-    vocab_size: Annotated[int, typer.Option(min=1, help="At most, of a student from scratch.")] = 4_096,
+    vocab_size: Annotated[int, typer.Option(help="Of students from scratch.")] = 4_096,
     workers: Annotated[int, typer.Option(min=1, help="Students that are taught at a time, a process each.")] = 1,
     scores_only: Annotated[bool, typer.Option("--scores-only", help="Keep no checkpoints of the students.")] = False,
     save: Annotated[Path | None, typer.Option(help="A file for the results, beside those that it holds.")] = None,
@@ -112,29 +101,10 @@ def sweep(
 
     The same command goes on after a kill. It ends with status 1 where a student failed; the others are taught.
     """
+    options: dict[str, Any] = dict(locals())
     console = Console(stderr=True, highlight=False)
-    sizes = (num_train, num_valid, num_test)
     try:
-        grid = Grid(
-            tuple(_sources(_texts(tasks), data, sizes, augment=augment, drop_empty=drop_empty)),
-            _texts(models),
-            among(methods, METHODS, "--methods"),
-            among(labels, LABEL_SOURCES, "--labels"),
-            tuple(map(_teacher, rationales or [RELEASED])),
-            _numbers(fractions, float, "--fractions"),
-            _numbers(seeds, int, "--seeds"),
-            Recipe(
-                alpha=alpha if rationale_weight is None else 1 / (1 + rationale_weight),
-                prefixes=RELEASED_PREFIXES if prefixes == "released" else WRITTEN_PREFIXES,
-                learning_rate=learning_rate, batch_size=batch_size, num_steps=num_steps, evaluate_every=evaluate_every,
-                warmup_steps=warmup_steps, micro_batch_size=micro_batch_size, max_input_tokens=max_input_tokens,
-                max_target_tokens=max_target_tokens, max_new_tokens=max_new_tokens, max_evaluated=max_evaluated,
-                lora_rank=lora_rank, precision=precision, max_gradient_norm=max_gradient_norm,
-                gradient_checkpointing=gradient_checkpointing,
-            ),
-            vocab_size,
-        )  # fmt: skip
-        num_failed = 0 if report_only else _run(grid, output, workers, console, is_lean=scores_only)
+        num_failed = 0 if report_only else _run(_grid(options), output, workers, console, is_lean=scores_only)
         published = [task for task in _texts(tasks) if task in PUBLISHED_TASKS]
         teachers = [few_shot_cot_of(task, data) for task in published] if data is not None else []
         results = report([teacher for teacher in teachers if teacher is not None], output, save)
@@ -221,17 +191,45 @@ def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lea
         return sweep.run(progress, num_workers)
 
 
-def _sources(
-    tasks: Sequence[str], folder: Path | None, sizes: tuple[int, int, int], *, augment: bool, drop_empty: bool
-) -> Iterator[DataSource]:
-    for task in tasks:
+def _grid(options: Mapping[str, Any]) -> Grid:
+    """What the command's options say. Raises BadParameter and ValueError."""
+    return Grid(
+        tuple(_sources(options)),
+        _texts(options["models"]),
+        among(options["methods"], METHODS, "--methods"),
+        among(options["labels"], LABEL_SOURCES, "--labels"),
+        tuple(map(_teacher, options["rationales"] or [RELEASED])),
+        _numbers(options["fractions"], float, "--fractions"),
+        _numbers(options["seeds"], int, "--seeds"),
+        _recipe(options),
+        options["vocab_size"],
+    )
+
+
+def _recipe(options: Mapping[str, Any]) -> Recipe:
+    """All but the method and the seed."""
+    alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
+    if options["rationale_weight"] is not None:
+        if options["alpha"] is not None:
+            raise typer.BadParameter("give --alpha or --rationale-weight, not both")
+        from services.predict.distillation import alpha_of
+
+        alpha = alpha_of(options["rationale_weight"])
+    prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
+    same = {field.name: options[field.name] for field in fields(Recipe) if field.name in options}
+    return Recipe(**{**same, "alpha": alpha, "prefixes": prefixes, "num_steps": options["steps"]})
+
+
+def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
+    drop_empty = options["drop_empty"]
+    for task in _texts(options["tasks"]):
         if task in PUBLISHED_TASKS:
-            yield DataSource(task, folder, drop_empty=drop_empty)
+            yield DataSource(task, options["data"], drop_empty=drop_empty)
         else:
-            num_train, num_valid, num_test = sizes
-            yield DataSource(task, drop_empty=drop_empty, num_train=num_train, num_valid=num_valid, num_test=num_test)
-        if task == SVAMP.name and augment:
-            yield DataSource(task, folder, drop_empty=drop_empty, augment=True)
+            numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
+            yield DataSource(task, drop_empty=drop_empty, **numbers)
+        if task == SVAMP.name and options["augment"]:
+            yield DataSource(task, options["data"], drop_empty=drop_empty, augment=True)
 
 
 def _teacher(text: str) -> Teacher:
