@@ -22,7 +22,7 @@ from services.predict.tokenizer_build import build_tokenizer
 from services.predict.training import teach
 from services.predict.training_state import agree, forget
 
-__all__ = ["RESULT", "DataSource", "StudentRun", "load_student", "run_student"]
+__all__ = ["RESULT", "SHAPES", "DataSource", "StudentRun", "load_student", "run_student"]
 
 RESULT = "result.json"
 

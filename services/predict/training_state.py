@@ -142,16 +142,27 @@ def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[s
 
 def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError, with the differences, where a file was begun with other arguments; JSON objects."""
+    before, after = _flat(begun), _flat(now)
     differences = [
-        f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now.get(name))}"
-        for name in sorted(begun.keys() | now)
-        if begun.get(name) != now.get(name)
+        f"{name} was {json.dumps(before.get(name))}, and is {json.dumps(after.get(name))}"
+        for name in sorted(before.keys() | after)
+        if before.get(name) != after.get(name)
     ]
     if differences:
         raise ValueError(
             f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
             " folder"
         )
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects inside of objects by their path: {"a": {"b": 1}} → {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= (
+            {f"{name}.{inner}": it for inner, it in _flat(value).items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
 
 
 def _write(path: Path, content: Any) -> None:
