@@ -159,9 +159,10 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Objects inside of objects by their path: {"a": {"b": 1}} → {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= (
-            {f"{name}.{inner}": it for inner, it in _flat(value).items()} if isinstance(value, dict) else {name: value}
-        )
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": one for inner, one in _flat(value).items()}
+        else:
+            flat[name] = value
     return flat
 
 
