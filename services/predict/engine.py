@@ -104,14 +104,14 @@ class PredictEngine:
         self.description = description
         self._student = student
         self._task = description.to_task()
-        self._tokenizer: Any = student.tokenizer
+        self.tokenizer: Any = student.tokenizer
         # Where a checkpoint brings settings of these, they would cut inputs, and change while another thread reads.
-        self._tokenizer.backend_tokenizer.no_truncation()
-        self._tokenizer.backend_tokenizer.no_padding()
-        if self._tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
+        self.tokenizer.backend_tokenizer.no_truncation()
+        self.tokenizer.backend_tokenizer.no_padding()
+        if self.tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
             raise ValueError("the tokenizer does not put the end of sequence behind a text")
-        self._plain_texts = PlainTexts(self._tokenizer)
-        self._max_token_characters = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._plain_texts = PlainTexts(self.tokenizer)
+        self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
         if self._answers is not None and len(set(self._answers.trie.token_ids)) < len(self._answers.texts):
             raise ValueError("two labels have the same tokens")
@@ -228,7 +228,7 @@ class PredictEngine:
     # Preparing
 
     def _input_ids(self, prefix: str, text: str, place: str) -> tuple[int, ...]:
-        input_ids = self._tokenizer(prefix + text).input_ids
+        input_ids = self.tokenizer(prefix + text).input_ids
         limit = self.description.max_input_tokens
         if len(input_ids) > limit:
             raise TooLarge(f"{place}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=place)
@@ -240,7 +240,7 @@ class PredictEngine:
 
     def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:
         """The end of sequence is behind each."""
-        tokenised = self._tokenizer(list(plain_texts)).input_ids
+        tokenised = self.tokenizer(list(plain_texts)).input_ids
         return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
 
     def _check_characters(self, fields: Mapping[str, Any], place: str) -> None:
@@ -248,8 +248,8 @@ class PredictEngine:
         texts = [text for value in fields.values() for text in (value if isinstance(value, list | tuple) else [value])]
         num_characters = sum(len(text) for text in texts if isinstance(text, str))
         limit = self.description.max_input_tokens
-        if num_characters > limit * self._max_token_characters:
-            at_least = -(-num_characters // self._max_token_characters)
+        if num_characters > limit * self.max_token_characters:
+            at_least = -(-num_characters // self.max_token_characters)
             raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
 
     def _sample(self, length: int) -> Item:
@@ -305,7 +305,7 @@ class PredictEngine:
         )
 
     def _text(self, decoded: Decoded) -> str:
-        text: str = self._tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
+        text: str = self.tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
         return text.strip()
 
     def _self_check_tolerance(self) -> float:

@@ -99,13 +99,17 @@ class T5:
         self.num_heads: int = config.num_heads
         if is_int8 and not can_quantise(self.device, self.dtype):
             raise ValueError(f"8-bit integers need a CPU and float32, not {self.device} and {self.dtype}")
+        # Parameters may be views of one mapped file, all of which would stay with any of them. Where products have
+        # layouts of their own nothing else holds it.
+        own = Tensor.clone if is_int8 or can_pack(self.device, self.dtype) else Tensor.detach
         if is_int8:
             self._make_linear: Callable[[Tensor], Linear] = Int8Linear
         elif can_pack(self.device, self.dtype):
             self._make_linear = lambda weight: PackedLinear(weight, None)
         else:
             self._make_linear = lambda weight: partial(F.linear, weight=weight)
-        self._embeddings: Tensor = model.shared.weight.detach()
+        embeddings, head = model.shared.weight.detach(), model.lm_head.weight.detach()
+        self._embeddings: Tensor = own(embeddings)
         self._encoder = [_EncoderLayer(block, self._linear) for block in model.encoder.block]
         self._decoder = [_DecoderLayer(block, self._linear) for block in model.decoder.block]
         crossing = [block.layer[1].EncDecAttention for block in model.decoder.block]
@@ -113,7 +117,7 @@ class T5:
         self._encoder_norm = _Norm(model.encoder.final_layer_norm)
         self._decoder_norm = _Norm(model.decoder.final_layer_norm)
         self._head = self._linear(model.lm_head)
-        self._head_rows: Tensor = model.lm_head.weight.detach()
+        self._head_rows = self._embeddings if head.data_ptr() == embeddings.data_ptr() else own(head)
         self._head_scale: float = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         # (H, 2 · MAX_DISTANCE − 1) for distances from −(MAX_DISTANCE − 1) on, and (H, MAX_DISTANCE) for those up to 0
         self._encoder_bias = _biases(model.encoder, 2 * MAX_DISTANCE - 1)
@@ -225,7 +229,7 @@ class _Norm:
     """T5's: scaled by the root of the mean square, never shifted."""
 
     def __init__(self, module: Any) -> None:
-        self._weight: Tensor = module.weight.detach()
+        self._weight: Tensor = module.weight.detach().clone()  # a view would keep all of a mapped file
         self._epsilon: float = module.variance_epsilon
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,0 +1,68 @@
+"""The predict service's settings."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from services.core.manifest import check_alias, check_model_name, is_version_id
+from services.core.settings import MEBIBYTE, ServiceSettings
+from services.core.store_errors import InvalidCheckpoint
+from services.nn.devices import DeviceName
+
+
+class PredictSettings(ServiceSettings):
+    """What the predict service adds to the settings of every service."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_PREDICT_", frozen=True, extra="forbid")
+
+    port: int = Field(8101, ge=0, le=65535)
+    models: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("word-problems", "inferences"),
+        min_length=1,
+        description="Served models, separated by commas: `name`, or `name@alias` where it is not `latest`.",
+    )
+    memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="What the parameters of all loaded models may take, in bytes; the model that was asked least"
+        " recently makes room for another, and is loaded again when it is asked. 0: any.",
+    )
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
+    )
+    int8: bool = Field(
+        default=False, description="8-bit integers on a CPU: about twice as fast, a fourth of the memory, less exact."
+    )
+    num_threads: int = Field(
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+    )
+    max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
+    max_inputs: int = Field(2048, ge=1, description="Most inputs in one request.")
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def split_models(cls, models: Any) -> Any:
+        return tuple(one.strip() for one in models.split(",") if one.strip()) if isinstance(models, str) else models
+
+    @field_validator("models")
+    @classmethod
+    def check_models(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        followed = [split_model(model) for model in models]
+        for name, alias in followed:
+            try:
+                check_model_name(name)
+                if not is_version_id(alias):
+                    check_alias(alias)
+            except InvalidCheckpoint as error:
+                raise ValueError(str(error)) from None
+        if len({name for name, _ in followed}) < len(followed):
+            raise ValueError("a model can be named once")
+        return models
+
+
+def split_model(model: str) -> tuple[str, str]:
+    """Name and alias of `name` or `name@alias`."""
+    name, _, alias = model.partition("@")
+    return name, alias or "latest"
