@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -69,6 +69,8 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 class TeachingLoss(nn.Module):
     """The losses of a part of a batch, through a T5 that it holds."""
 
+    _no_split_modules: ClassVar = ["T5Block"]  # what FSDP shares out at a time, unless it is told otherwise
+
     def __init__(self, model: Any, alpha: float | None) -> None:
         """`alpha` None is for methods that learn labels alone."""
         super().__init__()
@@ -88,6 +90,10 @@ class TeachingLoss(nn.Module):
             rationale_loss = self._loss(rationales, batch.num_rationale_tokens)
         total = label_loss if self.alpha is None else multi_task_loss(label_loss, rationale_loss, self.alpha)
         return total, label_loss.detach(), rationale_loss.detach()
+
+    def tie_weights(self) -> None:
+        """FSDP calls this when it has taken the model to another device, where weights that were one are several."""
+        self.model.tie_weights()
 
     def _loss(self, lesson: Lesson, num_targets: int) -> Tensor:
         encoded = self.model.encoder(input_ids=lesson.input_ids, attention_mask=lesson.mask)[0]
@@ -128,6 +134,8 @@ class _Teaching:
         loss = TeachingLoss(model, recipe.alpha if recipe.method == "step-by-step" else None)
         # what is evaluated: the model, or one that the weights are collected in where each process has but a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.is_sharded and not self.accelerator.is_fsdp2:
+            raise ValueError("accelerate's FSDP must be of version 2: fsdp_version: 2 in its configuration")
         self.whole = loss, self.lora
         if self.is_sharded and self.is_main:
             self.whole = copy.deepcopy(self.whole)

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from services.predict.recipe import Recipe, TeachingData
 
@@ -39,7 +38,6 @@ class Progress:
         self._module = module
         self._optimizer = optimizer
         self._arguments = json.loads(json.dumps(arguments))
-        self._is_sharded = accelerator.distributed_type == DistributedType.FSDP
 
     def load(self) -> dict[str, Any] | None:
         """The values that were saved with the last state, whose weights then stand in the module; None without one.
@@ -51,27 +49,27 @@ class Progress:
             return None
         state = torch.load(path, map_location="cpu", weights_only=True)
         agree(path, json.loads(state["arguments"]), self._arguments)
-        if self._is_sharded:
-            set_state_dict(
-                self._module,
-                self._plain_optimizer(),
-                model_state_dict=state["weights"],
-                optim_state_dict=state["optimizer"],
-                options=StateDictOptions(full_state_dict=True, strict=False),
-            )
-        else:
-            load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
-            self._optimizer.load_state_dict(state["optimizer"])
+        load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
+        optimizer = state["optimizer"]
+        for number, weight in enumerate(self._trained().values()):
+            moments = optimizer["state"][number]
+            # all but the step's number are of the weight's shape
+            optimizer["state"][number] = {
+                name: _part_of(weight, moment) if moment.dim() else moment for name, moment in moments.items()
+            }
+        self._optimizer.load_state_dict(optimizer)
         values: dict[str, Any] = state["values"]
         return values
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, whole, by their names in the module; every process must ask. Empty off the main one."""
-        return self._states()[0]
+        return {name: whole for name, weight in self._trained().items() if (whole := self._whole(weight)) is not None}
 
     def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
         """Save the state, and its weights as the best where they are; every process must call."""
-        weights, optimizer = self._states()
+        weights, optimizer = self.weights(), self._optimizer.state_dict()
+        for number, moments in optimizer["state"].items():
+            optimizer["state"][number] = {name: self._whole(moment) for name, moment in moments.items()}
         if not self._accelerator.is_main_process:
             return
         if is_best:
@@ -96,17 +94,15 @@ class Progress:
         """Where they lie."""
         return self._folder / f"best-{step}.pt"
 
-    def _states(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        if not self._is_sharded:
-            module = self._accelerator.unwrap_model(self._module)
-            return trained_weights(module), self._plain_optimizer().state_dict()
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        states: Any = get_state_dict(self._module, self._plain_optimizer(), options=options)
-        return states[0], states[1]
+    def _trained(self) -> dict[str, Tensor]:
+        return trained_weights(self._accelerator.unwrap_model(self._module))
 
-    def _plain_optimizer(self) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = self._optimizer.optimizer
-        return optimizer
+    def _whole(self, tensor: Tensor) -> Tensor | None:
+        """A tensor from its parts, on the main process."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        whole: Tensor = tensor.full_tensor()
+        return whole.cpu() if self._accelerator.is_main_process else None
 
 
 def forget(folder: Path) -> None:
@@ -122,9 +118,9 @@ def trained_weights(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put the trained weights of such a module into it. Raises KeyError for one that is missing."""
+    """Put whole weights into the trained ones of such a module. Raises KeyError for one that is missing."""
     for name, weight in trained_weights(module).items():
-        weight.copy_(weights[name])
+        weight.copy_(_part_of(weight, weights[name]))
 
 
 def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
@@ -153,6 +149,14 @@ def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
             " folder"
         )
+
+
+def _part_of(like: Tensor, whole: Tensor) -> Tensor:
+    """What a process has of a tensor that is shared out as another one is."""
+    if not isinstance(like, DTensor):
+        return whole
+    # every process has read the whole, so that none needs to be sent anything
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
