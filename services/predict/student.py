@@ -68,8 +68,11 @@ class Decoded(NamedTuple):
 class Student:
     """Runs one T5; on one thread at a time. An answer does not depend on what shares its batch, but for rounding."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, is_int8: bool = False) -> None:
-        """`model` is transformers' T5ForConditionalGeneration, on its device. Raises what `T5` raises."""
+    def __init__(self, model: Any, tokenizer: Any, *, is_int8: bool = False, num_threads: int | None = None) -> None:
+        """`model` is transformers' T5ForConditionalGeneration, on its device; None leaves the threads as they are.
+
+        Raises what `T5` raises.
+        """
         self.tokenizer = tokenizer
         config = model.config
         self.config = StudentConfig(
@@ -83,6 +86,7 @@ class Student:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.is_int8 = is_int8
+        self._num_threads = num_threads
         self._t5 = T5(model.eval(), is_int8=is_int8)
         self._length_step = 1 if self.device.type == "cpu" else GPU_LENGTH_STEP
 
@@ -105,7 +109,6 @@ class Student:
         dtype = options.choose_dtype(device)
         if dtype == torch.float16:
             raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
-        torch.set_num_threads(options.choose_num_threads(config.d_model))
         loaded: Any = T5ForConditionalGeneration.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
@@ -113,13 +116,16 @@ class Student:
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8)
+        num_threads = options.choose_num_threads(config.d_model)
+        return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8, num_threads=num_threads)
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Sequence[int]]) -> Encoded:
         """Token ids of at least one input, each with its end of sequence. Raises ValueError for one without tokens."""
         if not inputs or not all(inputs):
             raise ValueError("there must be inputs, and each must have tokens")
+        if self._num_threads is not None:  # students of several widths may take turns on this thread
+            torch.set_num_threads(self._num_threads)
         packed, groups, rows, mask = self._side_by_side(inputs)
         encoded = self._t5.encode(packed, groups)
         return Encoded(self._t5.memory(encoded, rows, len(inputs), mask), len(inputs))

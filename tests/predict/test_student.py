@@ -234,6 +234,20 @@ def test_a_student_read_from_a_folder_answers_as_the_model_that_was_saved(tmp_pa
         torch.testing.assert_close(scores, reference_scores(tiny_t5(kind), ids, candidates), rtol=1e-5, atol=1e-5)
 
 
+def test_students_that_take_turns_have_their_own_numbers_of_threads(tmp_path: Path) -> None:
+    folder = save_student(tmp_path)
+    before = torch.get_num_threads()
+    try:
+        narrow, asked = Student.load(folder, CPU), Student.load(folder, DeviceOptions(device="cpu", num_threads=2))
+        used = []
+        for student in (narrow, asked, narrow):
+            student.encode(draw_inputs(4))
+            used.append(torch.get_num_threads())
+        assert used == [1, 2, 1]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_is_no_usable_t5_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_student(tmp_path)
     with pytest.raises(ValueError, match="overflows in float16"):
