@@ -129,7 +129,9 @@ class _Teaching:
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
         model.requires_grad_(True)
         if recipe.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            # transformers has renamed it
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
         loss = TeachingLoss(model, recipe.alpha if recipe.method == "step-by-step" else None)
         # what is evaluated: the model, or one that the weights are collected in where each process has but a part

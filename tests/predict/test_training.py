@@ -1,0 +1,341 @@
+"""Each method teaches what it should, the best step is that of the validation, and a kill changes nothing."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from services.nn.devices import DeviceOptions
+from services.predict.data import Example
+from services.predict.distillation import IGNORED, count_targets, multi_task_loss, target_loss
+from services.predict.engine import PredictEngine
+from services.predict.lessons import Lessons, tokenised
+from services.predict.marking import accuracy
+from services.predict.recipe import METHODS, Method, Outcome, Recipe, TeachingData
+from services.predict.student import Student
+from services.predict.task_description import TaskDescription
+from services.predict.tasks import NO_PREFIXES, SVAMP, Prefixes
+from services.predict.training import CHECKPOINT, TeachingLoss, learning_rate, teach
+from services.predict.training_state import STATE_FILE
+from tests.predict.tiny_students import EOS, tiny_tokenizer
+from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
+
+CPU = DeviceOptions("cpu", "float32", 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Any:
+    """Sums come out the same, bit for bit, only in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
+
+
+def taught(folder: Path, recipe: Recipe, data: TeachingData | None = None, model: Any = None) -> Outcome:
+    return teach(model or toy_t5(), tiny_tokenizer(), data or toy_data(), recipe, folder, silent)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / CHECKPOINT / "model.safetensors")
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+# What is learnt
+
+
+@pytest.mark.parametrize("kind", ["t5", "v1.1"])
+@pytest.mark.parametrize("micro_batch_size", [None, 3, 1])
+def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_released_training(
+    kind: Any, micro_batch_size: int | None
+) -> None:
+    recipe = toy_recipe(micro_batch_size=micro_batch_size, alpha=0.3)
+    model, tokenizer = toy_t5(kind=kind).requires_grad_(True), tiny_tokenizer()
+    some = examples(8, 0)
+    batch = Lessons(tokenizer, model.config, some, recipe).batch(0)
+    losses = torch.zeros(3)
+    for part in batch.parts:
+        values = TeachingLoss(model, recipe.alpha)(part, batch)
+        values[0].backward()
+        losses += torch.stack(values).detach()
+    gradients = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+
+    def released(pairs: list[tuple[str, str]]) -> torch.Tensor:
+        inputs = tokenizer([text for text, _ in pairs], padding=True, return_tensors="pt")
+        labels = tokenizer([target for _, target in pairs], padding=True, return_tensors="pt").input_ids
+        labels[labels == tokenizer.pad_token_id] = IGNORED
+        logits = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, labels=labels).logits
+        return target_loss(logits, labels)
+
+    label_loss = released([(f"predict: {one.input}", one.label) for one in some])
+    rationale_loss = released([(f"explain: {one.input}", one.rationale or "") for one in some])
+    total = multi_task_loss(label_loss, rationale_loss, 0.3)
+    total.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(losses, torch.stack([total, label_loss, rationale_loss]))
+    for gradient, weight in zip(gradients, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, weight.grad, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_learns(method: Method, tmp_path: Path) -> None:
+    # the label behind a rationale comes last, and is learnt last
+    values: Any = {"num_steps": 100 if method == "single-task" else 40, "max_target_tokens": 40}
+    recipe = toy_recipe(method=method, learning_rate=1e-2, batch_size=16, evaluate_every=10, **values)
+    outcome = taught(tmp_path, recipe, model=toy_t5(dropout_rate=0.0))
+    first, last = outcome.evaluations[0], outcome.evaluations[-1]
+    assert last.loss < first.loss / 2
+    assert last.label_loss < first.label_loss / 2
+    assert outcome.test_accuracy > 0.7
+    if method == "step-by-step":
+        assert last.rationale_loss is not None
+        assert first.rationale_loss is not None
+        assert last.rationale_loss < first.rationale_loss / 2
+    else:
+        assert last.rationale_loss is None
+
+
+def test_step_by_step_without_rationales_weight_or_prefixes_is_standard_finetuning(tmp_path: Path) -> None:
+    multi_task = taught(tmp_path / "a", toy_recipe(alpha=1.0, prefixes=NO_PREFIXES))
+    standard = taught(tmp_path / "b", toy_recipe(method="standard"))
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert [one.label_loss for one in multi_task.evaluations] == [one.label_loss for one in standard.evaluations]
+    taught(tmp_path / "c", toy_recipe(alpha=1.0))
+    assert not same(weights(tmp_path / "c"), weights(tmp_path / "b"))
+
+
+def test_examples_without_a_rationale_teach_their_labels_alone(tmp_path: Path) -> None:
+    tokenizer, model = tiny_tokenizer(), toy_t5()
+    some = [replace(one, rationale=one.rationale if place % 2 else None) for place, one in enumerate(examples(8, 0))]
+    batch = Lessons(tokenizer, model.config, some, toy_recipe()).batch(0)
+    ((labels, rationales),) = batch.parts
+    assert rationales is not None
+    assert len(labels.labels) == 8
+    assert len(rationales.labels) == 4
+    assert batch.num_rationale_tokens == count_targets(rationales.labels) < batch.num_label_tokens * 8
+    outcome = taught(tmp_path, toy_recipe(), toy_data(train=examples(24, 0, explained=0.0)))
+    assert outcome.evaluations[-1].rationale_loss is None
+    assert outcome.evaluations[-1].loss == pytest.approx(outcome.evaluations[-1].label_loss / 2)
+
+
+def test_parts_of_a_batch_with_rationales_all_ask_for_some() -> None:
+    some = [Example("milk", "neutral", "because"), *examples(7, 0, explained=0.0)]
+    batch = Lessons(tiny_tokenizer(), toy_t5().config, some, toy_recipe(micro_batch_size=2)).batch(0)
+    counts = [int(count_targets(rationales.labels)) for _, rationales in batch.parts if rationales is not None]
+    assert len(counts) == 4
+    assert sorted(counts) == [0, 0, 0, batch.num_rationale_tokens]
+
+
+def test_an_epoch_takes_every_example_once_and_processes_share_it_out() -> None:
+    some = [Example(f"text {number}", str(number)) for number in range(24)]
+    tokenizer = tiny_tokenizer()
+
+    def read(step: int, process: int = 0, num_processes: int = 1) -> list[str]:
+        lessons = Lessons(tokenizer, toy_t5().config, some, toy_recipe(method="standard"))
+        return [
+            str(tokenizer.decode([id_ for id_ in row if id_ != IGNORED], skip_special_tokens=True))
+            for labels, _ in lessons.batch(step, process, num_processes).parts
+            for row in labels.labels.tolist()
+        ]
+
+    epochs = [[read(step) for step in range(first, first + 3)] for first in (0, 3)]
+    for epoch in epochs:
+        assert sorted(label for batch in epoch for label in batch) == sorted(one.label for one in some)
+    assert epochs[0] != epochs[1]
+    assert sorted(read(4, 0, 2) + read(4, 1, 2)) == sorted(read(4))
+    assert len(read(4, 1, 2)) == 4
+
+
+def test_what_is_too_long_is_cut_ahead_of_its_end() -> None:
+    tokenizer = tiny_tokenizer()
+    (whole,) = tokenised(tokenizer, ["a man in the park"], 64)
+    (cut,) = tokenised(tokenizer, ["a man in the park"], 4)
+    assert cut == (*whole[:3], EOS)
+
+
+def test_the_learning_rate_falls_to_nothing_behind_a_rise() -> None:
+    recipe = toy_recipe(learning_rate=1.0, num_steps=10, warmup_steps=2)
+    assert [learning_rate(recipe, step) for step in (0, 1, 2, 6, 9)] == pytest.approx([0.5, 1, 1, 0.5, 0.125])
+    assert learning_rate(replace(recipe, warmup_steps=0), 0) == 1
+    assert learning_rate(replace(recipe, warmup_steps=0), 9) == pytest.approx(0.1)
+
+
+# Which step is kept
+
+
+def test_the_first_best_step_on_the_validation_examples_is_kept_whatever_the_test_says(tmp_path: Path) -> None:
+    every = [Example("a man", "yes")] * 8
+    model = toy_t5(dropout_rate=0.0)
+    recipe = toy_recipe(method="standard", num_steps=12, evaluate_every=12, learning_rate=2e-2)
+    no = [replace(one, label="no") for one in every]
+    assert taught(tmp_path / "before", recipe, TeachingData(TOY, no, no, no), model).test_accuracy == 1
+    # learns "yes" anew: what it answered before is right for the validation alone, for the first steps
+    recipe = replace(recipe, evaluate_every=1, learning_rate=1e-3, num_steps=40)
+    outcome = taught(tmp_path / "after", recipe, TeachingData(TOY, every, no, every), model)
+    shares = [one.validation_accuracy for one in outcome.evaluations]
+    assert shares[:2] == [1, 1]
+    assert shares[-1] == 0
+    assert outcome.best_step == 1
+    assert (outcome.validation_accuracy, outcome.test_accuracy) == (1, 0)
+    student = Student.load(tmp_path / "after" / CHECKPOINT, CPU)
+    assert accuracy(student, TOY, no, recipe) == 1
+
+
+def test_an_evaluation_takes_the_first_validation_examples(tmp_path: Path) -> None:
+    broken = Example("", "", None)  # never evaluated: it has no rationale for this method
+    data = toy_data(valid=[*examples(2, 1), broken])
+    outcome = taught(tmp_path, toy_recipe(method="explained", max_evaluated=2), data)
+    assert {one.step for one in outcome.evaluations} == {2, 4}
+
+
+def test_answers_are_compared_by_the_metric_of_the_task(tmp_path: Path) -> None:
+    data = toy_data(task=SVAMP, train=[Example("a box", "5")] * 8, valid=[Example("a box", "5")], test=[])
+    data = replace(data, test=[Example("a box", "( 5.0 )")])
+    recipe = toy_recipe(method="standard", num_steps=12, evaluate_every=12, learning_rate=2e-2)
+    assert taught(tmp_path, recipe, data).test_accuracy == 1
+
+
+# Interrupted, and begun again
+
+
+class Killed(Exception):
+    """What a kill looks like from inside."""
+
+
+@pytest.mark.parametrize("lora_rank", [None, 2])
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_interrupted_training_ends_as_an_unbroken_one(lora_rank: int | None, tmp_path: Path) -> None:
+    if lora_rank is not None:
+        pytest.importorskip("peft")
+    recipe = toy_recipe(num_steps=6, lora_rank=lora_rank)
+    unbroken = taught(tmp_path / "unbroken", recipe)
+    lines = []
+
+    def kill(line: str) -> None:
+        lines.append(line)
+        raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            teach(toy_t5(), tiny_tokenizer(), toy_data(), recipe, tmp_path / "broken", kill)
+    broken = taught(tmp_path / "broken", recipe)
+    assert [line.split(" loss")[0] for line in lines] == ["step 2/6", "step 4/6"]
+    assert replace(broken, seconds=0) == replace(unbroken, seconds=0)
+    assert same(weights(tmp_path / "unbroken"), weights(tmp_path / "broken"))
+
+
+def test_a_state_of_other_arguments_is_refused_and_the_difference_named(tmp_path: Path) -> None:
+    taught(tmp_path, toy_recipe())
+    with pytest.raises(ValueError, match=r"learning_rate was 0\.005, and is 0\.001"):
+        taught(tmp_path, toy_recipe(learning_rate=1e-3))
+    with pytest.raises(ValueError, match=r"examples was "):
+        taught(tmp_path, toy_recipe(), toy_data(test=examples(8, 3)))
+    with pytest.raises(ValueError, match=r"model was "):
+        taught(tmp_path, toy_recipe(), model=toy_t5(seed=1))
+    assert (tmp_path / STATE_FILE).is_file()
+
+
+# What comes out
+
+
+def test_the_checkpoint_is_one_that_the_service_reads(tmp_path: Path) -> None:
+    prefixes = Prefixes("[label] ", "[rationale] ")
+    taught(tmp_path, toy_recipe(prefixes=prefixes, max_input_tokens=30))
+    engine = PredictEngine.load(tmp_path / CHECKPOINT, CPU)
+    assert engine.description.label_prefix == "[label] "
+    assert engine.description.rationale_prefix == "[rationale] "
+    assert (engine.description.max_input_tokens, engine.description.max_target_tokens) == (30, 6)
+    (prediction,) = engine.run_batch([engine.prepare({"text": "a man in milk"}, rationale=True)])
+    assert prediction.label in ("entailment", "neutral")
+    assert prediction.rationale is not None
+
+
+def test_only_step_by_step_students_give_rationales(tmp_path: Path) -> None:
+    taught(tmp_path / "a", toy_recipe(method="standard"))
+    description = TaskDescription.read(tmp_path / "a" / CHECKPOINT)
+    assert (description.label_prefix, description.rationale_prefix) == ("", None)
+    assert description.labels == TOY.labels
+    taught(tmp_path / "b", toy_recipe(method="single-task"))
+    description = TaskDescription.read(tmp_path / "b" / CHECKPOINT)
+    assert (description.labels, description.max_target_tokens) == (None, 24)
+    taught(tmp_path / "c", toy_recipe(method="explained"))
+    assert not (tmp_path / "c" / CHECKPOINT / "task.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_low_rank_matrices_are_merged_into_queries_and_values_alone(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = toy_t5()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    outcome = taught(tmp_path, toy_recipe(lora_rank=2, learning_rate=3e-2, num_steps=8), model=model)
+    after = weights(tmp_path)
+    assert after.keys() <= before.keys()
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in after if name.endswith((".q.weight", ".v.weight"))}
+    student = Student.load(tmp_path / CHECKPOINT, CPU)
+    assert accuracy(student, TOY, toy_data().test, toy_recipe()) == outcome.test_accuracy
+
+
+def test_low_rank_matrices_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(ValueError, match="lora_rank needs the package peft"):
+        taught(tmp_path, toy_recipe(lora_rank=2))
+
+
+def test_half_precision_learns_nearly_the_same(tmp_path: Path) -> None:
+    full = taught(tmp_path / "a", toy_recipe()).evaluations[0]
+    half = taught(tmp_path / "b", toy_recipe(precision="bfloat16")).evaluations[0]
+    assert half.loss == pytest.approx(full.loss, rel=0.02)
+    assert half.loss != full.loss
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "b").values())
+
+
+def test_activations_computed_twice_change_nothing(tmp_path: Path) -> None:
+    once = taught(tmp_path / "a", toy_recipe())
+    twice = taught(tmp_path / "b", toy_recipe(gradient_checkpointing=True))
+    assert twice.evaluations[-1].loss == pytest.approx(once.evaluations[-1].loss, rel=1e-5)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "other"}, "method is one of standard, single-task, step-by-step, explained"),
+        ({"alpha": 1.1}, "alpha is a share from 0 to 1"),
+        ({"alpha": math.nan}, "alpha is a share from 0 to 1"),
+        ({"learning_rate": 0.0}, "learning_rate is a finite number above 0"),
+        ({"max_gradient_norm": math.inf}, "max_gradient_norm is a finite number above 0"),
+        ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
+        ({"num_steps": 0}, "num_steps is at least 1"),
+        ({"max_target_tokens": 1}, "max_target_tokens is at least 2"),
+        ({"warmup_steps": 4}, "warmup_steps is 0 or more and below num_steps"),
+        ({"precision": "float16"}, "precision is one of float32, bfloat16"),
+    ],
+)
+def test_a_recipe_without_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_recipe(**changes)
+
+
+@pytest.mark.parametrize("name", ["train", "valid", "test"])
+def test_data_without_examples_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there are no examples"):
+        taught(tmp_path, toy_recipe(), toy_data(**{name: []}))
+
+
+def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no rationale to explain the input"):
+        taught(tmp_path, toy_recipe(method="explained"), toy_data(train=examples(24, 0, explained=0.5)))
