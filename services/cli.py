@@ -106,6 +106,7 @@ _delegate(train, "focallens", "services.embed.train", "FocalLens tuning of a CLI
 _delegate(
     train, "litm", "services.generate.train", "A small Llama that is lost in the middle, the starter of generate."
 )
+_delegate(train, "distill", "services.predict.train", "A small T5 that learns labels and a teacher's reasons.")
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
 _delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
 _delegate(evaluate, "distill", "services.predict.evaluate", "Distilled students by the dissertation's protocol.")

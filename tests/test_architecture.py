@@ -75,6 +75,38 @@ JOBS = (
     "train",
     "training",
 )
+# Of the predict service: texts and numbers about students, torch-free; figures of them; and what teaches them.
+DISTILL_TEXTUAL = (
+    "arithmetic",
+    "data",
+    "drawing",
+    "generated_data",
+    "inferences",
+    "llm_outputs",
+    "problem_scenes",
+    "problems",
+    "recipe",
+    "sources",
+    "task_description",
+    "tasks",
+)
+DISTILL_REPORTS = ("distill_figures", "distill_results", "distill_tables")
+DISTILL_JOBS = (
+    "evaluate",
+    "initialisation",
+    "lessons",
+    "lora",
+    "marking",
+    "runs",
+    "sweep",
+    "sweep_cell",
+    "sweep_imports",
+    "sweep_progress",
+    "tokenizer_build",
+    "train",
+    "training",
+    "training_state",
+)
 
 
 @dataclass(frozen=True)
@@ -150,8 +182,32 @@ ROOMS = (
     ),
     Room("services/predict/distillation.py", (), WORLD),
     *(
-        Room(f"services/predict/{stem}.py", own("arithmetic", "llm_outputs", "tasks"), (*HEAVY, *WEB))
-        for stem in ("arithmetic", "data", "llm_outputs", "task_description", "tasks")
+        Room(
+            f"services/predict/{stem}.py",
+            own(*DISTILL_TEXTUAL, "rationale_file"),
+            (*HEAVY, *WEB),
+        )
+        for stem in DISTILL_TEXTUAL
+    ),
+    *(
+        Room(
+            f"services/predict/{stem}.py",
+            (*own(*DISTILL_TEXTUAL, *DISTILL_REPORTS), "services.core.line_plots", "services.core.result_files"),
+            (*HEAVY, *WEB),
+        )
+        for stem in DISTILL_REPORTS
+    ),
+    *(
+        Room(
+            f"services/predict/{stem}.py",
+            (
+                *own(*DISTILL_TEXTUAL, *DISTILL_REPORTS, *DISTILL_JOBS),
+                *own("distillation", "rationale_file", "student"),
+                *(f"services.core.{part}" for part in (*STORING, "durable_files", "line_plots")),
+            ),
+            WEB,
+        )
+        for stem in DISTILL_JOBS
     ),
     *(
         Room(f"services/predict/{stem}.py", may_import, (*WEB, "os", "json", "structlog", "time"))
