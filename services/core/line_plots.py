@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 PANEL_WIDTH, PANEL_HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 36, 46
+LEFT, RIGHT, TOP, BOTTOM = 64, 22, 36, 46
 LEGEND_LINE = 18
 MAX_TICKS = 6
 MARK_RADIUS = 4.0

@@ -27,6 +27,7 @@ COMPARED = ("standard", "step-by-step")
 # PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
 LARGEST_RADIUS = 28.0
+SHARES_WITH_MARGINS = -10.0, 110.0  # large marks stand on either end
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
@@ -82,7 +83,12 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
         radius = max(LARGEST_RADIUS * math.sqrt(size / largest), MARK_RADIUS + 1)
         curves.append(Curve(name, ((100 * best.fraction, found.mean),), (found.error,), mark_radius=radius))
     return Panel(
-        data_name(own[0].data), SHARE, ACCURACY, (*curves, *_level(teacher)), has_zero=False, x_range=(0.0, 100.0)
+        data_name(own[0].data),
+        SHARE,
+        ACCURACY,
+        (*curves, *_level(teacher)),
+        has_zero=False,
+        x_range=SHARES_WITH_MARGINS,
     )
 
 

@@ -107,7 +107,7 @@ def test_a_single_point_is_a_mark_of_its_size_where_the_axis_says() -> None:
     assert lines_of(svg) == []
     mark, in_legend = ET.fromstring(svg).iter(f"{NAMESPACE}circle")
     assert (mark.attrib["r"], in_legend.attrib["r"]) == ("16", "4")
-    assert float(mark.attrib["cx"]) == 64 + (420 - 64 - 16) / 4
+    assert float(mark.attrib["cx"]) == 64 + (420 - 64 - 22) / 4
 
 
 def test_nothing_to_draw_is_refused() -> None:
