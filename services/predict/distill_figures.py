@@ -27,7 +27,7 @@ COMPARED = ("standard", "step-by-step")
 # PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
 LARGEST_RADIUS = 28.0
-SHARES_WITH_MARGINS = -10.0, 110.0  # large marks stand on either end
+SHARE_AXIS = -10.0, 110.0  # large marks stand on either end
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
@@ -88,7 +88,7 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
         ACCURACY,
         (*curves, *_level(teacher)),
         has_zero=False,
-        x_range=SHARES_WITH_MARGINS,
+        x_range=SHARE_AXIS,
     )
 
 
