@@ -1,7 +1,11 @@
 """Each method teaches what it should, the best step is that of the validation, and a kill changes nothing."""
 
+import json
 import math
-from dataclasses import replace
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +292,7 @@ def test_low_rank_matrices_are_merged_into_queries_and_values_alone(tmp_path: Pa
 
 
 def test_low_rank_matrices_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match="lora_rank needs the package peft"):
         taught(tmp_path, toy_recipe(lora_rank=2))
 
@@ -339,3 +343,23 @@ def test_data_without_examples_is_refused(name: str, tmp_path: Path) -> None:
 def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no rationale to explain the input"):
         taught(tmp_path, toy_recipe(method="explained"), toy_data(train=examples(24, 0, explained=0.5)))
+
+
+# Several processes
+
+
+def test_processes_that_share_the_work_learn_what_one_does_interrupted_or_not(tmp_path: Path) -> None:
+    data, recipe = toy_data(train=examples(24, 0, explained=0.5)), toy_recipe(micro_batch_size=2)
+    alone = taught(tmp_path / "alone", recipe, data, toy_t5(dropout_rate=0.0))
+    job = subprocess.run(
+        [sys.executable, "-m", "tests.predict.sharing_job", str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert job.returncode == 0, job.stderr
+    for way in ("copies", "parts"):
+        shared = json.loads((tmp_path / way / "outcome.json").read_text())
+        assert shared["is_shared"] is (way == "parts")
+        for one, two in zip(alone.evaluations, shared["evaluations"], strict=True):
+            assert two == pytest.approx(asdict(one), rel=1e-4)
+        for name, weight in weights(tmp_path / "alone").items():
+            torch.testing.assert_close(weights(tmp_path / way)[name], weight, atol=1e-4, rtol=1e-3)
