@@ -253,10 +253,16 @@ class PredictEngine:
             raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
 
     def _sample(self, length: int) -> Item:
+        """An input of so many words a field, or of as many as the model takes."""
         fields: dict[str, FieldValue] = dict.fromkeys(self.description.fields, " ".join(["word"] * length))
         if self.description.choices is not None:
             fields[self.description.choices] = ["one", "the other"]
-        return self.prepare(fields, rationale=self.has_rationales)
+        try:
+            return self.prepare(fields, rationale=self.has_rationales)
+        except TooLarge:
+            if not length:
+                raise
+            return self._sample(length // 2)
 
     # Answering
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from services.core.checkpoints import CheckpointEngine, Room, Served, ServedCheckpoint
-from services.core.errors import DeadlineExceeded
+from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
 from services.core.store_errors import InvalidCheckpoint
@@ -61,14 +61,19 @@ class Resident(Generic[EngineT]):
         """
         self._num_waiting += 1
         self._nobody_waits.clear()
-        if self.arrival is None:
-            self.arrival = asyncio.create_task(self.checkpoint.load())
-            self.arrival.add_done_callback(self._arrived)
+        arrival = self.arrival
+        if arrival is None:
+            arrival = self.arrival = asyncio.create_task(self.checkpoint.load())
+            arrival.add_done_callback(self._arrived)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await asyncio.shield(self.arrival)
+                await asyncio.shield(arrival)
         except TimeoutError:
             raise DeadlineExceeded("The deadline passed before the model was loaded.") from None
+        except asyncio.CancelledError:
+            if not arrival.cancelled():
+                raise
+            raise Overloaded("The service stopped before the model was loaded.") from None
         finally:
             self._num_waiting -= 1
             if not self._num_waiting:

@@ -198,6 +198,12 @@ def test_a_checkpoint_folder_loads_warms_up_and_passes_its_check(task: Task, is_
     assert engine.description.task == task.name
 
 
+def test_a_checkpoint_that_takes_few_tokens_passes_its_check() -> None:
+    engine = engine_of(ESNLI, max_input_tokens=40, max_target_tokens=8)
+    engine.warm_up()
+    engine.self_check()
+
+
 def test_a_model_that_computes_nonsense_fails_its_check() -> None:
     model = tiny_t5()
     model.decoder.block[1].layer[0].SelfAttention.q.weight.fill_(math.nan)

@@ -1,0 +1,501 @@
+"""`/predict` and `/tasks` over HTTP: what they answer, in both dialects, and everything that is refused."""
+
+import json
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from starlette.testclient import TestClient
+
+from services.core.manifest import CheckpointInfo
+from services.core.store import Store
+from services.nn.devices import DeviceOptions
+from services.predict.app import create_predict
+from services.predict.engine import PredictEngine, Prediction
+from services.predict.footprint import held_bytes
+from services.predict.settings import PredictSettings
+from services.predict.tasks import CQA, ESNLI, SVAMP
+from tests.embed.tiny import wait_until_ready
+from tests.predict.served_tiny import (
+    MAX_INPUT_TOKENS,
+    METRICS,
+    PAIR,
+    PROBLEM,
+    QUESTION,
+    REVIEWS,
+    publish,
+    publish_tiny,
+    save_task,
+    served_tiny,
+)
+
+MAX_INPUTS = 300
+LABELS = ["entailment", "neutral", "contradiction"]
+CPU = DeviceOptions(device="cpu", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return publish_tiny(tmp_path_factory.mktemp("students"))
+
+
+@pytest.fixture(scope="module")
+def client(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("predict")
+    with served_tiny(store_url, folder, max_inputs=MAX_INPUTS, max_body_bytes=2**20) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PredictEngine]:
+    """What the service must answer with, asked directly."""
+    folder = tmp_path_factory.mktemp("engines")
+    return {
+        task.name: PredictEngine.load(save_task(folder / task.name, task), CPU) for task in (ESNLI, CQA, SVAMP, REVIEWS)
+    }
+
+
+def answer_to(client: TestClient, task: str | None, *inputs: Any, **fields: Any) -> dict[str, Any]:
+    response = client.post("/predict", json={"task": task, "inputs": inputs, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def error_of(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def shown(index: int, prediction: Prediction) -> dict[str, Any]:
+    """A prediction of an engine as the service shows it."""
+    probabilities = prediction.probabilities
+    return {
+        "index": index,
+        "label": prediction.label,
+        "probability": pytest.approx(prediction.probability, rel=1e-3),
+        "probabilities": None if probabilities is None else pytest.approx(probabilities, rel=1e-3),
+        "rationale": prediction.rationale,
+        "value": prediction.value,
+    }
+
+
+# --- tasks ---
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/v1/tasks"])
+def test_tasks_are_listed_with_their_fields_labels_and_checkpoints(client: TestClient, path: str) -> None:
+    body = client.get(path).json()
+    assert body["object"] == "list"
+    for task in body["data"]:
+        assert re.fullmatch(rf"tiny-{task['id']}@[0-9a-f]{{12}}", task.pop("model"))
+        assert task.pop("metrics") == METRICS
+    assert body["data"] == [
+        {"id": "esnli", "fields": ["premise", "hypothesis"], "labels": LABELS, "rationales": True},
+        {"id": "cqa", "fields": ["question", "choices"], "labels": None, "rationales": True},
+        {"id": "svamp", "fields": ["body", "question"], "labels": None, "rationales": False},
+        {"id": "reviews", "fields": ["text"], "labels": ["good", "bad"], "rationales": False},
+    ]
+
+
+# --- predictions ---
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v1/predict"])
+def test_inputs_are_labelled_as_the_engine_labels_them_in_their_order(
+    client: TestClient, engines: dict[str, PredictEngine], path: str
+) -> None:
+    other = {**PAIR, "premise": "Nobody is anywhere."}
+    response = client.post(path, json={"task": "esnli", "inputs": [PAIR, other]})
+    body = response.json()
+    engine = engines["esnli"]
+    expected = engine.run_batch([engine.prepare(one, probabilities=False) for one in (PAIR, other)])
+
+    assert set(body) == {"object", "model", "task", "predictions", "usage"}
+    assert (body["object"], body["task"]) == ("list", "esnli")
+    assert body["model"] == response.headers["x-fovea-model"]
+    assert re.fullmatch(r"tiny-esnli@[0-9a-f]{12}", body["model"])
+    assert body["predictions"] == [shown(index, one) for index, one in enumerate(expected)]
+    assert [one["probabilities"] for one in body["predictions"]] == [None, None]
+    prompt_tokens = sum(one.prompt_tokens for one in expected)
+    completion_tokens = sum(one.completion_tokens for one in expected)
+    assert body["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def test_probabilities_of_all_labels_come_where_they_are_asked_for(client: TestClient) -> None:
+    [prediction] = answer_to(client, "esnli", PAIR, probabilities=True)["predictions"]
+    assert list(prediction["probabilities"]) == LABELS
+    assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+    assert prediction["probabilities"][prediction["label"]] == prediction["probability"]
+
+
+def test_rationales_come_where_they_are_asked_for(client: TestClient, engines: dict[str, PredictEngine]) -> None:
+    engine = engines["esnli"]
+    [expected] = engine.run_batch([engine.prepare(PAIR, rationale=True)])
+    [prediction] = answer_to(client, "esnli", PAIR, rationale=True)["predictions"]
+    assert isinstance(expected.rationale, str)
+    assert prediction["rationale"] == expected.rationale
+    [plain] = answer_to(client, "esnli", PAIR)["predictions"]
+    assert plain["rationale"] is None
+
+
+def test_a_task_may_have_choices_of_each_input(client: TestClient, engines: dict[str, PredictEngine]) -> None:
+    other = {"question": "Which?", "choices": ["this one", "that one"]}
+    engine = engines["cqa"]
+    expected = engine.run_batch([engine.prepare(one) for one in (QUESTION, other)])
+    answer = answer_to(client, "cqa", QUESTION, other, probabilities=True)
+    assert answer["predictions"] == [shown(index, one) for index, one in enumerate(expected)]
+    assert list(answer["predictions"][1]["probabilities"]) == other["choices"]
+
+
+def test_a_free_answer_has_a_value_only_where_it_is_an_equation(
+    client: TestClient, engines: dict[str, PredictEngine]
+) -> None:
+    engine = engines["svamp"]
+    [expected] = engine.run_batch([engine.prepare(PROBLEM)])
+    [prediction] = answer_to(client, "svamp", PROBLEM, probabilities=True)["predictions"]
+    assert prediction == shown(0, expected)
+    assert prediction["value"] is None, "random weights write no equation"
+
+
+def test_as_many_inputs_as_the_limit_are_answered_one_by_one_in_their_order(
+    client: TestClient, engines: dict[str, PredictEngine]
+) -> None:
+    inputs = [{"text": "word " * (number % 7) + str(number % 5)} for number in range(MAX_INPUTS)]
+    engine = engines["reviews"]
+    texts = sorted({one["text"] for one in inputs})
+    distinct = dict(zip(texts, engine.run_batch([engine.prepare({"text": text}) for text in texts]), strict=True))
+    answer = answer_to(client, "reviews", *inputs)
+    assert [one["index"] for one in answer["predictions"]] == list(range(MAX_INPUTS))
+    for one, prediction in zip(inputs, answer["predictions"], strict=True):
+        expected = distinct[one["text"]]
+        assert prediction["label"] == expected.label
+        assert prediction["probability"] == pytest.approx(expected.probability, rel=1e-3)
+    assert answer["usage"]["prompt_tokens"] == sum(distinct[one["text"]].prompt_tokens for one in inputs)
+
+
+def test_the_response_names_its_request_and_its_times(client: TestClient) -> None:
+    response = client.post("/predict", json={"task": "esnli", "inputs": [PAIR]}, headers={"x-request-id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+    stages = dict(re.findall(r"(\w+);dur=([\d.]+)", response.headers["server-timing"]))
+    assert set(stages) == {"tokenize", "queue", "infer"}
+    assert float(stages["infer"]) > 0
+
+
+@pytest.mark.parametrize("task", ["esnli", "tiny-esnli", "tiny-esnli@latest"])
+def test_a_task_may_be_called_by_its_model(client: TestClient, task: str) -> None:
+    assert answer_to(client, task, PAIR)["task"] == "esnli"
+
+
+@pytest.mark.parametrize("form", ["{name}", "{name}@latest", "{name}@{version}"])
+def test_a_model_alone_says_which_task(client: TestClient, form: str) -> None:
+    model = client.get("/v1/models/tiny-cqa").json()
+    asked = form.format(name=model["id"], version=model["version"])
+    answer = answer_to(client, None, QUESTION, model=asked)
+    assert (answer["task"], answer["model"]) == ("cqa", f"tiny-cqa@{model['version']}")
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"task": "translation"}, 404, "task"),
+        ({"task": None}, 422, "task"),
+        ({"model": "tiny-gpt"}, 404, "model"),
+        ({"model": "tiny-esnli@000000000000"}, 404, "model"),
+        ({"model": "tiny-cqa"}, 400, "task"),
+        ({"inputs": []}, 422, "inputs"),
+        ({"inputs": PAIR}, 422, "inputs"),
+        ({"inputs": None}, 422, "inputs"),
+        ({"inputs": [PAIR, {"premise": "x"}]}, 422, "inputs.1.hypothesis"),
+        ({"inputs": [PAIR, {**PAIR, "premise": 3}]}, 422, "inputs.1.premise"),
+        ({"inputs": [PAIR, {**PAIR, "premise": ["x"]}]}, 422, "inputs.1.premise"),
+        ({"inputs": [{**PAIR, "conclusion": "x"}]}, 422, "inputs.0.conclusion"),
+        ({"inputs": [PAIR, "x"]}, 422, "inputs.1"),
+        ({"inputs": [PAIR, {**PAIR, "premise": "x " * 200}]}, 413, "inputs.1"),
+        ({"task": "cqa", "inputs": [{**QUESTION, "choices": ["one"]}]}, 422, "inputs.0.choices"),
+        ({"task": "cqa", "inputs": [{**QUESTION, "choices": "ab"}]}, 422, "inputs.0.choices"),
+        ({"task": "cqa", "inputs": [{**QUESTION, "choices": ["a", 1]}]}, 422, "inputs.0.choices.1"),
+        ({"task": "reviews", "inputs": [{"text": "x"}], "rationale": True}, 422, "rationale"),
+        ({"rationale": "perhaps"}, 422, "rationale"),
+        ({"inputs": [PAIR] * (MAX_INPUTS + 1)}, 413, "inputs"),
+        ({"inputs": [0] * (MAX_INPUTS + 1)}, 413, "inputs"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_named(
+    client: TestClient, fields: dict[str, Any], status: int, param: str
+) -> None:
+    error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR], **fields}), status)
+    assert error["param"] == param
+
+
+def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:
+    error = error_of(client.post("/predict", json={"task": "x", "inputs": [PAIR]}), 404)
+    assert error["message"] == "There is no task 'x', only 'esnli', 'cqa', 'svamp', 'reviews'."
+    assert (error["type"], error["code"]) == ("not_found_error", "task_not_found")
+
+
+def test_limits_are_named_with_what_was_asked(client: TestClient) -> None:
+    error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR] * (MAX_INPUTS + 1)}), 413)
+    assert error["message"] == f"inputs: The request asks for {MAX_INPUTS + 1}; the limit is {MAX_INPUTS}."
+    long = {**PAIR, "hypothesis": "dog " * 200}
+    error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [long]}), 413)
+    assert re.search(rf"has \d+ tokens; the limit is {MAX_INPUT_TOKENS}", error["message"])
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"task": NaN}', b'{"task": "\xff"}', b""])
+def test_what_is_no_json_is_a_400(client: TestClient, content: bytes) -> None:
+    response = client.post("/predict", content=content, headers={"content-type": "application/json"})
+    assert response.status_code in {400, 422}
+    assert "error" in response.json()
+
+
+def test_other_content_types_are_refused(client: TestClient) -> None:
+    response = client.post("/predict", content=b"x", headers={"content-type": "text/plain"})
+    assert error_of(response, 415)["type"] == "unsupported_media_type"
+
+
+def test_a_deadline_that_has_passed_is_a_504(client: TestClient) -> None:
+    inputs = [{"text": f"word {number} " * 20} for number in range(MAX_INPUTS)]
+    response = client.post(
+        "/predict", json={"task": "reviews", "inputs": inputs}, headers={"x-request-timeout": "0.001"}
+    )
+    assert error_of(response, 504)["type"] == "timeout_error"
+
+
+def test_a_text_never_becomes_a_control_token(client: TestClient) -> None:
+    hostile = {"premise": "x</s><pad>", "hypothesis": "</s>" * 5}
+    assert answer_to(client, "esnli", hostile)["predictions"][0]["label"] in LABELS
+
+
+# --- text-embeddings-inference ---
+
+
+def test_teis_pair_is_answered_by_the_first_task_of_two_texts_best_label_first(client: TestClient) -> None:
+    [prediction] = answer_to(client, "esnli", PAIR, probabilities=True)["predictions"]
+    response = client.post("/predict", json={"inputs": list(PAIR.values())})
+    ranked = response.json()
+    assert [one["label"] for one in ranked] == sorted(LABELS, key=lambda x: -prediction["probabilities"][x])
+    for one in ranked:
+        assert set(one) == {"score", "label"}
+        assert one["score"] == pytest.approx(prediction["probabilities"][one["label"]])
+    assert response.headers["x-fovea-model"].startswith("tiny-esnli@")
+    headers = {"x-compute-tokens": prediction_tokens(client), "x-compute-characters": sum(map(len, PAIR.values()))}
+    for name, value in headers.items():
+        assert response.headers[name] == str(value)
+    assert {"x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"} <= set(response.headers)
+
+
+def prediction_tokens(client: TestClient) -> int:
+    tokens: int = answer_to(client, "esnli", PAIR)["usage"]["prompt_tokens"]
+    return tokens
+
+
+def test_teis_single_text_is_answered_by_the_first_task_of_one_text(client: TestClient) -> None:
+    alone = client.post("/predict", json={"inputs": "what a film"}).json()
+    assert {one["label"] for one in alone} == {"good", "bad"}
+    assert client.post("/predict", json={"inputs": ["what a film"]}).json() == alone
+
+
+def test_teis_batch_is_answered_with_a_list_for_each(client: TestClient) -> None:
+    batch = client.post("/predict", json={"inputs": [["what a film"], ["what"], ["what a film"]]}).json()
+    alone = [client.post("/predict", json={"inputs": text}).json() for text in ("what a film", "what")]
+    for some, expected in zip(batch, [alone[0], alone[1], alone[0]], strict=True):
+        assert [one["label"] for one in some] == [one["label"] for one in expected]
+        assert [one["score"] for one in some] == pytest.approx([one["score"] for one in expected], rel=1e-3)
+
+
+def test_teis_raw_scores_are_logarithms_of_the_scores(client: TestClient) -> None:
+    asked = {"inputs": list(PAIR.values())}
+    scores, raw = (client.post("/predict", json={**asked, "raw_scores": is_raw}).json() for is_raw in (False, True))
+    assert [one["label"] for one in raw] == [one["label"] for one in scores]
+    assert [math.exp(one["score"]) for one in raw] == pytest.approx([one["score"] for one in scores])
+
+
+def test_tei_may_name_a_model(client: TestClient) -> None:
+    response = client.post("/predict", json={"inputs": ["a", "b"], "model": "tiny-esnli"})
+    assert response.headers["x-fovea-model"].startswith("tiny-esnli@")
+
+
+@pytest.mark.parametrize("direction", ["right", "Left"])
+def test_tei_cuts_texts_only_where_it_is_asked_to(
+    client: TestClient, engines: dict[str, PredictEngine], direction: str
+) -> None:
+    long = " ".join(f"w{number}" for number in range(400))
+    refused = client.post("/predict", json={"inputs": [long, "a dog"]})
+    assert refused.status_code == 413
+    assert f"the limit is {MAX_INPUT_TOKENS}" in refused.json()["error"]
+
+    asked = {"inputs": [long, "a dog"], "truncate": True, "truncation_direction": direction}
+    cut = client.post("/predict", json=asked)
+    assert cut.status_code == 200
+    assert MAX_INPUT_TOKENS - 8 <= int(cut.headers["x-compute-tokens"]) <= MAX_INPUT_TOKENS
+    # the same as the end or the beginning alone that is left
+    engine = engines["esnli"]
+    num_fitting = bisect_left(range(len(long)), 1, key=lambda num: not fits(engine, cut_to(long, num + 1, direction)))
+    fitting = cut_to(long, num_fitting, direction)
+    expected = client.post("/predict", json={"inputs": [fitting, "a dog"]}).json()
+    for one, other in zip(cut.json(), expected, strict=True):
+        assert one["label"] == other["label"]
+        assert one["score"] == pytest.approx(other["score"], rel=0.2)
+
+
+def cut_to(text: str, num_characters: int, direction: str) -> str:
+    return text[:num_characters] if direction == "right" else text[-num_characters:]
+
+
+def fits(engine: PredictEngine, premise: str) -> bool:
+    num_tokens = len(engine.tokenizer(f"predict: {premise}</s>a dog").input_ids)
+    return num_tokens <= MAX_INPUT_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"inputs": ["a", "b", "c"]}, 422),
+        ({"inputs": [["a", "b", "c"]]}, 422),
+        ({"inputs": [["a"], ["a", "b"]]}, 422),
+        ({"inputs": [["a", "b"], ["a"]]}, 422),
+        ({"inputs": [["a"], "b"]}, 422),
+        ({"inputs": "a", "raw_scores": "perhaps"}, 422),
+        ({"inputs": "a", "model": "tiny-svamp"}, 422),
+        ({"inputs": "a", "model": "tiny-esnli"}, 422),
+        ({"inputs": "a", "model": "other"}, 404),
+        ({"inputs": [["a"]] * (MAX_INPUTS + 1)}, 413),
+    ],
+)
+def test_teis_errors_have_its_shape(client: TestClient, body: dict[str, Any], status: int) -> None:
+    response = client.post("/predict", json=body)
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error_type"] == "Validation"
+
+
+# --- models, probes, settings ---
+
+
+def test_models_are_listed_with_their_limits(client: TestClient) -> None:
+    models = client.get("/v1/models").json()["data"]
+    assert [one["id"] for one in models] == ["tiny-esnli", "tiny-cqa", "tiny-svamp", "tiny-reviews"]
+    model = client.get(f"/v1/models/tiny-cqa@{models[1]['version']}").json()
+    assert model == models[1]
+    assert model["object"] == "model"
+    assert (model["kind"], model["task"], model["loaded"]) == ("t5-student", "cqa", True)
+    assert model["max_model_len"] == MAX_INPUT_TOKENS
+    assert model["limits"] == {"max_inputs": MAX_INPUTS}
+    assert model["revision"].startswith(model["version"])
+    assert error_of(client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
+
+
+def test_readiness_names_every_checkpoint(client: TestClient) -> None:
+    checks = client.get("/readyz").json()["checks"]
+    for name in ("esnli", "cqa", "svamp", "reviews"):
+        assert checks[f"checkpoint tiny-{name}"]["detail"].startswith(f"tiny-{name}@")
+
+
+def test_the_openapi_document_describes_both_dialects(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    predict = document["paths"]["/predict"]["post"]
+    sent = predict["requestBody"]["content"]["application/json"]["schema"]
+    assert {one["$ref"].rpartition("/")[2] for one in sent["oneOf"]} == {"PredictRequest", "TeiPredictRequest"}
+    answered = json.dumps(predict["responses"]["200"])
+    assert "PredictAnswer" in answered
+    assert "TeiPrediction" in answered
+    assert {"TeiError", "ErrorEnvelope"} <= set(document["components"]["schemas"])
+    assert document["paths"]["/tasks"]["get"]["responses"]["200"]
+
+
+def test_with_one_task_nobody_needs_to_name_it(store_url: str, tmp_path: Path) -> None:
+    with served_tiny(store_url, tmp_path, models="tiny-reviews") as client:
+        assert answer_to(client, None, {"text": "x"})["task"] == "reviews"
+
+
+def test_under_a_budget_every_task_is_listed_and_answered_in_turn(store_url: str, tmp_path: Path) -> None:
+    budget = held_bytes(save_task(tmp_path / "one", ESNLI), CPU)
+    with served_tiny(store_url, tmp_path, models="tiny-esnli,tiny-cqa", memory_bytes=budget) as client:
+        for _ in range(2):
+            assert answer_to(client, "esnli", PAIR)["model"].startswith("tiny-esnli@")
+            response = client.post("/predict", json={"task": "cqa", "inputs": [QUESTION]})
+            assert "load;dur=" in response.headers["server-timing"]
+            assert [one["id"] for one in client.get("/tasks").json()["data"]] == ["esnli", "cqa"]
+            assert [one["loaded"] for one in client.get("/v1/models").json()["data"]] == [False, True]
+        assert client.get("/readyz").status_code == 200
+        metrics = client.get("/metrics").text
+        assert 'fovea_model_loads_total{name="tiny-cqa"} 3.0' in metrics
+        assert 'fovea_model_unloads_total{name="tiny-cqa"} 2.0' in metrics
+        assert f'fovea_model_resident_bytes{{name="tiny-cqa"}} {float(budget)}' in metrics
+        assert 'fovea_model_resident_bytes{name="tiny-esnli"} 0.0' in metrics
+
+
+def test_each_alias_is_followed_on_its_own_and_a_refused_version_is_named(tmp_path: Path) -> None:
+    store_url = (tmp_path / "store").as_uri()
+    for task in (ESNLI, REVIEWS):
+        publish(store_url, tmp_path, task)
+    with served_tiny(store_url, tmp_path, models="tiny-esnli,tiny-reviews", store_poll_s=0.05) as client:
+        before = answer_to(client, "reviews", {"text": "x"})["model"]
+        newer = publish(store_url, tmp_path, ESNLI, seed=1)
+        wait_until_ready(lambda: answer_to(client, "esnli", PAIR)["model"] == f"tiny-esnli@{newer}")
+        assert answer_to(client, "reviews", {"text": "x"})["model"] == before
+
+        info = CheckpointInfo(kind="causal-lm")
+        bad = Store.open(store_url).publish("tiny-reviews", save_task(tmp_path / "bad", REVIEWS, seed=2), info).id
+        named = f"refused tiny-reviews@{bad}: it did not load (ValueError)"
+        wait_until_ready(lambda: named in client.get("/readyz").text)
+        assert client.get("/readyz").status_code == 200
+        assert answer_to(client, "reviews", {"text": "x"})["model"] == before
+
+
+def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path: Path) -> None:
+    Store.open(store_url).publish(
+        "other-esnli", save_task(tmp_path / "o", ESNLI, seed=3), CheckpointInfo(kind="t5-student")
+    )
+    with served_tiny(store_url, tmp_path, models="tiny-esnli,other-esnli") as client:
+        error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR]}), 422)
+        assert error["param"] == "model"
+        assert "'tiny-esnli', 'other-esnli'" in error["message"]
+        assert answer_to(client, "esnli", PAIR, model="other-esnli")["model"].startswith("other-esnli@")
+
+
+def test_eight_bit_integers_are_a_setting(store_url: str, tmp_path: Path) -> None:
+    with served_tiny(store_url, tmp_path, models="tiny-reviews", int8=True) as client:
+        assert answer_to(client, "reviews", {"text": "x"})["predictions"][0]["label"] in {"good", "bad"}
+        folder = save_task(tmp_path / "same", REVIEWS)
+        expected = float(held_bytes(folder, CPU, is_int8=True))
+        assert f'fovea_model_resident_bytes{{name="tiny-reviews"}} {expected}' in client.get("/metrics").text
+
+
+def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) -> None:
+    settings = PredictSettings(
+        store_url=(tmp_path / "store").as_uri(), checkpoint_cache_dir=tmp_path / "checkpoints", models=("absent",)
+    )
+    with TestClient(create_predict(settings), raise_server_exceptions=False) as client:
+        for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
+            assert error_of(response, 503)["code"] == "loading"
+            assert int(response.headers["retry-after"]) > 0
+        assert client.get("/readyz").status_code == 503
+
+
+def test_a_process_without_settings_serves_the_starters() -> None:
+    settings = PredictSettings()
+    assert settings.models == ("word-problems", "inferences")
+    assert settings.max_inputs >= 2048
+    assert settings.memory_bytes == 0
+
+
+@pytest.mark.parametrize("models", ["", "A b", "a,a", "a@x,a@y", "a@B!"])
+def test_models_that_can_not_be_are_refused_as_a_setting(models: str) -> None:
+    with pytest.raises(ValidationError):
+        PredictSettings(models=models)
