@@ -18,7 +18,7 @@ from services.nn.torchvision_operators import declare_torchvision_operators
 from services.predict.initialisation import SHAPES, create_t5
 from services.predict.recipe import Evaluation, Outcome, Recipe, TeachingData
 from services.predict.sources import DataSource, read_teaching_data
-from services.predict.tokenizer_build import build_tokenizer
+from services.predict.tokenizer_build import MIN_VOCABULARY, build_tokenizer
 from services.predict.training import teach
 from services.predict.training_state import agree, forget
 
@@ -31,13 +31,18 @@ RESULT = "result.json"
 class StudentRun:
     """One training. `model` is a Hugging Face T5 directory, or a shape of SHAPES from scratch, by the recipe's seed.
 
-    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts.
+    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. Raises
+    ValueError for so few that they do not hold every byte.
     """
 
     data: DataSource
     model: str
     recipe: Recipe
     vocab_size: int = 4_096
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < MIN_VOCABULARY:
+            raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
 
     def as_json(self) -> dict[str, Any]:
         """All that changes the result, as JSON has it."""

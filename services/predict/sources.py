@@ -65,7 +65,7 @@ class DataSource:
         if self.augment and self.task != SVAMP.name:
             raise ValueError(f"ASDiv's problems augment {SVAMP.name} alone, not {self.task}")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"a fraction of the training rows is above 0 and at most 1, not {self.fraction}")
+            raise ValueError(f"fraction is a share above 0 and at most 1, not {self.fraction}")
 
     @property
     def is_generated(self) -> bool:

@@ -162,9 +162,8 @@ def _one_line_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-_OPTIONS = {
-    name: f"--{name.replace('_', '-')}" for name in (*Recipe.__dataclass_fields__, "name", "fraction", "model")
-} | {"num_steps": "--steps"}
+_NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size")
+_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _NAMED} | {"num_steps": "--steps"}
 
 
 if __name__ == "__main__":
