@@ -8,7 +8,7 @@ folder share its students among them.
 import multiprocessing
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -144,9 +144,8 @@ class Sweep:
         self.waiting: deque[Cell] = deque()
         self._elsewhere: deque[Cell] = deque()
         self._running: dict[Connection, Running] = {}
-        names = [cell.name for cell in cells]
-        for name in names:
-            if names.count(name) > 1:
+        for name, number in Counter(cell.name for cell in cells).items():
+            if number > 1:
                 raise SweepError(f"two students would be called {name}")
         for cell in cells:
             result = cell.finished(output / cell.name)
