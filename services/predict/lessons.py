@@ -54,9 +54,9 @@ class Lessons:
     """The training examples of a run, tokenised when they are first needed."""
 
     def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
-        """Raises ValueError where there is no example, or one lacks what the method needs."""
-        if not examples:
-            raise ValueError("there are no training examples")
+        """Raises ValueError for an example that lacks what the method needs, and for a tokenizer that ends no text."""
+        if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
+            raise ValueError("the tokenizer does not put the end of sequence behind a text")
         self._tokenizer = tokenizer
         self._config = model_config
         self._recipe = recipe

@@ -31,6 +31,7 @@ from services.predict.training import CHECKPOINT
 
 KIND = "t5-student"
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -160,6 +161,9 @@ def _one_line_errors() -> Iterator[None]:
             f"fovea train distill: {option} {rest}", markup=False, soft_wrap=True
         )
         raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. The same command goes on from the last state.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 _NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size")

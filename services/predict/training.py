@@ -11,8 +11,8 @@ Shapes: B examples, T tokens of an input, U of a target, N target tokens that co
 import copy
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,7 +50,7 @@ def teach(
     last `checkpoint`, the best step as a folder that `PredictEngine.load` reads ("explained" students excepted: no
     fields of a task make their inputs). The model itself ends on the CPU with that step's weights, unless it is sharded
     over processes. Raises ValueError for data without examples of a kind, a batch that the processes can't share
-    equally, a state of other arguments, and a `lora_rank` without peft.
+    equally, a tokenizer that does not end texts, a state of other arguments, and a `lora_rank` without peft.
     """
     for name in ("train", "valid", "test"):
         if not getattr(data, name):
@@ -281,12 +281,25 @@ class _Teaching:
         recipe = self.recipe
         unfinished = self.folder / f"{CHECKPOINT}.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
-        model.save_pretrained(unfinished)
+        with _no_bars():
+            model.save_pretrained(unfinished)
         self.tokenizer.save_pretrained(unfinished)
         if recipe.method != "explained":
             describe(self.data.task, recipe).write(unfinished)
         shutil.rmtree(self.folder / CHECKPOINT, ignore_errors=True)
         unfinished.replace(self.folder / CHECKPOINT)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers draws none."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    yield
+    if was_enabled:
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def describe(task: Task, recipe: Recipe) -> TaskDescription:

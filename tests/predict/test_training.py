@@ -175,6 +175,21 @@ def test_the_learning_rate_falls_to_nothing_behind_a_rise() -> None:
     assert learning_rate(replace(recipe, warmup_steps=0), 9) == pytest.approx(0.1)
 
 
+def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> None:
+    before = toy_t5(kind="v1.1").state_dict()
+    # no answer is ever right, so that the first step is kept: a third of the way up
+    data = toy_data(valid=[Example("a man", "never")])
+    recipe = toy_recipe(learning_rate=0.03, num_steps=4, warmup_steps=3, evaluate_every=1)
+    assert taught(tmp_path / "a", recipe, data, toy_t5(kind="v1.1")).best_step == 1
+    moved = {name: (weight - before[name]).abs() for name, weight in weights(tmp_path / "a").items()}
+    assert max(float(distance.max()) for distance in moved.values()) == pytest.approx(0.01, rel=1e-3)
+    unseen = tiny_tokenizer()("garden").input_ids[0]
+    assert not moved["shared.weight"][unseen].any()  # it does not decay
+    taught(tmp_path / "b", replace(recipe, max_gradient_norm=1e-12), data, toy_t5(kind="v1.1"))
+    moved = {name: (weight - before[name]).abs() for name, weight in weights(tmp_path / "b").items()}
+    assert 0 < max(float(distance.max()) for distance in moved.values()) < 1e-5
+
+
 # Which step is kept
 
 
@@ -338,6 +353,13 @@ def test_a_recipe_without_sense_is_refused(changes: dict[str, Any], message: str
 def test_data_without_examples_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there are no examples"):
         taught(tmp_path, toy_recipe(), toy_data(**{name: []}))
+
+
+def test_a_tokenizer_that_ends_no_text_is_refused(tmp_path: Path) -> None:
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(ValueError, match="does not put the end of sequence behind a text"):
+        teach(toy_t5(), tokenizer, toy_data(), toy_recipe(), tmp_path, silent)
 
 
 def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
