@@ -87,8 +87,10 @@ def test_the_defaults_are_the_published_hyper_parameters(monkeypatch: pytest.Mon
 def test_options_reach_the_training(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     rationales = write_rationales(tmp_path / "own.jsonl", dict.fromkeys(range(20), "One. The answer is (1)."))
-    options = f"--rationales {rationales} --labels llm --fraction 0.5 --drop-empty --alpha 0.8 --warmup-steps 1".split()
-    options += "--max-evaluated 1 --precision bfloat16 --max-input-tokens 50 --micro-batch-size 2 --no-publish".split()
+    options = (
+        f"--rationales {rationales} --labels llm --fraction 0.5 --drop-empty --alpha 0.8 --warmup-steps 1"
+        " --max-evaluated 1 --precision bfloat16 --max-input-tokens 50 --micro-batch-size 2 --no-publish"
+    ).split()
     options += ["--label-prefix", "L ", "--rationale-prefix", "R "]
     job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", "--steps", "2", *options)
     run = json.loads((tmp_path / "run" / "result.json").read_text())["run"]
