@@ -33,7 +33,7 @@ class PredictSettings(ServiceSettings):
         "auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
     )
     int8: bool = Field(
-        default=False, description="8-bit integers on a CPU: about twice as fast, a fourth of the memory, less exact."
+        default=False, description="Compute with 8-bit integers on a CPU: faster, in less memory, less exactly."
     )
     num_threads: int = Field(
         0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."

@@ -8,6 +8,7 @@ import pytest
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
+from tests.contract.predict_processes import PredictSystem, running_predict
 from tests.contract.processes import Process, start_process
 from tests.embed.tiny import write_tiny_checkpoint
 
@@ -21,6 +22,13 @@ def sockets_of_clients() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def predict_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictSystem]:
+    """`python -m services.predict` with tiny students, and the gateway before it."""
+    with running_predict(tmp_path_factory.mktemp("predict")) as system:
+        yield system
 
 
 @pytest.fixture(scope="session")

@@ -216,7 +216,7 @@ async def test_a_model_that_fits_alone_sends_all_others_away(tmp_path: Path) -> 
     house = House(tmp_path, 20, a=10, b=10, large=20)
     await house.residency.start()
     assert house.in_memory == {"large"}
-    assert await asyncio.gather(house.ask("a"), house.ask("b")) == ["a 10:x", "b 10:x"]
+    assert list(await asyncio.gather(house.ask("a"), house.ask("b"))) == ["a 10:x", "b 10:x"]
     assert house.in_memory == {"a", "b"}
     await house.close()
 

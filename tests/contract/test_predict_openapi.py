@@ -1,0 +1,94 @@
+"""Whatever predict's OpenAPI document allows, and much that it does not, is answered as the document says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.contract.predict_processes import PredictSystem
+from tests.predict.served_tiny import PAIR, QUESTION
+
+CHECKS: Any = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+REFUSALS = {400, 404, 413, 422}
+ANSWERABLE = [{"task": "esnli", "inputs": [PAIR]}, {"task": "cqa", "inputs": [QUESTION, QUESTION]}]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_server_error_and_nothing_that_the_document_omits(
+    predict_system: PredictSystem, mode: GenerationMode
+) -> None:
+    statuses = {
+        operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(sometimes_answerable))
+        for operation in operations(predict_system)
+        if mode == GenerationMode.POSITIVE or operation.body or operation.query
+    }
+    assert statuses["POST /predict"] & REFUSALS
+    if mode == GenerationMode.POSITIVE:
+        assert 200 in statuses["POST /predict"]
+        assert statuses["GET /tasks"] == {200}
+
+
+def test_tasks_and_predictions_are_documented_as_they_are(predict_system: PredictSystem) -> None:
+    document = requests.get(f"{predict_system.service.url}/openapi.json", timeout=30).json()
+    schemas = document["components"]["schemas"]
+    [task, *_] = requests.get(f"{predict_system.service.url}/tasks", timeout=30).json()["data"]
+    assert set(schemas["TaskObject"]["properties"]) == set(task)
+    answer = requests.post(f"{predict_system.service.url}/predict", json=ANSWERABLE[0], timeout=30).json()
+    assert set(schemas["PredictAnswer"]["properties"]) == set(answer)
+    assert set(schemas["Prediction"]["properties"]) == set(answer["predictions"][0])
+
+
+def operations(predict_system: PredictSystem) -> Iterator[Any]:
+    schema = schemathesis.openapi.from_url(f"{predict_system.service.url}/openapi.json")
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        yield result.ok()
+
+
+def sometimes_answerable(case: Any) -> Any:
+    """Every other time a task that exists with inputs of its fields, the other options as they were drawn."""
+    if case.path == "/predict" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
+        case.body.update(ANSWERABLE[size // 2 % 2])
+        case.body.pop("model", None)
+    return case
+
+
+def statuses_of(cases: st.SearchStrategy[Any]) -> set[int]:
+    """Send what is generated, hold every answer against the document, and return the statuses seen."""
+    seen: set[int] = set()
+
+    @given(case=cases)
+    # a request that fails is shown as it was: making it smaller would take minutes
+    @settings(
+        max_examples=60,
+        phases=[Phase.generate],
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def answered_as_documented(case: Any) -> None:
+        response = case.call()
+        seen.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    answered_as_documented()
+    return seen
