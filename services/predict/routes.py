@@ -115,7 +115,9 @@ def models_router(service: PredictService) -> APIRouter:
 
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
     resident = service.choose(body.task, body.model)
-    num_characters = sum(len(text) for one in body.inputs for value in one.values() for text in value)
+    num_characters = sum(
+        len(value) if isinstance(value, str) else sum(map(len, value)) for one in body.inputs for value in one.values()
+    )
     async with service.lease(request, resident, body.model) as served:
         engine, task = served.engine, served.engine.description.task
         items = await service.prepare(

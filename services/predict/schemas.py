@@ -3,21 +3,37 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue
+from pydantic_core import PydanticCustomError
 
 from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 
+# Far above what a task has or a client calls anything: they bound how long one body can be read.
+MAX_FIELDS = 64
+MAX_CHOICES = 1024
+MAX_NAME_LENGTH = 256
+
+
+def check_num_fields(given: Any) -> Any:
+    """An input as it was given, ahead of its fields."""
+    if isinstance(given, dict) and len(given) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"An input has at most {MAX_FIELDS} fields")
+    return given
+
+
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 # A task's field holds a text, or, where the answers are the input's own, a list of them.
-Input = dict[str, str | JsonList[str]]
+Choices = Annotated[JsonList[str], Field(max_length=MAX_CHOICES)]
+Input = Annotated[dict[str, str | Choices], Field(max_length=MAX_FIELDS), BeforeValidator(check_num_fields)]
 Inputs = Annotated[JsonList[Input], Field(min_length=1)]
 
 
 class PredictRequest(BaseModel):
     """Inputs of one task, each with all fields of the task."""
 
-    task: str | None = Field(None, description="As `/tasks` names it; may be left out where there is one.")
-    model: str | None = Field(None, description="`name`, `name@alias` or `name@version`, where it matters which.")
+    task: Name | None = Field(None, description="As `/tasks` names it; may be left out where there is one.")
+    model: Name | None = Field(None, description="`name`, `name@alias` or `name@version`, where it matters which.")
     inputs: Inputs
     rationale: bool = Field(default=False, description="Say why, where the student was taught to.")
     probabilities: bool = Field(default=False, description="Of every label, not only of the likeliest.")
@@ -82,7 +98,7 @@ class TeiPredictRequest(BaseModel):
     truncate: bool | None = False
     truncation_direction: Literal["right", "Right", "left", "Left"] | None = "right"
     raw_scores: bool | None = Field(False, description="Logarithms of the probabilities.")
-    model: str | None = Field(None, description="Which model, where several have such inputs.")
+    model: Name | None = Field(None, description="Which model, where several have such inputs.")
 
 
 class TeiPrediction(BaseModel):
