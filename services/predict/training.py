@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list
@@ -180,7 +181,7 @@ class _Teaching:
 
     def _step(self, step: int) -> None:
         """One optimizer step. The processes' gradients are averaged, and each has only a part of the batch's loss."""
-        torch.manual_seed((self.recipe.seed << 32) + step * self.num_processes + self.accelerator.process_index)
+        torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, step)
         batch = self.lessons.batch(step, self.accelerator.process_index, self.num_processes)
@@ -288,6 +289,11 @@ class _Teaching:
             describe(self.data.task, recipe).write(unfinished)
         shutil.rmtree(self.folder / CHECKPOINT, ignore_errors=True)
         unfinished.replace(self.folder / CHECKPOINT)
+
+
+def _dropout_seed(*numbers: int) -> int:
+    """One of 32 bits, of which a CPU's generator takes no more."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 @contextmanager

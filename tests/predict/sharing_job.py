@@ -23,9 +23,15 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
 import services.predict.training
+from services.predict.recipe import Recipe
 from services.predict.training import teach
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import examples, toy_data, toy_recipe, toy_t5
+
+
+def shared_recipe() -> Recipe:
+    """Some of its gradients are cut and others not, so that their size matters."""
+    return toy_recipe(micro_batch_size=2, max_gradient_norm=4.0)
 
 
 class SharingAccelerator(accelerate.Accelerator):  # type: ignore[misc]
@@ -50,7 +56,7 @@ def kill(line: str) -> None:
 
 def run(folder: Path) -> None:
     """In one process of several."""
-    tokenizer, recipe = tiny_tokenizer(), toy_recipe(micro_batch_size=2)
+    tokenizer, recipe = tiny_tokenizer(), shared_recipe()
     data = toy_data(train=examples(24, 0, explained=0.5))
     try:
         teach(toy_t5(dropout_rate=0.0), tokenizer, data, recipe, folder, kill)

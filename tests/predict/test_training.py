@@ -25,6 +25,7 @@ from services.predict.task_description import TaskDescription
 from services.predict.tasks import NO_PREFIXES, SVAMP, Prefixes
 from services.predict.training import CHECKPOINT, TeachingLoss, learning_rate, teach
 from services.predict.training_state import STATE_FILE
+from tests.predict.sharing_job import shared_recipe
 from tests.predict.tiny_students import EOS, tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
 
@@ -188,6 +189,15 @@ def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> N
     taught(tmp_path / "b", replace(recipe, max_gradient_norm=1e-12), data, toy_t5(kind="v1.1"))
     moved = {name: (weight - before[name]).abs() for name, weight in weights(tmp_path / "b").items()}
     assert 0 < max(float(distance.max()) for distance in moved.values()) < 1e-5
+
+
+def test_each_step_leaves_others_out(tmp_path: Path) -> None:
+    recipe = toy_recipe(learning_rate=1e-30, evaluate_every=1, method="standard")
+    data = toy_data(train=[Example("a man in milk", "neutral")] * 8)
+    losses = {one.loss for one in taught(tmp_path / "a", recipe, data).evaluations}
+    assert len(losses) == 4  # by dropout alone
+    assert losses == {one.loss for one in taught(tmp_path / "b", recipe, data).evaluations}
+    assert losses.isdisjoint(one.loss for one in taught(tmp_path / "c", replace(recipe, seed=1), data).evaluations)
 
 
 # Which step is kept
@@ -371,7 +381,7 @@ def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
 
 
 def test_processes_that_share_the_work_learn_what_one_does_interrupted_or_not(tmp_path: Path) -> None:
-    data, recipe = toy_data(train=examples(24, 0, explained=0.5)), toy_recipe(micro_batch_size=2)
+    data, recipe = toy_data(train=examples(24, 0, explained=0.5)), shared_recipe()
     alone = taught(tmp_path / "alone", recipe, data, toy_t5(dropout_rate=0.0))
     job = subprocess.run(
         [sys.executable, "-m", "tests.predict.sharing_job", str(tmp_path)],
