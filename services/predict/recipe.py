@@ -75,6 +75,8 @@ class Recipe:
         for name in ("max_input_tokens", "max_target_tokens"):
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} is at least 2, a token and the end of sequence, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed is 0 or more, not {self.seed}")
         if not 0 <= self.warmup_steps < self.num_steps:
             raise ValueError(f"warmup_steps is 0 or more and below num_steps ({self.num_steps}): {self.warmup_steps}")
 

@@ -350,6 +350,7 @@ def test_activations_computed_twice_change_nothing(tmp_path: Path) -> None:
         ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
         ({"num_steps": 0}, "num_steps is at least 1"),
         ({"max_target_tokens": 1}, "max_target_tokens is at least 2"),
+        ({"seed": -1}, "seed is 0 or more, not -1"),
         ({"warmup_steps": 4}, "warmup_steps is 0 or more and below num_steps"),
         ({"precision": "float16"}, "precision is one of float32, bfloat16"),
     ],
