@@ -216,7 +216,14 @@ async def test_a_model_that_fits_alone_sends_all_others_away(tmp_path: Path) -> 
     house = House(tmp_path, 20, a=10, b=10, large=20)
     await house.residency.start()
     assert house.in_memory == {"large"}
-    assert list(await asyncio.gather(house.ask("a"), house.ask("b"))) == ["a 10:x", "b 10:x"]
+    house.loads.clear()
+    house.gate.clear()
+    waiting = [asyncio.create_task(house.ask(name)) for name in "ab"]
+    await until(lambda: len(house.loads) > 0)
+    await asyncio.sleep(0.05)
+    assert len(house.loads) == 1, "one after the other, since each takes more while it is loaded"
+    house.gate.set()
+    assert list(await asyncio.gather(*waiting)) == ["a 10:x", "b 10:x"]
     assert house.in_memory == {"a", "b"}
     await house.close()
 
@@ -300,6 +307,25 @@ async def test_idle_neighbours_make_room_for_a_new_version_beside_the_old_one(ho
         assert house.in_memory == {"b"}
     await looking
     assert house.residency.held_bytes == 10
+
+
+async def test_a_replaced_version_that_is_still_answering_takes_its_room_until_it_is_done(tmp_path: Path) -> None:
+    house = House(tmp_path, 25, b=20, a=10)
+    await house.residency.start()
+    async with house.residency.lease(house["a"], time.monotonic() + 60) as served:
+        house.publish("a", 10, "new")
+        looking = asyncio.create_task(house["a"].checkpoint.look())
+        while await house.ask("a") == "a 10:x":
+            pass
+        other = asyncio.create_task(house.ask("b"))
+        await until(lambda: not house.in_memory)
+        await asyncio.sleep(0.05)
+        assert not other.done()
+        assert house.residency.held_bytes == 10
+        assert await answer_of(served, "late") == "a 10:late"
+    assert await asyncio.wait_for(other, 30) == "b 20:x"
+    await looking
+    await house.close()
 
 
 async def test_where_the_new_version_is_refused_the_old_one_comes_back(tmp_path: Path) -> None:
