@@ -18,6 +18,9 @@ from services.predict.recipe import Recipe
 TokenIds = tuple[int, ...]
 Pair = tuple[str, str]  # an input and its target
 
+# Inputs with their targets whose tokens are kept for the next epoch, so that long data sets do not fill the memory.
+MAX_REMEMBERED = 100_000
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -60,19 +63,20 @@ class Lessons:
         self._tokenizer = tokenizer
         self._config = model_config
         self._recipe = recipe
-        self._labels = [(recipe.input_text(example), recipe.label_text(example)) for example in examples]
-        self._rationales = [recipe.rationale_texts(example) for example in examples]
+        for example in examples:
+            recipe.input_text(example)
+        self._examples = examples
         self._tokens: dict[Pair, tuple[TokenIds, TokenIds]] = {}
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
 
     def batch(self, step: int, process: int = 0, num_processes: int = 1) -> Batch:
         """What a process learns from at a step, counted from 0: every `num_processes`-th example of the batch."""
-        rows = self._rows(step)
-        labels = [self._labels[row] for row in rows]
-        rationales = [self._rationales[row] for row in rows]
+        some = [self._examples[row] for row in self._rows(step)]
+        labels = [(self._recipe.input_text(example), self._recipe.label_text(example)) for example in some]
+        rationales = [self._recipe.rationale_texts(example) for example in some]
         self._tokenise([*labels, *(pair for pair in rationales if pair is not None)])
         own = slice(process, None, num_processes)
-        size = self._recipe.micro_batch_size or len(rows[own])
+        size = self._recipe.micro_batch_size or len(labels[own])
         asked = self._in_parts(labels[own], size)
         explained = self._in_parts([pair for pair in rationales[own] if pair is not None], size)
         explained += [[]] * (len(asked) - len(explained))
@@ -98,7 +102,7 @@ class Lessons:
 
     def _rows(self, step: int) -> list[int]:
         """The batch's places in a stream of shuffled epochs."""
-        size, num_examples = self._recipe.batch_size, len(self._labels)
+        size, num_examples = self._recipe.batch_size, len(self._examples)
         rows: list[int] = []
         place = step * size
         while len(rows) < size:
@@ -113,6 +117,9 @@ class Lessons:
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._tokens]
         if not new:
             return
+        if len(self._tokens) + len(new) > MAX_REMEMBERED:
+            self._tokens.clear()
+            new = list(dict.fromkeys(pairs))
         inputs = tokenised(self._tokenizer, [text for text, _ in new], self._recipe.max_input_tokens)
         targets = tokenised(self._tokenizer, [target for _, target in new], self._recipe.max_target_tokens)
         self._tokens.update(zip(new, zip(inputs, targets, strict=True), strict=True))

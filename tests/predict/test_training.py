@@ -168,6 +168,16 @@ def test_an_epoch_takes_every_example_once_and_processes_share_it_out() -> None:
     assert len(read(4, 1, 2)) == 4
 
 
+def test_texts_that_were_forgotten_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches() -> list[list[list[int]]]:
+        lessons = Lessons(tiny_tokenizer(), toy_t5().config, examples(24, 0), toy_recipe())
+        return [lessons.batch(step).parts[0][0].labels.tolist() for step in range(6)]
+
+    remembered = batches()
+    monkeypatch.setattr("services.predict.lessons.MAX_REMEMBERED", 8)
+    assert batches() == remembered
+
+
 def test_what_is_too_long_is_cut_ahead_of_its_end() -> None:
     tokenizer = tiny_tokenizer()
     (whole,) = tokenised(tokenizer, ["a man in the park"], 64)
