@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from services.nn.devices import DeviceOptions
 from services.predict.data import Example
-from services.predict.distillation import IGNORED, count_targets, multi_task_loss, target_loss
+from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.engine import PredictEngine
-from services.predict.lessons import Lessons, tokenised
+from services.predict.lessons import Lessons
 from services.predict.marking import accuracy
 from services.predict.recipe import METHODS, Method, Outcome, Recipe, TeachingData
 from services.predict.student import Student
@@ -26,7 +26,7 @@ from services.predict.tasks import NO_PREFIXES, SVAMP, Prefixes
 from services.predict.training import CHECKPOINT, TeachingLoss, learning_rate, teach
 from services.predict.training_state import STATE_FILE
 from tests.predict.sharing_job import shared_recipe
-from tests.predict.tiny_students import EOS, tiny_tokenizer
+from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
 
 CPU = DeviceOptions("cpu", "float32", 1)
@@ -126,70 +126,17 @@ def test_step_by_step_without_rationales_weight_or_prefixes_is_standard_finetuni
     assert not same(weights(tmp_path / "c"), weights(tmp_path / "b"))
 
 
-def test_examples_without_a_rationale_teach_their_labels_alone(tmp_path: Path) -> None:
-    tokenizer, model = tiny_tokenizer(), toy_t5()
-    some = [replace(one, rationale=one.rationale if place % 2 else None) for place, one in enumerate(examples(8, 0))]
-    batch = Lessons(tokenizer, model.config, some, toy_recipe()).batch(0)
-    ((labels, rationales),) = batch.parts
-    assert rationales is not None
-    assert len(labels.labels) == 8
-    assert len(rationales.labels) == 4
-    assert batch.num_rationale_tokens == count_targets(rationales.labels) < batch.num_label_tokens * 8
-    outcome = taught(tmp_path, toy_recipe(), toy_data(train=examples(24, 0, explained=0.0)))
-    assert outcome.evaluations[-1].rationale_loss is None
-    assert outcome.evaluations[-1].loss == pytest.approx(outcome.evaluations[-1].label_loss / 2)
-
-
-def test_parts_of_a_batch_with_rationales_all_ask_for_some() -> None:
-    some = [Example("milk", "neutral", "because"), *examples(7, 0, explained=0.0)]
-    batch = Lessons(tiny_tokenizer(), toy_t5().config, some, toy_recipe(micro_batch_size=2)).batch(0)
-    counts = [int(count_targets(rationales.labels)) for _, rationales in batch.parts if rationales is not None]
-    assert len(counts) == 4
-    assert sorted(counts) == [0, 0, 0, batch.num_rationale_tokens]
-
-
-def test_an_epoch_takes_every_example_once_and_processes_share_it_out() -> None:
-    some = [Example(f"text {number}", str(number)) for number in range(24)]
-    tokenizer = tiny_tokenizer()
-
-    def read(step: int, process: int = 0, num_processes: int = 1) -> list[str]:
-        lessons = Lessons(tokenizer, toy_t5().config, some, toy_recipe(method="standard"))
-        return [
-            str(tokenizer.decode([id_ for id_ in row if id_ != IGNORED], skip_special_tokens=True))
-            for labels, _ in lessons.batch(step, process, num_processes).parts
-            for row in labels.labels.tolist()
-        ]
-
-    epochs = [[read(step) for step in range(first, first + 3)] for first in (0, 3)]
-    for epoch in epochs:
-        assert sorted(label for batch in epoch for label in batch) == sorted(one.label for one in some)
-    assert epochs[0] != epochs[1]
-    assert sorted(read(4, 0, 2) + read(4, 1, 2)) == sorted(read(4))
-    assert len(read(4, 1, 2)) == 4
-
-
-def test_texts_that_were_forgotten_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches() -> list[list[list[int]]]:
-        lessons = Lessons(tiny_tokenizer(), toy_t5().config, examples(24, 0), toy_recipe())
-        return [lessons.batch(step).parts[0][0].labels.tolist() for step in range(6)]
-
-    remembered = batches()
-    monkeypatch.setattr("services.predict.lessons.MAX_REMEMBERED", 8)
-    assert batches() == remembered
-
-
-def test_what_is_too_long_is_cut_ahead_of_its_end() -> None:
-    tokenizer = tiny_tokenizer()
-    (whole,) = tokenised(tokenizer, ["a man in the park"], 64)
-    (cut,) = tokenised(tokenizer, ["a man in the park"], 4)
-    assert cut == (*whole[:3], EOS)
-
-
 def test_the_learning_rate_falls_to_nothing_behind_a_rise() -> None:
     recipe = toy_recipe(learning_rate=1.0, num_steps=10, warmup_steps=2)
     assert [learning_rate(recipe, step) for step in (0, 1, 2, 6, 9)] == pytest.approx([0.5, 1, 1, 0.5, 0.125])
     assert learning_rate(replace(recipe, warmup_steps=0), 0) == 1
     assert learning_rate(replace(recipe, warmup_steps=0), 9) == pytest.approx(0.1)
+
+
+def test_without_rationales_labels_alone_are_learnt(tmp_path: Path) -> None:
+    last = taught(tmp_path, toy_recipe(), toy_data(train=examples(24, 0, explained=0.0))).evaluations[-1]
+    assert last.rationale_loss is None
+    assert last.loss == pytest.approx(last.label_loss / 2)
 
 
 def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> None:
