@@ -474,8 +474,14 @@ def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path:
 
 def test_eight_bit_integers_are_a_setting(store_url: str, tmp_path: Path) -> None:
     with served_tiny(store_url, tmp_path, models="tiny-reviews", int8=True) as client:
-        assert answer_to(client, "reviews", {"text": "x"})["predictions"][0]["label"] in {"good", "bad"}
         folder = save_task(tmp_path / "same", REVIEWS)
+        [prediction] = answer_to(client, "reviews", {"text": "what a film"})["predictions"]
+        exact, rough = (PredictEngine.load(folder, CPU, is_int8=is_int8) for is_int8 in (False, True))
+        by_exact, by_rough = (
+            engine.run_batch([engine.prepare({"text": "what a film"})])[0].probability for engine in (exact, rough)
+        )
+        assert by_exact != pytest.approx(by_rough, rel=1e-4)
+        assert prediction["probability"] == pytest.approx(by_rough, rel=1e-5)
         expected = float(held_bytes(folder, CPU, is_int8=True))
         assert f'fovea_model_resident_bytes{{name="tiny-reviews"}} {expected}' in client.get("/metrics").text
 
@@ -488,6 +494,18 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
         for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
             assert error_of(response, 503)["code"] == "loading"
             assert int(response.headers["retry-after"]) > 0
+        assert client.get("/readyz").status_code == 503
+
+
+def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(store_url: str, tmp_path: Path) -> None:
+    settings = PredictSettings(
+        store_url=store_url, checkpoint_cache_dir=tmp_path, models=("tiny-reviews", "absent"), device="cpu"
+    )
+    with TestClient(create_predict(settings), raise_server_exceptions=False) as client:
+        wait_until_ready(lambda: client.get("/tasks").status_code == 200)
+        assert answer_to(client, "reviews", {"text": "x"})["task"] == "reviews"
+        response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})
+        assert error_of(response, 503)["code"] == "loading"
         assert client.get("/readyz").status_code == 503
 
 

@@ -32,9 +32,9 @@ def test_what_fits_stays_as_it_is(engine: PredictEngine) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("length", [70, 500, 100_000])
+@pytest.mark.parametrize("length", [40, 500, 50_000])
 def test_the_longer_text_loses_its_end_or_its_beginning(engine: PredictEngine, side: Side, length: int) -> None:
-    premise, hypothesis = "".join(str(number % 10) for number in range(length)), "A man."
+    premise, hypothesis = " ".join(map(str, range(length))), "A man."
     item = prepare_cut(engine, {"premise": premise, "hypothesis": hypothesis}, side, "inputs.0")
     assert LIMIT - 2 <= item.prompt_tokens <= LIMIT
     kept, separator, other = text_of(engine, item).partition("</s>")
