@@ -79,6 +79,7 @@ JOBS = (
 DISTILL_TEXTUAL = (
     "arithmetic",
     "data",
+    "denoising",
     "drawing",
     "generated_data",
     "inferences",
