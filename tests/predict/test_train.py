@@ -105,6 +105,7 @@ def test_options_reach_the_training(tmp_path: Path) -> None:
 
 def test_generated_data_is_taught_with_its_rationales(tmp_path: Path) -> None:
     options = ["--num-train", "8", "--steps", "2", "--max-evaluated", "4", "--no-publish", "--method", "explained"]
+    options += ["--max-input-tokens", "12"]
     job("inferences", *TINY, "--output", tmp_path, *options)
     assert json.loads((tmp_path / "result.json").read_text())["outcome"]["num_train"] == 8
 
