@@ -20,6 +20,8 @@ from services.predict.student import Decoded, Encoded, Student
 from services.predict.task_description import PlainTexts, TaskDescription
 from services.predict.tasks import EOS, FieldError, FieldValue
 
+# Of an answer that nobody reads: a later step makes no call that these do not.
+WARM_UP_TOKENS = 4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 INT8_SELF_CHECK_TOLERANCE = 0.1
@@ -185,33 +187,12 @@ class PredictEngine:
         with another prefix ahead of it, and one encoding cannot serve both label and rationale unless their prefixes
         are the same.
         """
-        rows: dict[tuple[int, ...], int] = {}
-        for item in items:
-            for ids in (item.label_ids, item.rationale_ids):
-                if ids is not None:
-                    rows.setdefault(ids, len(rows))
-        encoded = self._student.encode(list(rows))
-
-        chosen = self._choose(items, encoded, [rows[item.label_ids] for item in items])
-        free = [rows[item.label_ids] for item in items if item.answers is None]
-        explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
-        decoded: dict[int, Decoded] = {}
-        if wanted := list(dict.fromkeys([*free, *explained])):
-            found_texts = self._student.decode_scored(encoded.of(wanted), self.description.max_target_tokens)
-            decoded = dict(zip(wanted, found_texts, strict=True))
-        return [
-            self._prediction(
-                item,
-                choice or decoded[rows[item.label_ids]],
-                None if item.rationale_ids is None else decoded[rows[item.rationale_ids]],
-            )
-            for item, choice in zip(items, chosen, strict=True)
-        ]
+        return self._run(items, self.description.max_target_tokens)
 
     def warm_up(self) -> None:
         """Answer once alone and once together, so that no request pays for first calls."""
         for items in ([self._sample(1)], [self._sample(1), self._sample(9)]):
-            self.run_batch(items)
+            self._run(items, min(WARM_UP_TOKENS, self.description.max_target_tokens))
 
     def self_check(self) -> None:
         """Raises BrokenModel unless a text's log-probability is the same scored as decoded, and alone as in a batch."""
@@ -224,6 +205,30 @@ class PredictEngine:
             # written so that NaN fails
             if not difference <= self._self_check_tolerance():
                 raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is read alone")
+
+    def _run(self, items: Sequence[Item], max_tokens: int) -> list[Prediction]:
+        rows: dict[tuple[int, ...], int] = {}
+        for item in items:
+            for ids in (item.label_ids, item.rationale_ids):
+                if ids is not None:
+                    rows.setdefault(ids, len(rows))
+        encoded = self._student.encode(list(rows))
+
+        chosen = self._choose(items, encoded, [rows[item.label_ids] for item in items])
+        free = [rows[item.label_ids] for item in items if item.answers is None]
+        explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
+        decoded: dict[int, Decoded] = {}
+        if wanted := list(dict.fromkeys([*free, *explained])):
+            found_texts = self._student.decode_scored(encoded.of(wanted), max_tokens)
+            decoded = dict(zip(wanted, found_texts, strict=True))
+        return [
+            self._prediction(
+                item,
+                choice or decoded[rows[item.label_ids]],
+                None if item.rationale_ids is None else decoded[rows[item.rationale_ids]],
+            )
+            for item, choice in zip(items, chosen, strict=True)
+        ]
 
     # Preparing
 
