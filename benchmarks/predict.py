@@ -231,15 +231,15 @@ async def measure_memory(folder: Path, inputs: Inputs) -> dict[str, Any]:
     for name, tasks in (("one", TASKS[:1]), ("two", TASKS)):
         async with served_predict(folder, tasks) as client:
             await _switch(client, tasks, inputs)
-            figures[f"{name}_tasks_resident_bytes"] = await client.metric("process_resident_memory_bytes")
-            figures[f"{name}_tasks_model_bytes"] = await client.metric("fovea_model_resident_bytes")
+            figures[f"{name}_tasks_resident_bytes"] = int(await client.metric("process_resident_memory_bytes"))
+            figures[f"{name}_tasks_model_bytes"] = int(await client.metric("fovea_model_resident_bytes"))
             one = one or figures[f"{name}_tasks_model_bytes"]
     async with served_predict(folder, TASKS, FOVEA_PREDICT_MEMORY_BYTES=str(int(1.5 * one))) as client:
         before = await client.metric("fovea_model_loads_total")
         seconds = [took async for took in _switch_timed(client, TASKS, inputs)]
-        figures["budget_tasks_resident_bytes"] = await client.metric("process_resident_memory_bytes")
-        figures["budget_tasks_model_bytes"] = await client.metric("fovea_model_resident_bytes")
-        figures["reloads"] = await client.metric("fovea_model_loads_total") - before
+        figures["budget_tasks_resident_bytes"] = int(await client.metric("process_resident_memory_bytes"))
+        figures["budget_tasks_model_bytes"] = int(await client.metric("fovea_model_resident_bytes"))
+        figures["reloads"] = int(await client.metric("fovea_model_loads_total") - before)
         figures["reload_request_ms"] = summary([1e3 * took for took in seconds[1:]])
     return figures
 
