@@ -270,6 +270,7 @@ async def test_an_unloaded_version_leaves_memory_at_once_and_comes_back_when_it_
     await asyncio.gather(place.checkpoint.load(), place.checkpoint.load())
     assert await place.ask("a") == "v1:a"
     assert place.checkpoint.check() == (True, f"toy@{version}")
+    assert [step for step, _ in place.events] == ["load", "warm up", "self-check", "load", "warm up"]
     assert (place.sample("model_loads_total", name="toy"), place.sample("model_unloads_total", name="toy")) == (2, 1)
 
 
