@@ -21,6 +21,7 @@ from services.generate.packing import Calibration as Calibration
 from services.generate.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.quiet_loading import quiet_loading
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
@@ -107,16 +108,17 @@ class LanguageModel:
         _check(config)
         device = options.choose_device()
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=options.choose_dtype(device),
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with quiet_loading():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=options.choose_dtype(device),
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.nn.devices import DeviceOptions
+from services.nn.quiet_loading import quiet_loading
 from services.nn.torchvision_operators import declare_torchvision_operators
 from services.predict.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.t5 import T5, Cache, Group, Memory
@@ -109,9 +110,15 @@ class Student:
         dtype = options.choose_dtype(device)
         if dtype == torch.float16:
             raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
-        loaded: Any = T5ForConditionalGeneration.from_pretrained(
-            directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
+        with quiet_loading():
+            loaded: Any = T5ForConditionalGeneration.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")

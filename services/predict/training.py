@@ -11,8 +11,8 @@ Shapes: B examples, T tokens of an input, U of a target, N target tokens that co
 import copy
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
+from services.nn.quiet_loading import quiet_loading
 from services.predict.data import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.lessons import Batch, Lesson, Lessons
@@ -282,7 +283,7 @@ class _Teaching:
         recipe = self.recipe
         unfinished = self.folder / f"{CHECKPOINT}.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
-        with _no_bars():
+        with quiet_loading():
             model.save_pretrained(unfinished)
         self.tokenizer.save_pretrained(unfinished)
         if recipe.method != "explained":
@@ -294,18 +295,6 @@ class _Teaching:
 def _dropout_seed(*numbers: int) -> int:
     """One of 32 bits, of which a CPU's generator takes no more."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers draws none."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    yield
-    if was_enabled:
-        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def describe(task: Task, recipe: Recipe) -> TaskDescription:

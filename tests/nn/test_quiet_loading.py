@@ -1,0 +1,23 @@
+"""What transformers writes while it loads, and what it may write afterwards."""
+
+import pytest
+
+from services.nn.quiet_loading import quiet_loading
+from services.nn.torchvision_operators import declare_torchvision_operators
+
+declare_torchvision_operators()
+
+from transformers.utils import logging  # noqa: E402
+
+
+def test_bars_and_warnings_are_off_inside_and_as_before_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.get_logger("transformers.loading")
+    before = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    with quiet_loading():
+        logger.warning("what nobody asked for")
+        assert not logging.is_progress_bar_enabled()
+    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
+    with pytest.raises(OSError, match="missing"), quiet_loading():
+        raise OSError("missing")
+    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
+    assert "nobody" not in capsys.readouterr().err
