@@ -37,8 +37,11 @@ PLACES = ("box", "bag", "drawer", "basket", "chest", "jar", "case", "car", "shed
 TRADES = ("painter", "singer", "baker", "sailor", "teacher", "farmer", "doctor", "miner", "poet", "hunter", "judge")
 
 
-# Of four trades in a row, which one is told and which one is asked for.
+# Of four trades in a row, which one is told of somebody and which one is asked for.
 _QUESTIONS = ((0, 1), (0, 2), (1, 3), (0, 3), (3, 2), (3, 1), (2, 0), (3, 0))
+_SHORT_QUESTIONS = ((0, 1), (0, 2), (1, 2), (1, 0), (2, 1), (2, 0))  # of three
+
+SHORT_RATE = 0.5  # of inferences with fewer sentences and steps
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,18 @@ def draw_inferences(num_rows: int, seed: int) -> list[Row]:
 
 
 def draw_inference(generator: random.Random) -> Row:
-    """One, with the next random numbers."""
+    """One with the next random numbers, long or short."""
+    return _draw(generator, is_short=generator.random() < SHORT_RATE)
+
+
+def draw_long_inference(generator: random.Random) -> Row:
+    """One with the next random numbers, none of the easier ones."""
+    return _draw(generator, is_short=False)
+
+
+def _draw(generator: random.Random, *, is_short: bool) -> Row:
     draw, label = generator.choice(_KINDS), generator.choice(_LABELS)
-    while (drawn := draw(generator)).label != label:
+    while (drawn := draw(generator, is_short)).label != label:
         pass
     generator.shuffle(drawn.premise)
     values = {"premise": " ".join(map(_sentence, drawn.premise)), "hypothesis": _sentence(drawn.hypothesis)}
@@ -83,13 +95,13 @@ def _label(is_true: bool | None) -> Label:  # noqa: FBT001 - None is neither
     return "entailment" if is_true else "contradiction"
 
 
-def _orders(generator: random.Random) -> _Inference:
-    """Four people in a row, each compared with the next in one direction or the other; two are asked for."""
+def _orders(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001 - as all of _KINDS
+    """People in a row, each compared with the next in one direction or the other; two are asked for."""
     more, less = generator.choice(ORDERS)
-    people = generator.sample(NAMES, 4)
-    is_down = [generator.random() < 0.5 for _ in range(3)]  # whether each is more than the one behind
+    people = generator.sample(NAMES, 3 if is_short else 4)
+    is_down = [generator.random() < 0.5 for _ in people[1:]]  # whether each is more than the one behind
     pairs = [(a, b) if down else (b, a) for a, b, down in zip(people, people[1:], is_down, strict=False)]
-    start, stop = generator.choice([(0, 2), (1, 3), (0, 3)])
+    start, stop = generator.choice([(0, 1), (1, 2), (0, 2)] if is_short else [(0, 2), (1, 3), (0, 3)])
     used = pairs[start:stop]
     ends = (people[start], people[stop])
     order = None  # the asked, the higher one first
@@ -101,7 +113,7 @@ def _orders(generator: random.Random) -> _Inference:
     reasons = [f"{a} {more} {b}" for a, b in used]
     if order is None:
         reasons.append(f"that does not compare {ends[0]} with {ends[1]}")
-    else:
+    elif len(used) > 1:
         reasons.append(f"so {order[0]} {more} {order[1]}")
     return _Inference(
         [f"{a} {more} {b}" if generator.random() < 0.5 else f"{b} {less} {a}" for a, b in pairs],
@@ -111,21 +123,22 @@ def _orders(generator: random.Random) -> _Inference:
     )
 
 
-def _places(generator: random.Random) -> _Inference:
-    """Two things, one in three places inside of each other, one in two; one is said to be in one of them, or not."""
+def _places(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
+    """Two things, one in more places inside of each other; one is said to be in one of all these places, or not."""
     thing, other = generator.sample(OBJECTS, 2)
-    places = generator.sample(PLACES, 5)
-    around = {thing: places[:3], other: places[3:]}  # of each thing the places, the innermost first
+    places = generator.sample(PLACES, 3 if is_short else 5)
+    half = 2 if is_short else 3
+    around = {thing: places[:half], other: places[half:]}  # of each thing the places, the innermost first
     asked = generator.choice([thing, other])
-    place = generator.choice([*around[thing][1:], *around[other][1:]])
+    place = generator.choice(places if is_short else [*around[thing][1:], *around[other][1:]])
     is_denied = generator.random() < 0.5
     chain = [asked, *around[asked]]
     is_in = place in chain
     steps = list(zip(chain, chain[1 : chain.index(place) + 1] if is_in else chain[1:], strict=False))
     reasons = [f"the {inner} is in the {outer}" for inner, outer in steps]
-    if is_in:
+    if is_in and len(steps) > 1:
         reasons.append(f"so the {asked} is in the {place}")
-    else:
+    if not is_in:
         reasons.append(f"where the {chain[-1]} is and what is in the {place} besides is not told")
     return _Inference(
         [f"the {inner} is in the {outer}" for whole in around for inner, outer in _links([whole, *around[whole]])],
@@ -139,15 +152,15 @@ def _links(chain: list[str]) -> list[tuple[str, str]]:
     return list(pairwise(chain))
 
 
-def _groups(generator: random.Random) -> _Inference:
-    """Four trades in a row, each with the next in a rule for all or for none; what is told of one asks for another."""
+def _groups(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
+    """Trades in a row, each with the next in a rule for all or for none; what is told of one asks for another."""
     name = generator.choice(NAMES)
-    trades = generator.sample(TRADES, 4)
+    trades = generator.sample(TRADES, 3 if is_short else 4)
     rules = []
     for pair in _links(trades):
         first, second = pair if generator.random() < 0.5 else pair[::-1]
         rules.append(_Rule(first, second, is_positive=generator.random() < 0.7))
-    start, stop = generator.choice(_QUESTIONS)
+    start, stop = generator.choice(_SHORT_QUESTIONS if is_short else _QUESTIONS)
     way = 1 if start < stop else -1
     is_told, says = generator.random() < 0.8, generator.random() < 0.5
     reasons = [f"{name} {_is(is_told)} a {trades[start]}"]
@@ -195,9 +208,9 @@ class _Rule:
         return None
 
 
-def _amounts(generator: random.Random) -> _Inference:
-    """Two people have numbers of things, two others more, fewer or as many as one of them; two are compared."""
-    first, second, *others = generator.sample(NAMES, 4)
+def _amounts(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
+    """Two people have numbers of things, others more, fewer or as many as one of them; two are compared."""
+    first, second, *others = generator.sample(NAMES, 3 if is_short else 4)
     things, _ = generator.choice(THINGS)
     few = generator.randint(11, 90)
     counts = dict(zip((first, second), generator.sample([few, generator.randint(few + 2, 99)], 2), strict=True))
@@ -232,4 +245,4 @@ def _amounts(generator: random.Random) -> _Inference:
     )
 
 
-_KINDS: tuple[Callable[[random.Random], _Inference], ...] = (_orders, _places, _groups, _amounts)
+_KINDS: tuple[Callable[[random.Random, bool], _Inference], ...] = (_orders, _places, _groups, _amounts)

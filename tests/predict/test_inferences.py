@@ -1,5 +1,6 @@
 """Generated inferences: labels and reasons checked against every world that a premise allows."""
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from itertools import permutations, product
 import pytest
 
 from services.predict.data import Row
-from services.predict.inferences import INFERENCES, ORDERS, draw_inferences
+from services.predict.inferences import INFERENCES, ORDERS, draw_inference, draw_inferences, draw_long_inference
 from services.predict.tasks import EOS
 
 Worlds = list[Mapping[str, float]]
@@ -146,17 +147,24 @@ def test_an_inference_is_a_premise_a_hypothesis_a_label_and_its_reasons() -> Non
     row = draw_inferences(3, seed=0)[2]
     assert row.output is not None
     premise, hypothesis = row.input.split(EOS)
-    assert premise == (
-        "Hugo has 92 walnuts. Dave has fewer walnuts than Julia. Julia has 90 walnuts. Hanna has fewer walnuts than"
-        " Julia."
+    assert (
+        premise
+        == "Bruno has 51 seeds. Luke has fewer seeds than Mary. Ada has as many seeds as Mary. Mary has 14 seeds."
     )
-    assert hypothesis == "Hanna has fewer walnuts than Hugo."
+    assert hypothesis == "Bruno has more seeds than Luke."
     assert row.label == row.output.label == "entailment"
     assert row.output.rationale == (
-        "Julia has 90 walnuts and Hugo has 92, and 90 is fewer than 92. Hanna has fewer walnuts than Julia. So Hanna"
-        " has fewer walnuts than Hugo. So it is true."
+        "Mary has 14 seeds and Bruno has 51, and 14 is fewer than 51. Luke has fewer seeds than Mary. So Luke has fewer"
+        " seeds than Bruno. So it is true."
     )
     assert row.output.text == f"{row.output.rationale} So the answer is entailment."
+
+
+def test_half_of_them_are_short_but_for_those_that_are_all_long() -> None:
+    generator = random.Random(0)
+    lengths = [len(draw_long_inference(generator).input) for _ in range(200)]
+    mixed = [len(draw_inference(generator).input) for _ in range(200)]
+    assert sum(mixed) < 0.9 * sum(lengths)
 
 
 def test_a_label_tells_in_which_of_all_worlds_of_the_premise_the_hypothesis_holds(rows: list[Row]) -> None:
