@@ -148,8 +148,8 @@ def test_an_inference_is_a_premise_a_hypothesis_a_label_and_its_reasons() -> Non
     assert row.output is not None
     premise, hypothesis = row.input.split(EOS)
     assert (
-        premise
-        == "Bruno has 51 seeds. Luke has fewer seeds than Mary. Ada has as many seeds as Mary. Mary has 14 seeds."
+        premise == "Bruno has 51 seeds. Luke has fewer seeds than Mary. Ada has as many seeds as Mary."
+        " Mary has 14 seeds."
     )
     assert hypothesis == "Bruno has more seeds than Luke."
     assert row.label == row.output.label == "entailment"
