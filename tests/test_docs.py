@@ -20,6 +20,7 @@ from services.core.metrics import Metrics
 from services.core.settings import COMMAND_LINE_VARIABLES, ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
+from services.predict.settings import PredictSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -28,6 +29,7 @@ COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
 PROCESSES: dict[str, type[ProcessSettings]] = {
     "EMBED": EmbedSettings,
     "GENERATE": GenerateSettings,
+    "PREDICT": PredictSettings,
     "GATEWAY": GatewaySettings,
 }
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -178,6 +180,20 @@ GENERATE_FIGURES = [
     ("output tokens/s over HTTP over transformers' `generate` in a loop", ("generate", "over_loop")),
     ("… in left-padded batches of 16", ("generate", "over_batches")),
 ]
+PREDICT_FIGURES = [
+    ("labels/s over HTTP over the bare engine's, t5-small, concurrency 32", ("predict", "throughput", "ratio")),
+    ("… one request of 2,048 inputs", ("predict", "throughput", "one_request_ratio")),
+    ("what HTTP adds to a lone label's median, ms", ("predict", "latency", "added_ms")),
+    ("… of, in the bare engine, ms", ("predict", "latency", "engine_label_ms")),
+    (
+        "a label with a rationale of 32 tokens over the label alone, time",
+        ("predict", "latency", "rationale_over_label"),
+    ),
+    ("memory of a process with one t5-small, bytes", ("predict", "memory", "one_tasks_resident_bytes")),
+    ("… two", ("predict", "memory", "two_tasks_resident_bytes")),
+    ("… two, asked in turn, where the budget holds one", ("predict", "memory", "budget_tasks_resident_bytes")),
+    ("… a request that waits for its model to be loaded again, ms", ("predict", "memory", "reload_request_ms")),
+]
 OTHER_FIGURES = [
     ("what the gateway adds to a request's median, µs", ("gateway", "json_gateway_added_p50_us")),
     ("… nginx as the same proxy, µs", ("gateway", "json_nginx_added_p50_us")),
@@ -190,7 +206,7 @@ OTHER_FIGURES = [
 
 def benchmark_table() -> str:
     """The README's table of benchmarks as it must read."""
-    rows = [*EMBED_FIGURES, *SEARCH_FIGURES, *GENERATE_FIGURES, *OTHER_FIGURES]
+    rows = [*EMBED_FIGURES, *SEARCH_FIGURES, *GENERATE_FIGURES, *PREDICT_FIGURES, *OTHER_FIGURES]
     lines = ["| figure | median (least to greatest) |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {name} | {figure(*path)} |" for name, path in rows)]) + "\n"
 
@@ -217,7 +233,36 @@ def scenes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("table", [benchmark_table, peers_table, scenes_table])
+def labels_table() -> str:
+    """The README's table of back ends that find labels as it must read."""
+    lines = (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
+    figures: dict[str, Any] = {}
+    for run in map(json.loads, lines):
+        figures |= run["figures"] if run["benchmark"] == "predict_engines" else {}
+    columns = {
+        "`generate`, 10 tokens": "transformers generate, 10 tokens",
+        "Fovea float32": "float32, best",
+        "all probabilities": "float32, all",
+        "Fovea int8": "int8, best",
+        "CTranslate2 float32": "CTranslate2 float32, greedy",
+        "CTranslate2 int8": "CTranslate2 int8, greedy",
+    }
+    table = [
+        f"| faster than `generate` held to the labels | {' | '.join(columns)} | `generate`, ms |",
+        "| --- |" + " --- |" * (len(columns) + 1),
+    ]
+    for shape in ("small", "base"):
+        for count in (3, 77):
+            for batch in (1, 32):
+                work = f"{shape}, {count} labels, taught, batch {batch}"
+                held = figures[f"{work}: transformers generate"]["median"]
+                ratios = [f"{held / figures[f'{work}: {name}']['median']:.1f}" for name in columns.values()]
+                title = f"t5-{shape}, {count} labels, batch {batch}"
+                table.append(f"| {title} | {' | '.join(ratios)} | {held:.0f} |")
+    return "\n".join(table) + "\n"
+
+
+@pytest.mark.parametrize("table", [benchmark_table, peers_table, scenes_table, labels_table])
 def test_the_readmes_figures_are_the_latest_recorded(table: Callable[[], str]) -> None:
     assert table() in README, table()
 
@@ -305,6 +350,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "FOVEA_GATEWAY_PORT": str(port),
         "FOVEA_EMBED_PORT": str(free_port()),
         "FOVEA_GENERATE_PORT": str(free_port()),
+        "FOVEA_PREDICT_PORT": str(free_port()),
     }
     command = [sys.executable, "-m", "services.cli", "up"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -378,8 +424,19 @@ def test_the_readmes_question_is_answered_as_it_says(gateway: str) -> None:
     assert json.loads(done.stdout)["answer"] == answer
 
 
+def test_the_readmes_problem_is_solved_as_it_says(gateway: str) -> None:
+    pattern = r"```sh\n(curl \S+/predict .*?)```\n\nsays `(.*?)`, which is (\d+), because `(.*?)`"
+    (command, label, value, rationale) = re.findall(pattern, README, re.DOTALL)[0]
+    command = command.replace("http://127.0.0.1:8080", gateway)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    (prediction,) = json.loads(done.stdout)["predictions"]
+    assert (prediction["label"], prediction["value"]) == (label, int(value))
+    assert prediction["rationale"] == " ".join(rationale.split())
+
+
 @pytest.mark.parametrize(
-    ("page", "num_commands", "num_programs"), [("embed", 8, 3), ("search", 12, 0), ("generate", 3, 1)]
+    ("page", "num_commands", "num_programs"),
+    [("embed", 8, 3), ("search", 12, 0), ("generate", 3, 1), ("predict", 3, 0)],
 )
 def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
     guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
