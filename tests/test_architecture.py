@@ -79,6 +79,7 @@ JOBS = (
 DISTILL_TEXTUAL = (
     "arithmetic",
     "data",
+    "deductions",
     "denoising",
     "drawing",
     "generated_data",

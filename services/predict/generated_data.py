@@ -4,18 +4,20 @@ import random
 from collections.abc import Callable, Mapping
 
 from services.predict.data import Row, Splits
+from services.predict.deductions import DEDUCTIONS, draw_deduction
 from services.predict.denoising import DENOISING, denoising_of
 from services.predict.drawing import draw_distinct
-from services.predict.inferences import INFERENCES, draw_inference, draw_long_inference
+from services.predict.inferences import INFERENCES, draw_inference
 from services.predict.problems import WORD_PROBLEMS, draw_problem
 from services.predict.tasks import Task
 
-GENERATED_TASKS: Mapping[str, Task] = {task.name: task for task in (WORD_PROBLEMS, INFERENCES, DENOISING)}
+GENERATED_TASKS: Mapping[str, Task] = {task.name: task for task in (WORD_PROBLEMS, INFERENCES, DEDUCTIONS, DENOISING)}
 
 _DRAWS: Mapping[str, Callable[[random.Random], Row]] = {
     WORD_PROBLEMS.name: draw_problem,
     INFERENCES.name: draw_inference,
-    DENOISING.name: denoising_of((draw_problem, draw_long_inference)),
+    DEDUCTIONS.name: draw_deduction,
+    DENOISING.name: denoising_of((draw_problem, draw_deduction)),
 }
 
 

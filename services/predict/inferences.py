@@ -1,21 +1,19 @@
-"""Generated natural-language inferences whose labels take steps of reasoning, with those steps as rationales.
+"""Generated natural-language inferences about scenes, in the manner of e-SNLI, with the steps to each label as reasons.
 
-Four kinds: orders (who is taller, who came before whom), places (what is in what), groups (all painters are singers, no
-singer is a sailor) and amounts (23 coins are more than 14). What a hypothesis says follows from several sentences of
-its premise, or its opposite does, or neither; each label is as likely in every kind, and the premises of all three are
-drawn alike, so that only reasoning tells them apart.
+A premise tells who does what, and where, and what they wear; a hypothesis says one or two of these things again, in
+wider words (a park is outside), in words that exclude the premise's (a park is not a kitchen), in narrower ones, or of
+something that was not told. Whether it follows takes a step for each thing that it says, and then all of them together:
+one that is excluded makes a contradiction, else one that is open makes it neutral.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from services.predict.data import Row
 from services.predict.drawing import capitalised, draw_distinct, write
 from services.predict.llm_outputs import TeacherOutput
-from services.predict.problem_scenes import PEOPLE, THINGS
 from services.predict.tasks import EOS, ESNLI, Task
 
 INFERENCES = Task("inferences", ("premise", "hypothesis"), EOS, labels=ESNLI.labels)
@@ -23,226 +21,155 @@ INFERENCES = Task("inferences", ("premise", "hypothesis"), EOS, labels=ESNLI.lab
 Label = Literal["entailment", "neutral", "contradiction"]
 _LABELS: tuple[Label, ...] = ("entailment", "neutral", "contradiction")
 
-NAMES = tuple(name for name, _ in PEOPLE)
-ORDERS = (
-    ("is taller than", "is shorter than"),
-    ("is older than", "is younger than"),
-    ("is faster than", "is slower than"),
-    ("is stronger than", "is weaker than"),
-    ("came before", "came after"),
-    ("lives north of", "lives south of"),
-)
-OBJECTS = ("key", "ring", "coin", "pen", "stone", "letter", "button", "watch", "ball", "stamp")
-PLACES = ("box", "bag", "drawer", "basket", "chest", "jar", "case", "car", "shed", "cellar", "tent", "wagon")
-TRADES = ("painter", "singer", "baker", "sailor", "teacher", "farmer", "doctor", "miner", "poet", "hunter", "judge")
-
-
-# Of four trades in a row, which one is told of somebody and which one is asked for.
-_QUESTIONS = ((0, 1), (0, 2), (1, 3), (0, 3), (3, 2), (3, 1), (2, 0), (3, 0))
-_SHORT_QUESTIONS = ((0, 1), (0, 2), (1, 2), (1, 0), (2, 1), (2, 0))  # of three
-
-SHORT_RATE = 0.5  # of inferences with fewer sentences and steps
-
 
 @dataclass(frozen=True)
-class _Inference:
-    premise: list[str]
-    hypothesis: str
-    label: Label
-    reasons: list[str]
+class Aspect:
+    """What a scene tells of one kind: words for exact things, and for wider ones, which hold some of the exact."""
+
+    wider: Mapping[str, tuple[str, ...]]
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """In their order, each once."""
+        return tuple(dict.fromkeys(thing for things in self.wider.values() for thing in things))
+
+    def things(self, words: str) -> frozenset[str]:
+        """The exact things that words may stand for."""
+        return frozenset(self.wider.get(words, (words,)))
+
+    def relation(self, told: str, said: str) -> Label:
+        """What the premise's words tell of the hypothesis's."""
+        told_things, said_things = self.things(told), self.things(said)
+        if told_things <= said_things:
+            return "entailment"
+        return "neutral" if told_things & said_things else "contradiction"
+
+
+COLOURS = ("red", "blue", "green", "white")
+GARMENTS = ("hat", "coat", "scarf", "shirt")
+ASPECTS: Mapping[str, Aspect] = {
+    "who": Aspect(
+        {
+            "a child": ("a boy", "a girl"),
+            "an adult": ("a man", "a woman"),
+            "someone male": ("a boy", "a man"),
+            "someone female": ("a girl", "a woman"),
+        }
+    ),
+    "doing": Aspect(
+        {
+            "resting": ("sleeping", "sitting on a bench", "lying on the floor"),
+            "moving about": ("running", "walking", "dancing", "climbing"),
+            "eating fruit": ("eating an apple", "eating a pear"),
+            "eating something": ("eating an apple", "eating a pear", "eating bread", "eating cheese"),
+            "making music": ("playing the violin", "playing the flute", "beating a drum"),
+            "reading": ("reading a letter", "reading a book"),
+        }
+    ),
+    "where": Aspect(
+        {
+            "outside": ("in the park", "in the garden", "on the beach", "in a field", "in the forest"),
+            "inside a building": ("in the kitchen", "in a museum", "in a school", "in a church", "in a shop"),
+            "among trees": ("in the park", "in the garden", "in the forest"),
+        }
+    ),
+    "wearing": Aspect(
+        {
+            **{f"a {garment}": tuple(f"a {colour} {garment}" for colour in COLOURS) for garment in GARMENTS},
+            **{f"something {colour}": tuple(f"a {colour} {garment}" for garment in GARMENTS) for colour in COLOURS},
+        }
+    ),
+}
+# How a hypothesis says a thing of the scene's person, who is `{who}` in the premise.
+_SAYINGS: Mapping[str, str] = {
+    "who": "[it is {said}|the one in the scene is {said}]",
+    "doing": "[{who} is {said}|someone is {said}]",
+    "where": "[{who} is {said}|this takes place {said}]",
+    "wearing": "[{who} wears {said}|{who} is wearing {said}]",
+}
+_ENDS: Mapping[Label, str] = {
+    "entailment": "[so it is true|so it follows]",
+    "neutral": "[so it may be true or not|so it is left open]",
+    "contradiction": "[so it is false|so it cannot be true]",
+}
 
 
 def draw_inferences(num_rows: int, seed: int) -> list[Row]:
-    """Inferences of different texts, each kind and label as likely; the same for a seed, the first of a longer draw."""
+    """Inferences of different texts, each label as likely; the same for a seed, the first of a longer draw."""
     return draw_distinct(draw_inference, num_rows, random.Random(f"inferences {seed}"), set())
 
 
 def draw_inference(generator: random.Random) -> Row:
-    """One with the next random numbers, long or short."""
-    return _draw(generator, is_short=generator.random() < SHORT_RATE)
-
-
-def draw_long_inference(generator: random.Random) -> Row:
-    """One with the next random numbers, none of the easier ones."""
-    return _draw(generator, is_short=False)
-
-
-def _draw(generator: random.Random, *, is_short: bool) -> Row:
-    draw, label = generator.choice(_KINDS), generator.choice(_LABELS)
-    while (drawn := draw(generator, is_short)).label != label:
-        pass
-    generator.shuffle(drawn.premise)
-    values = {"premise": " ".join(map(_sentence, drawn.premise)), "hypothesis": _sentence(drawn.hypothesis)}
-    rationale = " ".join(map(_sentence, [*drawn.reasons, write(_ENDS[label], {}, generator)]))
+    """One, with the next random numbers."""
+    label = generator.choice(_LABELS)
+    while True:
+        told = _draw_scene(generator)
+        said = _draw_claims(generator)
+        relations = [_relation(told, aspect, words) for aspect, words in said.items()]
+        if conclude(relations) == label:
+            break
+    values = {"premise": _premise(told, generator), "hypothesis": _hypothesis(told, said, generator)}
+    reasons = [_reason(told, aspect, words) for aspect, words in said.items()]
+    rationale = " ".join(f"{capitalised(words)}." for words in [*reasons, write(_ENDS[label], {}, generator)])
     output = TeacherOutput(f"{rationale} So the answer is {label}.", rationale, label)
     return Row(INFERENCES.input_text(values), label, output)
 
 
-_ENDS: Mapping[Label, str] = {
-    "entailment": "[that is what is said|so it is true|it follows]",
-    "neutral": "[so it may be true or not|so it is left open|nobody can tell]",
-    "contradiction": "[that is not what is said|so it is false|it cannot be true]",
-}
+def conclude(relations: Sequence[Label]) -> Label:
+    """The label of a hypothesis that says several things."""
+    for label in ("contradiction", "neutral"):
+        if label in relations:
+            return label
+    return "entailment"
 
 
-def _sentence(words: str) -> str:
-    return f"{capitalised(words)}."
+def _draw_scene(generator: random.Random) -> dict[str, str]:
+    """Words for what is told: of who it is and what they do always, of where and in what mostly."""
+    told = {}
+    for name, aspect in ASPECTS.items():
+        if name in ("where", "wearing") and generator.random() < 0.25:
+            continue
+        is_exact = generator.random() < 0.85
+        told[name] = generator.choice(aspect.exact if is_exact else tuple(aspect.wider))
+    return told
 
 
-def _label(is_true: bool | None) -> Label:  # noqa: FBT001 - None is neither
-    if is_true is None:
-        return "neutral"
-    return "entailment" if is_true else "contradiction"
+def _draw_claims(generator: random.Random) -> dict[str, str]:
+    """Words for one thing or two."""
+    names = sorted(generator.sample(list(ASPECTS), generator.choice((1, 2))), key=list(ASPECTS).index)
+    return {
+        name: generator.choice((*ASPECTS[name].exact, *ASPECTS[name].wider, *ASPECTS[name].wider)) for name in names
+    }
 
 
-def _orders(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001 - as all of _KINDS
-    """People in a row, each compared with the next in one direction or the other; two are asked for."""
-    more, less = generator.choice(ORDERS)
-    people = generator.sample(NAMES, 3 if is_short else 4)
-    is_down = [generator.random() < 0.5 for _ in people[1:]]  # whether each is more than the one behind
-    pairs = [(a, b) if down else (b, a) for a, b, down in zip(people, people[1:], is_down, strict=False)]
-    start, stop = generator.choice([(0, 1), (1, 2), (0, 2)] if is_short else [(0, 2), (1, 3), (0, 3)])
-    used = pairs[start:stop]
-    ends = (people[start], people[stop])
-    order = None  # the asked, the higher one first
-    if len(set(is_down[start:stop])) == 1:
-        order = ends if is_down[start] else ends[::-1]
-        used = used if is_down[start] else used[::-1]
-    asked = ends if generator.random() < 0.5 else ends[::-1]
-    says_more = generator.random() < 0.5
-    reasons = [f"{a} {more} {b}" for a, b in used]
-    if order is None:
-        reasons.append(f"that does not compare {ends[0]} with {ends[1]}")
-    elif len(used) > 1:
-        reasons.append(f"so {order[0]} {more} {order[1]}")
-    return _Inference(
-        [f"{a} {more} {b}" if generator.random() < 0.5 else f"{b} {less} {a}" for a, b in pairs],
-        f"{asked[0]} {more if says_more else less} {asked[1]}",
-        _label(None if order is None else (asked == order) == says_more),
-        reasons,
-    )
+def _relation(told: Mapping[str, str], aspect: str, words: str) -> Label:
+    return ASPECTS[aspect].relation(told[aspect], words) if aspect in told else "neutral"
 
 
-def _places(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
-    """Two things, one in more places inside of each other; one is said to be in one of all these places, or not."""
-    thing, other = generator.sample(OBJECTS, 2)
-    places = generator.sample(PLACES, 3 if is_short else 5)
-    half = 2 if is_short else 3
-    around = {thing: places[:half], other: places[half:]}  # of each thing the places, the innermost first
-    asked = generator.choice([thing, other])
-    place = generator.choice(places if is_short else [*around[thing][1:], *around[other][1:]])
-    is_denied = generator.random() < 0.5
-    chain = [asked, *around[asked]]
-    is_in = place in chain
-    steps = list(zip(chain, chain[1 : chain.index(place) + 1] if is_in else chain[1:], strict=False))
-    reasons = [f"the {inner} is in the {outer}" for inner, outer in steps]
-    if is_in and len(steps) > 1:
-        reasons.append(f"so the {asked} is in the {place}")
-    if not is_in:
-        reasons.append(f"where the {chain[-1]} is and what is in the {place} besides is not told")
-    return _Inference(
-        [f"the {inner} is in the {outer}" for whole in around for inner, outer in _links([whole, *around[whole]])],
-        f"the {asked} is {'not ' if is_denied else ''}in the {place}",
-        _label(not is_denied if is_in else None),
-        reasons,
-    )
+def _premise(told: Mapping[str, str], generator: random.Random) -> str:
+    wearing = f" in {told['wearing']}" if "wearing" in told else ""
+    where = f" {told['where']}" if "where" in told else ""
+    if where and generator.random() < 0.3:
+        return f"{capitalised(where.strip())}, {told['who']}{wearing} is {told['doing']}."
+    return f"{capitalised(told['who'])}{wearing} is {told['doing']}{where}."
 
 
-def _links(chain: list[str]) -> list[tuple[str, str]]:
-    return list(pairwise(chain))
+def _hypothesis(told: Mapping[str, str], said: Mapping[str, str], generator: random.Random) -> str:
+    kind, word = told["who"].split(" ", 1)
+    who = "the one who is " + word if kind == "someone" else f"the {word}"
+    parts = [write(_SAYINGS[aspect], {"who": who, "said": words}, generator) for aspect, words in said.items()]
+    return f"{capitalised(' and '.join(parts))}."
 
 
-def _groups(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
-    """Trades in a row, each with the next in a rule for all or for none; what is told of one asks for another."""
-    name = generator.choice(NAMES)
-    trades = generator.sample(TRADES, 3 if is_short else 4)
-    rules = []
-    for pair in _links(trades):
-        first, second = pair if generator.random() < 0.5 else pair[::-1]
-        rules.append(_Rule(first, second, is_positive=generator.random() < 0.7))
-    start, stop = generator.choice(_SHORT_QUESTIONS if is_short else _QUESTIONS)
-    way = 1 if start < stop else -1
-    is_told, says = generator.random() < 0.8, generator.random() < 0.5
-    reasons = [f"{name} {_is(is_told)} a {trades[start]}"]
-    known: bool | None = is_told
-    for at in range(start, stop, way):
-        rule = rules[min(at, at + way)]
-        trade, following = trades[at], trades[at + way]
-        now = rule.follow(trade, is_true=bool(known))
-        if now is None:
-            reasons.append(f"{rule.text}, but that tells nothing of one who {_is(bool(known))} a {trade}")
-            known = None
-            break
-        reasons.append(f"{rule.text}, so {name} {_is(now)} a {following}")
-        known = now
-    return _Inference(
-        [*(rule.text for rule in rules), reasons[0]],
-        f"{name} {_is(says)} a {trades[stop]}",
-        _label(None if known is None else known == says),
-        reasons,
-    )
-
-
-def _is(is_true: bool) -> str:  # noqa: FBT001 - reads as a word where it is called
-    return "is" if is_true else "is not"
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """All of the first trade are of the second, or none."""
-
-    first: str
-    second: str
-    is_positive: bool
-
-    @property
-    def text(self) -> str:
-        return f"all {self.first}s are {self.second}s" if self.is_positive else f"no {self.first} is a {self.second}"
-
-    def follow(self, trade: str, *, is_true: bool) -> bool | None:
-        """What being of a trade, or not, tells about being of the rule's other one; None for nothing."""
-        if not self.is_positive:
-            return False if is_true else None
-        if (trade == self.first) == is_true:
-            return is_true
-        return None
-
-
-def _amounts(generator: random.Random, is_short: bool) -> _Inference:  # noqa: FBT001
-    """Two people have numbers of things, others more, fewer or as many as one of them; two are compared."""
-    first, second, *others = generator.sample(NAMES, 3 if is_short else 4)
-    things, _ = generator.choice(THINGS)
-    few = generator.randint(11, 90)
-    counts = dict(zip((first, second), generator.sample([few, generator.randint(few + 2, 99)], 2), strict=True))
-    signs = {other: generator.choice((1, 0, -1)) for other in others}
-    likes = {other: generator.choice((first, second)) for other in others}
-
-    def compared(sign: int, one: str, another: str) -> str:
-        return f"{one} has {('as many', 'more', 'fewer')[sign]} {things} {'than' if sign else 'as'} {another}"
-
-    asked = generator.choice(others)
-    like = likes[asked]
-    rival = second if like == first else first
-    known = 1 if counts[like] > counts[rival] else -1
-    is_open = signs[asked] == -known
-    reasons = [
-        f"{like} has {counts[like]} {things} and {rival} has {counts[rival]}, and {counts[like]} is"
-        f" {'more' if known > 0 else 'fewer'} than {counts[rival]}",
-        compared(signs[asked], asked, like),
-        f"that may be more or fewer than {rival} has" if is_open else f"so {compared(known, asked, rival)}",
-    ]
-    said = generator.choice((1, -1))
-    pair = (asked, rival) if generator.random() < 0.5 else (rival, asked)
-    is_so = said == (known if pair[0] == asked else -known)
-    return _Inference(
-        [
-            *(f"{person} has {count} {things}" for person, count in counts.items()),
-            *(compared(signs[other], other, likes[other]) for other in others),
-        ],
-        compared(said, *pair),
-        _label(None if is_open else is_so),
-        reasons,
-    )
-
-
-_KINDS: tuple[Callable[[random.Random, bool], _Inference], ...] = (_orders, _places, _groups, _amounts)
+def _reason(told: Mapping[str, str], aspect: str, words: str) -> str:
+    if aspect not in told:
+        return {"where": "where it is was not told", "wearing": "what is worn was not told"}[aspect]
+    before = told[aspect]
+    if before == words:
+        return f"{words} is what was told"
+    label = ASPECTS[aspect].relation(before, words)
+    if label == "entailment":
+        return f"{before} is {words}"
+    if label == "contradiction":
+        return f"{before} is not {words}"
+    return f"{before} may be {words} or not"

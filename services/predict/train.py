@@ -35,7 +35,7 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "denoising"]
+TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "deductions", "denoising"]
 
 
 @app.command()

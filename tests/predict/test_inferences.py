@@ -1,30 +1,22 @@
-"""Generated inferences: labels and reasons checked against every world that a premise allows."""
+"""Generated inferences: labels and reasons checked in every scene that a premise allows."""
 
-import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations, product
+from collections.abc import Mapping
+from itertools import product
 
 import pytest
 
 from services.predict.data import Row
-from services.predict.inferences import INFERENCES, ORDERS, draw_inference, draw_inferences, draw_long_inference
+from services.predict.inferences import ASPECTS, INFERENCES, conclude, draw_inferences
 from services.predict.tasks import EOS
 
-Worlds = list[Mapping[str, float]]
 ENDS = {
-    "entailment": {"That is what is said", "So it is true", "It follows"},
-    "neutral": {"So it may be true or not", "So it is left open", "Nobody can tell"},
-    "contradiction": {"That is not what is said", "So it is false", "It cannot be true"},
+    "entailment": {"So it is true", "So it follows"},
+    "neutral": {"So it may be true or not", "So it is left open"},
+    "contradiction": {"So it is false", "So it cannot be true"},
 }
-MORE = {words: 1 if number == 0 else -1 for pair in ORDERS for number, words in enumerate(pair)}
-COMPARED = re.compile(rf"(\w+) ({'|'.join(MORE)}) (\w+)")
-CONTAINED = re.compile(r"[Tt]he (\w+) is (not )?in the (\w+)")
-MEMBER = re.compile(r"([A-Z]\w+) is (not )?a (\w+)")
-RULE = re.compile(r"[Aa]ll (\w+)s are (\w+)s|[Nn]o (\w+) is a (\w+)")
-COUNT = re.compile(r"(\w+) has (\d+) \w+")
-AMOUNT = re.compile(r"(\w+) has (more|fewer|as many) \w+ (?:than|as) (\w+)")
+WORDS = {name: (*aspect.wider, *aspect.exact) for name, aspect in ASPECTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -32,181 +24,97 @@ def rows() -> list[Row]:
     return draw_inferences(1200, seed=5)
 
 
-def sentences(text: str) -> list[str]:
-    return re.findall(r"([^.]+)\. ?", text)
+def words_of(text: str, aspect: str) -> str | None:
+    """The longest words of an aspect that a text holds."""
+    found = [words for words in WORDS[aspect] if re.search(rf"\b{words}\b", text, re.IGNORECASE)]
+    return max(found, key=len, default=None)
 
 
-def order_worlds(premise: Sequence[str]) -> Worlds:
-    names = sorted({name for one in premise for name in COMPARED.fullmatch(one).group(1, 3)})  # type: ignore[union-attr]
-    return [dict(zip(names, places, strict=True)) for places in permutations(range(len(names)))]
+def claims_of(hypothesis: str) -> Mapping[str, str]:
+    """What is said of each aspect; "the boy" only takes up again who it was."""
+    said = {aspect: words_of(hypothesis, aspect) for aspect in ASPECTS}
+    return {aspect: words for aspect, words in said.items() if words is not None}
 
 
-def order_holds(claim: str, world: Mapping[str, float]) -> bool | None:
-    found = COMPARED.fullmatch(claim)
-    return found and (world[found[1]] - world[found[3]]) * MORE[found[2]] > 0
-
-
-def group_worlds(premise: Sequence[str]) -> Worlds:
-    trades = sorted({trade for one in premise for found in RULE.finditer(one) for trade in found.groups() if trade})
-    return [dict(zip(trades, truths, strict=True)) for truths in product((0, 1), repeat=len(trades))]
-
-
-def group_holds(claim: str, world: Mapping[str, float]) -> bool | None:
-    if found := RULE.fullmatch(claim):
-        first, second, excluded, by = found.groups()
-        return world[first] <= world[second] if first else world[excluded] + world[by] < 2
-    found = MEMBER.fullmatch(claim)
-    return found and bool(world[found[3]]) != bool(found[2])
-
-
-def amount_worlds(premise: Sequence[str]) -> Worlds:
-    given = {found[1]: int(found[2]) for one in premise if (found := COUNT.fullmatch(one))}
-    worlds: Worlds = [given]
-    for one in premise:
-        if found := AMOUNT.fullmatch(one):
-            # around the given ones a person may have any number that the sentence allows
-            tried = {count + step for count in given.values() for step in (-1, 0, 1)}
-            worlds = [{**world, found[1]: count} for world in worlds for count in tried]
-    return worlds
-
-
-def amount_holds(claim: str, world: Mapping[str, float]) -> bool | None:
-    if found := COUNT.fullmatch(claim):
-        return world[found[1]] == int(found[2])
-    found = AMOUNT.fullmatch(claim)
-    if not found:
-        return None
-    difference = world[found[1]] - world[found[3]]
-    return {"more": difference > 0, "fewer": difference < 0, "as many": difference == 0}[found[2]]
-
-
-def place_worlds(premise: Sequence[str]) -> Worlds:
-    """Either the two outermost places are apart, or one is in the place that the other thing's chain ends with."""
-    inside = {found[1]: found[3] for one in premise if (found := CONTAINED.fullmatch(one))}
-    outermost = sorted(set(inside.values()) - set(inside))
-    everything = {*inside, *inside.values()}
-
-    def world(links: Mapping[str, str]) -> Mapping[str, float]:
-        pairs = {}
-        for inner in everything:
-            outer = links.get(inner)
-            while outer is not None:
-                pairs[f"{inner} {outer}"] = 1.0
-                outer = links.get(outer)
-        return pairs
-
-    # an outermost place may be in whatever is not inside of it
-    nested = [
-        {**inside, place: outer}
-        for place in outermost
-        for outer in everything
-        if f"{outer} {place}" not in world(inside) and outer != place
+def verdict(premise: str, hypothesis: str) -> str:
+    """In every scene that the premise allows, in some of them, or in none."""
+    told = {aspect: words_of(premise, aspect) for aspect in ASPECTS}
+    said = claims_of(hypothesis)
+    allowed = [
+        aspect.exact if (words := told[name]) is None else sorted(aspect.things(words))
+        for name, aspect in ASPECTS.items()
     ]
-    return [world(links) for links in (inside, *nested)]
-
-
-def place_holds(claim: str, world: Mapping[str, float]) -> bool | None:
-    found = CONTAINED.fullmatch(claim)
-    return found and (f"{found[1]} {found[3]}" in world) != bool(found[2])
-
-
-Kind = tuple[Callable[[Sequence[str]], Worlds], Callable[[str, Mapping[str, float]], bool | None]]
-KINDS: dict[str, Kind] = {
-    "orders": (order_worlds, order_holds),
-    "places": (place_worlds, place_holds),
-    "groups": (group_worlds, group_holds),
-    "amounts": (amount_worlds, amount_holds),
-}
-
-
-def kind_of(premise: str) -> str:
-    if COMPARED.search(premise):
-        return "orders"
-    return "amounts" if COUNT.search(premise) else "groups" if RULE.search(premise) else "places"
-
-
-def read(row: Row) -> tuple[str, Worlds, str]:
-    """The kind of an inference, the worlds in which its premise holds, and its hypothesis."""
-    premise, hypothesis = row.input.split(EOS)
-    kind = kind_of(premise)
-    worlds_of, holds = KINDS[kind]
-    facts = sentences(premise)
-    worlds = [world for world in worlds_of(facts) if all(holds(fact, world) for fact in facts)]
-    assert worlds, row
-    return kind, worlds, hypothesis.removesuffix(".")
-
-
-def verdict(kind: str, claim: str, worlds: Worlds) -> str | None:
-    holds = {KINDS[kind][1](claim, world) for world in worlds}
-    if None in holds:
-        return None
+    holds = {
+        all(scene[name] in ASPECTS[name].things(words) for name, words in said.items())
+        for scene in (dict(zip(ASPECTS, things, strict=True)) for things in product(*allowed))
+    }
     return "neutral" if len(holds) == 2 else "entailment" if True in holds else "contradiction"
 
 
 def test_an_inference_is_a_premise_a_hypothesis_a_label_and_its_reasons() -> None:
-    row = draw_inferences(3, seed=0)[2]
+    row = draw_inferences(2, seed=0)[1]
     assert row.output is not None
-    premise, hypothesis = row.input.split(EOS)
-    assert (
-        premise == "Bruno has 51 seeds. Luke has fewer seeds than Mary. Ada has as many seeds as Mary."
-        " Mary has 14 seeds."
+    assert row.input == (
+        "A boy in a red shirt is reading in the garden.</s>The boy is among trees and the boy wears a white shirt."
     )
-    assert hypothesis == "Bruno has more seeds than Luke."
-    assert row.label == row.output.label == "entailment"
+    assert row.label == row.output.label == "contradiction"
     assert row.output.rationale == (
-        "Mary has 14 seeds and Bruno has 51, and 14 is fewer than 51. Luke has fewer seeds than Mary. So Luke has fewer"
-        " seeds than Bruno. So it is true."
+        "In the garden is among trees. A red shirt is not a white shirt. So it cannot be true."
     )
-    assert row.output.text == f"{row.output.rationale} So the answer is entailment."
+    assert row.output.text == f"{row.output.rationale} So the answer is contradiction."
 
 
-def test_half_of_them_are_short_but_for_those_that_are_all_long() -> None:
-    generator = random.Random(0)
-    lengths = [len(draw_long_inference(generator).input) for _ in range(200)]
-    mixed = [len(draw_inference(generator).input) for _ in range(200)]
-    assert sum(mixed) < 0.9 * sum(lengths)
-
-
-def test_a_label_tells_in_which_of_all_worlds_of_the_premise_the_hypothesis_holds(rows: list[Row]) -> None:
+def test_a_label_tells_in_which_of_all_scenes_of_the_premise_the_hypothesis_holds(rows: list[Row]) -> None:
     for row in rows:
-        kind, worlds, hypothesis = read(row)
-        assert verdict(kind, hypothesis, worlds) == row.label, row
+        assert verdict(*row.input.split(EOS)) == row.label, row
 
 
-def test_every_step_of_the_reasons_follows_and_their_end_is_the_label(rows: list[Row]) -> None:
-    num_checked: Counter[str] = Counter()
+def test_the_reasons_are_a_true_step_for_each_claim_and_the_label(rows: list[Row]) -> None:
+    steps = {"entailment": "is", "contradiction": "is not", "neutral": "may be"}
     for row in rows:
         assert row.output is not None
-        kind, worlds, _ = read(row)
-        *steps, end = sentences(row.output.rationale)
+        premise, hypothesis = row.input.split(EOS)
+        *reasons, end = row.output.rationale.removesuffix(".").split(". ")
         assert end in ENDS[row.label], row
-        claims = [claim.removeprefix("So ") for step in steps for claim in re.split(r", so |, but |, and | and ", step)]
-        verdicts = [verdict(kind, claim, worlds) for claim in claims]
-        assert set(verdicts) <= {"entailment", None}, row
-        num_checked[kind] += verdicts.count("entailment")
-        assert all(int(a) > int(b) for a, b in re.findall(r"(\d+) is more than (\d+)", row.output.rationale))
-        assert all(int(a) < int(b) for a, b in re.findall(r"(\d+) is fewer than (\d+)", row.output.rationale))
-    assert min(num_checked[kind] for kind in KINDS) > 300
+        relations = []
+        for (name, words), reason in zip(claims_of(hypothesis).items(), reasons, strict=True):
+            told = words_of(premise, name)
+            relation = "neutral" if told is None else ASPECTS[name].relation(told, words)
+            relations.append(relation)
+            if told is None:
+                assert reason.endswith("was not told"), row
+            elif told == words:
+                assert reason.lower() == f"{words} is what was told", row
+            else:
+                open_end = " or not" if relation == "neutral" else ""
+                assert reason.lower() == f"{told} {steps[relation]} {words}{open_end}", row
+        assert conclude(relations) == row.label
 
 
-def test_labels_are_as_likely_in_every_kind(rows: list[Row]) -> None:
-    counts = Counter((read(row)[0], row.label) for row in rows)
-    assert len(counts) == 4 * 3
-    assert all(60 < count < 140 for count in counts.values())
+def test_labels_are_as_likely(rows: list[Row]) -> None:
+    counts = Counter(row.label for row in rows)
+    assert set(counts) == set(INFERENCES.labels or ())
+    assert all(340 < count < 460 for count in counts.values())
 
 
-def test_no_word_of_a_hypothesis_gives_its_label_away(rows: list[Row]) -> None:
-    by_word: dict[str, Counter[str]] = {}
+def test_neither_what_is_said_nor_how_much_tells_a_label(rows: list[Row]) -> None:
+    by_claim: dict[tuple[str, bool], Counter[str]] = {}
     for row in rows:
-        for word in set(re.findall(r"\w+", row.input.split(EOS)[1])):
-            by_word.setdefault(word, Counter())[row.label] += 1
-    for word, counts in by_word.items():
-        if counts.total() >= 100:
-            assert max(counts.values()) < 0.5 * counts.total(), word
+        for name, words in claims_of(row.input.split(EOS)[1]).items():
+            by_claim.setdefault((name, words in ASPECTS[name].wider), Counter())[row.label] += 1
+    for claim, counts in by_claim.items():
+        assert max(counts.values()) < 0.75 * counts.total(), claim
+
+
+def test_wider_words_hold_some_of_the_exact_ones_and_no_words_belong_to_two_aspects() -> None:
+    every = [words for name in ASPECTS for words in WORDS[name]]
+    assert len(set(every)) == len(every)
+    for aspect in ASPECTS.values():
+        assert all(1 < len(things) < len(aspect.exact) for things in aspect.wider.values())
+        assert not set(aspect.wider) & set(aspect.exact)
 
 
 def test_inputs_differ_and_a_draw_is_the_same_for_its_seed(rows: list[Row]) -> None:
     assert len({row.input for row in rows}) == len(rows)
     assert draw_inferences(50, seed=5) == rows[:50]
     assert draw_inferences(50, seed=6) != rows[:50]
-    assert INFERENCES.labels == ("entailment", "neutral", "contradiction")
