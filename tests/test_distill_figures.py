@@ -1,4 +1,4 @@
-"""What the pages say of the starters of the predict service is what was recorded when they were trained and compared."""
+"""What the pages say of the starters of the predict service is what was recorded when they were trained."""
 
 import json
 from pathlib import Path
