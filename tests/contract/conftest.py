@@ -8,8 +8,9 @@ import pytest
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
-from tests.contract.predict_processes import PredictSystem, running_predict
+from tests.contract.predict_processes import running_predict
 from tests.contract.processes import Process, start_process
+from tests.contract.served_system import System
 from tests.embed.tiny import write_tiny_checkpoint
 
 MODEL = "tiny"
@@ -25,7 +26,7 @@ def sockets_of_clients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def predict_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictSystem]:
+def predict_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """`python -m services.predict` with tiny students, and the gateway before it."""
     with running_predict(tmp_path_factory.mktemp("predict")) as system:
         yield system

@@ -12,7 +12,8 @@ import requests
 from services.predict.rationale_file import digest_of, read_records
 from services.predict.rationales import load_prompts
 from services.predict.tasks import ESNLI
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL
 
 NUM_INPUTS = 30
@@ -24,7 +25,7 @@ def values_of(row: int) -> dict[str, str]:
     return {"premise": f"Keeper {row} has lit the lighthouse.", "hypothesis": "The lighthouse is dark."}
 
 
-def start(system: GenerateSystem, folder: Path, *options: str, to: str = "rationales.jsonl") -> subprocess.Popen[str]:
+def start(system: System, folder: Path, *options: str, to: str = "rationales.jsonl") -> subprocess.Popen[str]:
     command = [
         *(sys.executable, "-m", "services.predict.extract", "esnli", "--model", MODEL),
         *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
@@ -38,7 +39,7 @@ def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def num_requests(system: GenerateSystem) -> int:
+def num_requests(system: System) -> int:
     """Those that the service has taken, however they ended."""
     lines = requests.get(f"{system.service.url}/metrics", timeout=30).text.splitlines()
     counted = [line for line in lines if line.startswith("fovea_requests_total{") and "/v1/chat/completions" in line]

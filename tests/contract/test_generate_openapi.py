@@ -20,7 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL
 
 CHECKS: Any = (
@@ -44,15 +45,13 @@ STREAMED = 0
 
 
 @pytest.fixture(scope="module")
-def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("generate")) as system:
         yield system
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_server_error_and_nothing_that_the_document_omits(
-    generate_system: GenerateSystem, mode: GenerationMode
-) -> None:
+def test_no_server_error_and_nothing_that_the_document_omits(generate_system: System, mode: GenerationMode) -> None:
     document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(short_and_answerable), document)
@@ -68,7 +67,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(
             assert STREAMED in statuses[f"POST {path}"] or path.endswith("rerank"), path
 
 
-def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: GenerateSystem) -> None:
+def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: System) -> None:
     document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
     for path in ("/generate", "/v1/chat/completions", "/v1/completions"):
         answered = document["paths"][path]["post"]["responses"]["200"]["content"]
@@ -87,7 +86,7 @@ def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system:
     }
 
 
-def operations(system: GenerateSystem) -> Iterator[Any]:
+def operations(system: System) -> Iterator[Any]:
     schema = schemathesis.openapi.from_url(f"{system.service.url}/openapi.json")
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result

@@ -19,7 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.generate.prompts import Document
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 from tests.generate.question_data import natural_questions, sampled, synthwiki
 from tests.generate.small_tokenizers import fast
 from tests.generate.tiny_models import tiny_model
@@ -50,7 +51,7 @@ class Reader:
     `model` tells what it attends to; `fast_model` is the same, and does not.
     """
 
-    system: GenerateSystem
+    system: System
     tokenizer: Any
     model: Any
     fast_model: Any

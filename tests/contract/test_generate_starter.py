@@ -15,7 +15,8 @@ import requests
 
 from services.generate.data import Example, best_subspan_em, generated_facts
 from tests.contract.curl import Answer, curl
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 
 MODEL = "litm-facts"
 # All that the running batch holds: one answer of the greatest length leaves no room for another.
@@ -27,7 +28,7 @@ QUESTIONS = generated_facts(NUM_STREAMS, 10, seed=7)
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("starter")
     settings = {
         "FOVEA_STORE_URL": (folder / "empty").as_uri(),  # the service publishes its starter itself
@@ -66,7 +67,7 @@ def text_of(events: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("fields", [{"reorder": "attention"}, {"calibration": CALIBRATED}, {"calibration": PLAIN}])
-def test_curl_gets_one_answer_from_service_and_gateway_whole_and_streamed(system: GenerateSystem, fields: Any) -> None:
+def test_curl_gets_one_answer_from_service_and_gateway_whole_and_streamed(system: System, fields: Any) -> None:
     answers = []
     for url in (system.service.url, system.gateway.url, f"{system.gateway.url}/v1"):
         whole = posted(url, asked(QUESTIONS[0], **fields))
@@ -94,7 +95,7 @@ def test_curl_gets_one_answer_from_service_and_gateway_whole_and_streamed(system
     assert len(set(answers)) == 1
 
 
-def test_curl_is_told_which_field_is_refused(system: GenerateSystem) -> None:
+def test_curl_is_told_which_field_is_refused(system: System) -> None:
     refusals: list[tuple[dict[str, Any], int, str]] = [
         ({"query": None}, 422, "query"),
         ({"documents": ["a", "b", "c", {"text": 5}]}, 422, "documents.3.text"),
@@ -115,7 +116,7 @@ def test_curl_is_told_which_field_is_refused(system: GenerateSystem) -> None:
             assert refused.json["error"]["param"] == param
 
 
-def test_an_answer_begins_with_its_first_word_and_a_continuation_with_its_space(system: GenerateSystem) -> None:
+def test_an_answer_begins_with_its_first_word_and_a_continuation_with_its_space(system: System) -> None:
     with openai.OpenAI(base_url=f"{system.gateway.url}/v1", api_key="none", max_retries=0) as client:
         chat: Any = {
             "model": MODEL,
@@ -145,7 +146,7 @@ def test_an_answer_begins_with_its_first_word_and_a_continuation_with_its_space(
 # --- many at once ---
 
 
-def test_two_hundred_streams_at_once_each_end_with_the_answer_that_they_get_alone(system: GenerateSystem) -> None:
+def test_two_hundred_streams_at_once_each_end_with_the_answer_that_they_get_alone(system: System) -> None:
     bodies = [asked(example, calibration=CALIBRATED if index % 2 else PLAIN) for index, example in enumerate(QUESTIONS)]
 
     async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> list[Any]:
@@ -178,7 +179,7 @@ def test_two_hundred_streams_at_once_each_end_with_the_answer_that_they_get_alon
     assert sum(right) > NUM_STREAMS / 2
 
 
-def test_an_answer_among_sixteen_is_the_answer_alone_to_its_probabilities(system: GenerateSystem) -> None:
+def test_an_answer_among_sixteen_is_the_answer_alone_to_its_probabilities(system: System) -> None:
     def body(example: Example) -> dict[str, Any]:
         return {
             "messages": [{"role": "user", "content": example.question}],
@@ -209,7 +210,7 @@ def test_an_answer_among_sixteen_is_the_answer_alone_to_its_probabilities(system
 # --- nobody waits any more ---
 
 
-def begin_long(system: GenerateSystem) -> "subprocess.Popen[bytes]":
+def begin_long(system: System) -> "subprocess.Popen[bytes]":
     """curl in the middle of a stream that leaves no room for any other answer."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -223,7 +224,7 @@ def begin_long(system: GenerateSystem) -> "subprocess.Popen[bytes]":
     return reader
 
 
-def test_a_client_that_leaves_in_mid_stream_makes_room_for_the_next_at_once(system: GenerateSystem) -> None:
+def test_a_client_that_leaves_in_mid_stream_makes_room_for_the_next_at_once(system: System) -> None:
     made = system.metric("fovea_generated_tokens_total")
     left = system.metric('fovea_cancelled_total{reason="disconnect"}')
     with begin_long(system) as reader:
@@ -239,7 +240,7 @@ def test_a_client_that_leaves_in_mid_stream_makes_room_for_the_next_at_once(syst
     assert system.metric("fovea_generated_tokens_total") - made < LONG / 4
 
 
-def test_a_task_that_is_cancelled_frees_its_place_running_or_waiting(system: GenerateSystem) -> None:
+def test_a_task_that_is_cancelled_frees_its_place_running_or_waiting(system: System) -> None:
     async def leave() -> None:
         async with openai.AsyncOpenAI(base_url=f"{system.gateway.url}/v1", api_key="none", max_retries=0) as client:
             running, waiting = (

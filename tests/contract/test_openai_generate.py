@@ -10,7 +10,8 @@ import openai
 import pytest
 import requests
 
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL
 
 QUESTION: Any = [{"role": "user", "content": "who kept the lighthouse?"}]
@@ -25,13 +26,13 @@ LONG = 2000
 
 
 @pytest.fixture(scope="module")
-def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("generate")) as system:
         yield system
 
 
 @pytest.fixture(scope="module")
-def client(generate_system: GenerateSystem) -> Iterator[openai.OpenAI]:
+def client(generate_system: System) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{generate_system.gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -246,7 +247,7 @@ def test_errors_are_of_openais_classes(client: openai.OpenAI) -> None:
     assert in_stream.value.status_code == 413
 
 
-def test_work_past_the_clients_deadline_is_dropped(generate_system: GenerateSystem, client: openai.OpenAI) -> None:
+def test_work_past_the_clients_deadline_is_dropped(generate_system: System, client: openai.OpenAI) -> None:
     with pytest.raises((openai.APITimeoutError, openai.InternalServerError)):
         client.with_options(timeout=0.3).completions.create(
             model=MODEL, prompt=PROMPT, max_tokens=LONG, extra_body={"ignore_eos": True}
@@ -270,9 +271,7 @@ def test_a_deadline_in_mid_stream_is_told_in_the_stream(client: openai.OpenAI) -
     assert received
 
 
-def test_a_client_that_leaves_in_mid_stream_frees_its_slot(
-    generate_system: GenerateSystem, client: openai.OpenAI
-) -> None:
+def test_a_client_that_leaves_in_mid_stream_frees_its_slot(generate_system: System, client: openai.OpenAI) -> None:
     made_before = generate_system.metric("fovea_generated_tokens_total")
     stream = client.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
@@ -290,7 +289,7 @@ def test_a_client_that_leaves_in_mid_stream_frees_its_slot(
     assert generate_system.metric("fovea_generated_tokens_total") == made
 
 
-def test_two_hundred_streams_at_once_all_end_complete(generate_system: GenerateSystem) -> None:
+def test_two_hundred_streams_at_once_all_end_complete(generate_system: System) -> None:
     prompts = [f"{PROMPT} number {number % 25}" for number in range(200)]
 
     async def stream(client: openai.AsyncOpenAI, prompt: str) -> tuple[str, str | None]:
@@ -319,7 +318,7 @@ def test_two_hundred_streams_at_once_all_end_complete(generate_system: GenerateS
             assert [answers[index] for index in range(number, 200, 25)] == [expected] * 8
 
 
-def test_the_gateway_passes_on_what_the_service_answers(generate_system: GenerateSystem) -> None:
+def test_the_gateway_passes_on_what_the_service_answers(generate_system: System) -> None:
     asked = {"model": MODEL, "messages": QUESTION, "max_tokens": 10, "temperature": 0, "documents": DOCUMENTS}
     requests.post(f"{generate_system.service.url}/v1/chat/completions", json=asked, timeout=30)
     for stream in (False, True):
@@ -336,7 +335,7 @@ def test_the_gateway_passes_on_what_the_service_answers(generate_system: Generat
 
 
 @pytest.fixture
-def langchain(generate_system: GenerateSystem) -> Any:
+def langchain(generate_system: System) -> Any:
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr
 
@@ -373,7 +372,7 @@ def test_langchain_passes_documents_on(langchain: Any) -> None:
     assert grounded.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"]
 
 
-def running(system: GenerateSystem) -> float:
+def running(system: System) -> float:
     return system.metric("fovea_running_items")
 
 

@@ -15,7 +15,8 @@ from services.nn.devices import DeviceOptions
 from services.predict.footprint import held_bytes
 from services.predict.tasks import ESNLI
 from tests.contract.curl import curl
-from tests.contract.predict_processes import PredictSystem, running_predict
+from tests.contract.predict_processes import running_predict
+from tests.contract.served_system import System
 from tests.predict.served_tiny import PAIR, PROBLEM, QUESTION, save_task
 
 LABELS = {"entailment", "neutral", "contradiction"}
@@ -23,12 +24,12 @@ ASKED = {"esnli": PAIR, "cqa": QUESTION, "svamp": PROBLEM, "reviews": {"text": "
 
 
 @pytest.fixture
-def client(predict_system: PredictSystem) -> Iterator[openai.OpenAI]:
+def client(predict_system: System) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{predict_system.gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def test_curl_asks_for_a_label_with_its_reasons(predict_system: PredictSystem) -> None:
+def test_curl_asks_for_a_label_with_its_reasons(predict_system: System) -> None:
     body = (
         '{"task": "esnli", "rationale": true, "probabilities": true, "inputs": [{"premise": "A man is walking a dog.",'
         ' "hypothesis": "A person is outside."}]}'
@@ -42,22 +43,20 @@ def test_curl_asks_for_a_label_with_its_reasons(predict_system: PredictSystem) -
     assert answer.json["usage"]["total_tokens"] > 0
 
 
-def test_curl_lists_the_tasks(predict_system: PredictSystem) -> None:
+def test_curl_lists_the_tasks(predict_system: System) -> None:
     answer = curl(f"{predict_system.gateway.url}/tasks")
     assert [one["id"] for one in answer.json["data"]] == ["esnli", "cqa", "svamp", "reviews"]
 
 
 @pytest.mark.parametrize("path", ["/tasks", "/v1/tasks", "/v1/models/tiny-cqa"])
-def test_the_gateway_passes_on_what_the_service_answers(predict_system: PredictSystem, path: str) -> None:
+def test_the_gateway_passes_on_what_the_service_answers(predict_system: System, path: str) -> None:
     first, second = (
         requests.get(f"{process.url}{path}", timeout=30) for process in (predict_system.service, predict_system.gateway)
     )
     assert first.json() == second.json()
 
 
-def test_the_gateway_lists_the_models_and_documents_the_routes(
-    predict_system: PredictSystem, client: openai.OpenAI
-) -> None:
+def test_the_gateway_lists_the_models_and_documents_the_routes(predict_system: System, client: openai.OpenAI) -> None:
     assert {one.id for one in client.models.list()} >= {"tiny-esnli", "tiny-cqa", "tiny-svamp", "tiny-reviews"}
     assert client.models.retrieve("tiny-esnli").owned_by == "fovea"
     document = requests.get(f"{predict_system.gateway.url}/openapi.json", timeout=30).json()
@@ -87,7 +86,7 @@ def test_openais_client_raises_its_own_errors_with_our_fields(client: openai.Ope
     assert "2048" in large.value.message
 
 
-def test_the_clients_own_timeout_is_the_deadline(predict_system: PredictSystem, client: openai.OpenAI) -> None:
+def test_the_clients_own_timeout_is_the_deadline(predict_system: System, client: openai.OpenAI) -> None:
     inputs = [{"text": f"word {number} " * 10} for number in range(2048)]
     ends = ['fovea_cancelled_total{reason="deadline"}', 'fovea_cancelled_total{reason="disconnect"}']
     before = sum(map(predict_system.metric, ends))
@@ -102,7 +101,7 @@ def test_the_clients_own_timeout_is_the_deadline(predict_system: PredictSystem, 
 # --- text-embeddings-inference ---
 
 
-def test_the_hubs_client_classifies_a_text(predict_system: PredictSystem) -> None:
+def test_the_hubs_client_classifies_a_text(predict_system: System) -> None:
     from huggingface_hub import InferenceClient
 
     direct = requests.post(f"{predict_system.service.url}/predict", json={"inputs": "what a film"}, timeout=30).json()
@@ -112,7 +111,7 @@ def test_the_hubs_client_classifies_a_text(predict_system: PredictSystem) -> Non
     assert (best.label, best.score) == (direct[0]["label"], direct[0]["score"])
 
 
-def test_teis_requests_are_answered_and_refused_in_its_form(predict_system: PredictSystem) -> None:
+def test_teis_requests_are_answered_and_refused_in_its_form(predict_system: System) -> None:
     url = f"{predict_system.gateway.url}/predict"
     pair = requests.post(url, json={"inputs": ["A man walks.", "A man moves."]}, timeout=30)
     assert {one["label"] for one in pair.json()} == LABELS
@@ -126,7 +125,7 @@ def test_teis_requests_are_answered_and_refused_in_its_form(predict_system: Pred
 # --- under load ---
 
 
-def test_two_thousand_and_forty_eight_inputs_leave_room_for_small_requests(predict_system: PredictSystem) -> None:
+def test_two_thousand_and_forty_eight_inputs_leave_room_for_small_requests(predict_system: System) -> None:
     inputs = [{"text": f"word {number}"} for number in range(2048)]
 
     async def at_once() -> tuple[Any, list[float], list[Any]]:
@@ -145,7 +144,7 @@ def test_two_thousand_and_forty_eight_inputs_leave_room_for_small_requests(predi
     assert len(seconds) > 3, "small requests are answered while the large one is"
 
 
-def test_who_hangs_up_leaves_nothing_in_the_queue(predict_system: PredictSystem) -> None:
+def test_who_hangs_up_leaves_nothing_in_the_queue(predict_system: System) -> None:
     inputs = [{"text": f"word {number} " * 10} for number in range(2048)]
     name = 'fovea_cancelled_total{reason="disconnect"}'
     before, computed = predict_system.metric(name), predict_system.metric("fovea_batch_size_count")
@@ -158,7 +157,7 @@ def test_who_hangs_up_leaves_nothing_in_the_queue(predict_system: PredictSystem)
     assert predict_system.metric("fovea_batch_size_count") - computed < 2048 / 64
 
 
-def test_requests_of_all_tasks_at_once_get_what_they_get_alone(predict_system: PredictSystem) -> None:
+def test_requests_of_all_tasks_at_once_get_what_they_get_alone(predict_system: System) -> None:
     def body(number: int) -> dict[str, Any]:
         task = list(ASKED)[number % 4]
         return {"task": task, "inputs": [ASKED[task]], "rationale": number % 3 == 0 and task in ("esnli", "cqa")}

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.contract.predict_processes import PredictSystem
+from tests.contract.served_system import System
 from tests.predict.served_tiny import PAIR, QUESTION
 
 CHECKS: Any = (
@@ -33,9 +33,7 @@ ANSWERABLE = [{"task": "esnli", "inputs": [PAIR]}, {"task": "cqa", "inputs": [QU
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_server_error_and_nothing_that_the_document_omits(
-    predict_system: PredictSystem, mode: GenerationMode
-) -> None:
+def test_no_server_error_and_nothing_that_the_document_omits(predict_system: System, mode: GenerationMode) -> None:
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(sometimes_answerable))
         for operation in operations(predict_system)
@@ -47,7 +45,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(
         assert statuses["GET /tasks"] == {200}
 
 
-def test_tasks_and_predictions_are_documented_as_they_are(predict_system: PredictSystem) -> None:
+def test_tasks_and_predictions_are_documented_as_they_are(predict_system: System) -> None:
     document = requests.get(f"{predict_system.service.url}/openapi.json", timeout=30).json()
     schemas = document["components"]["schemas"]
     [task, *_] = requests.get(f"{predict_system.service.url}/tasks", timeout=30).json()["data"]
@@ -57,7 +55,7 @@ def test_tasks_and_predictions_are_documented_as_they_are(predict_system: Predic
     assert set(schemas["Prediction"]["properties"]) == set(answer["predictions"][0])
 
 
-def operations(predict_system: PredictSystem) -> Iterator[Any]:
+def operations(predict_system: System) -> Iterator[Any]:
     schema = schemathesis.openapi.from_url(f"{predict_system.service.url}/openapi.json")
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result

@@ -11,7 +11,8 @@ import pytest
 import requests
 
 from tests.contract.curl import curl
-from tests.contract.generate_processes import GenerateSystem, running_system
+from tests.contract.generate_processes import running_system
+from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL
 
 QUERY = "who kept the lighthouse?"
@@ -25,13 +26,13 @@ METHODS = ["calibrated", "attention", "query_likelihood", "relevance_prompt"]
 
 
 @pytest.fixture(scope="module")
-def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenerateSystem]:
+def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("generate")) as system:
         yield system
 
 
 @pytest.fixture(scope="module")
-def expected(generate_system: GenerateSystem) -> list[dict[str, Any]]:
+def expected(generate_system: System) -> list[dict[str, Any]]:
     """What the service itself answers to the tests' query."""
     body = {"query": QUERY, "documents": DOCUMENTS, "return_documents": False}
     answer = requests.post(f"{generate_system.service.url}/v1/rerank", json=body, timeout=30)
@@ -58,12 +59,12 @@ def connections() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def cohere_v2(generate_system: GenerateSystem, connections: httpx.Client) -> cohere.ClientV2:
+def cohere_v2(generate_system: System, connections: httpx.Client) -> cohere.ClientV2:
     return cohere.ClientV2(api_key="none", base_url=generate_system.gateway.url, httpx_client=connections)
 
 
 @pytest.fixture(scope="module")
-def cohere_v1(generate_system: GenerateSystem, connections: httpx.Client) -> cohere.Client:
+def cohere_v1(generate_system: System, connections: httpx.Client) -> cohere.Client:
     return cohere.Client(api_key="none", base_url=generate_system.gateway.url, httpx_client=connections)
 
 
@@ -127,7 +128,7 @@ def test_cohere_v1_gets_its_documents_back(cohere_v1: cohere.Client, expected: l
 # --- LangChain ---
 
 
-def test_langchain_compresses_documents(generate_system: GenerateSystem, expected: list[Any]) -> None:
+def test_langchain_compresses_documents(generate_system: System, expected: list[Any]) -> None:
     from langchain_cohere import CohereRerank
     from langchain_core.documents import Document
     from pydantic import SecretStr
@@ -150,7 +151,7 @@ def nodes() -> list[Any]:
     return [NodeWithScore(node=TextNode(text=text, id_=str(i)), score=0.5) for i, text in enumerate(DOCUMENTS)]
 
 
-def test_llama_index_speaks_jina(generate_system: GenerateSystem, expected: list[Any]) -> None:
+def test_llama_index_speaks_jina(generate_system: System, expected: list[Any]) -> None:
     from llama_index.postprocessor.jinaai_rerank import JinaRerank
 
     reranker = JinaRerank(top_n=3, model=MODEL, base_url=f"{generate_system.gateway.url}/v1", api_key="none")
@@ -159,7 +160,7 @@ def test_llama_index_speaks_jina(generate_system: GenerateSystem, expected: list
     assert [node.score for node in found] == scores(expected)[:3]
 
 
-def test_llama_index_shows_its_user_what_is_wrong(generate_system: GenerateSystem) -> None:
+def test_llama_index_shows_its_user_what_is_wrong(generate_system: System) -> None:
     from llama_index.postprocessor.jinaai_rerank import JinaRerank
 
     reranker = JinaRerank(
@@ -169,7 +170,7 @@ def test_llama_index_shows_its_user_what_is_wrong(generate_system: GenerateSyste
         reranker.postprocess_nodes(nodes(), query_str=QUERY)
 
 
-def test_llama_index_speaks_tei(generate_system: GenerateSystem, expected: list[Any]) -> None:
+def test_llama_index_speaks_tei(generate_system: System, expected: list[Any]) -> None:
     from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
     reranker = TextEmbeddingInference(top_n=2, base_url=generate_system.gateway.url, auth_token="none")
@@ -182,7 +183,7 @@ def test_llama_index_speaks_tei(generate_system: GenerateSystem, expected: list[
 
 
 @pytest.fixture
-def haystack_ranker(generate_system: GenerateSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def haystack_ranker(generate_system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
     monkeypatch.setenv("HOME", str(tmp_path))
     from haystack.utils import Secret
@@ -214,7 +215,7 @@ def test_haystack_shows_its_user_what_is_wrong(haystack_ranker: Any) -> None:
 # --- bare HTTP ---
 
 
-def test_every_spelling_of_the_path_gives_one_answer(generate_system: GenerateSystem, expected: list[Any]) -> None:
+def test_every_spelling_of_the_path_gives_one_answer(generate_system: System, expected: list[Any]) -> None:
     body = json.dumps({"query": QUERY, "documents": DOCUMENTS, "return_documents": False})
     for path in ("/rerank", "/v1/rerank"):
         answer = curl(f"{generate_system.gateway.url}{path}", "--json", body)
@@ -225,7 +226,7 @@ def test_every_spelling_of_the_path_gives_one_answer(generate_system: GenerateSy
     )
 
 
-def test_tei_reads_errors_in_its_own_form(generate_system: GenerateSystem) -> None:
+def test_tei_reads_errors_in_its_own_form(generate_system: System) -> None:
     answer = curl(f"{generate_system.gateway.url}/rerank", "--json", json.dumps({"query": QUERY, "texts": 1}))
     assert answer.status == 422
     assert answer.json["error_type"] == "Validation"
