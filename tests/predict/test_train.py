@@ -78,7 +78,7 @@ def test_a_student_is_taught_and_published_with_what_is_known_of_it(
 
 
 def test_the_defaults_are_the_published_hyper_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    monkeypatch.setenv("COLUMNS", "200")
     told = " ".join(job("--help").split())
     for default in ("5e-05", "64", "10000", "250", "1024", "256", "predict: ", "explain: ", "step-by-step", "human"):
         assert f"[default: {default}]" in told
