@@ -1,8 +1,7 @@
 """What the generated word problems are about, in words.
 
-Templates are those of `wording`. `{name}` and `{other}` are people, `{he}` is the first of them, `{things}` and
-`{extras}` are two kinds of things, `{one}` and `{two}` two qualities, `{boxes}` hold things; single letters
-are numbers.
+Templates are those of `drawing`. `{name}` and `{other}` are people, `{he}` is the first of them, `{things}` and
+`{extras}` are kinds of things, `{one}` and `{two}` two qualities, `{boxes}` hold things; single letters are numbers,
 `{m}` is the value of a first step. In reasons `<a + b>` becomes `a + b = ` and its value.
 """
 
