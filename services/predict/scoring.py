@@ -11,6 +11,7 @@ Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with s
 candidates, P the most edges of a candidate.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,7 +87,7 @@ class Candidates:
             self._family_of[[number_of[parting, token] for token in following[parting]]] = number
         steps = [[(ids[:place], token) for place, token in enumerate(ids)] for ids in self.token_ids]
         self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
-        num_equal = {ids: self.token_ids.count(ids) for ids in set(self.token_ids)}
+        num_equal = Counter(self.token_ids)
         self._num_equal = np.array([num_equal[ids] for ids in self.token_ids], dtype=np.float32)
 
     @property
