@@ -2,37 +2,20 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from tests.contract.curl import curl
+from tests.contract.documented_answers import operations, statuses_of
 from tests.contract.processes import Process
 from tests.core.image_files import every_kind
 from tests.embed.tiny import wait_until_ready
 
 COLLECTION, IMAGE_ID = "documented", "a.png"
-
-CHECKS: Any = (
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-)
 
 # Files that decode, files cut short, and anything.
 IMAGES = st.sampled_from(sorted(every_kind().values()))
@@ -46,7 +29,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Proce
     put_collection(embed_server)
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(in_the_collection))
-        for operation in operations(embed_server)
+        for operation in operations(embed_server.url)
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
     # what was sent reached the model, and what does not fit was refused
@@ -71,13 +54,6 @@ def put_collection(server: Process) -> None:
     assert curl(f"{url}/images", "--json", json.dumps({"images": [image]})).status == 201
 
 
-def operations(server: Process) -> Iterator[Any]:
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    for result in schema.get_all_operations():
-        assert isinstance(result, Ok), result
-        yield result.ok()
-
-
 def in_the_collection(case: Any) -> Any:
     """What asks about the images of a collection asks one that exists, and every other time for an image in it."""
     if case.path.startswith("/collections/{name}/"):
@@ -85,18 +61,3 @@ def in_the_collection(case: Any) -> Any:
     if "id" in case.path_parameters and len(case.path_parameters["id"]) % 2:
         case.path_parameters["id"] = IMAGE_ID
     return case
-
-
-def statuses_of(cases: st.SearchStrategy[Any]) -> set[int]:
-    """Send what is generated, hold every answer against the document, and return the statuses seen."""
-    seen: set[int] = set()
-
-    @given(case=cases)
-    @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-    def answered_as_documented(case: Any) -> None:
-        response = case.call()
-        seen.add(response.status_code)
-        case.validate_response(response, checks=CHECKS)
-
-    answered_as_documented()
-    return seen

@@ -7,30 +7,15 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import requests
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
+from tests.contract.documented_answers import CHECKS, operations
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL
 
-CHECKS: Any = (
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-)
 REFUSALS = {400, 404, 413, 422}
 # An answer of more tokens shows nothing more of its form.
 MAX_TOKENS = 3
@@ -55,7 +40,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
     document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(short_and_answerable), document)
-        for operation in operations(generate_system)
+        for operation in operations(generate_system.service.url)
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
     asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/v2/rerank"]
@@ -84,13 +69,6 @@ def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system:
     assert {"#/components/schemas/RerankRequest", "#/components/schemas/TeiRerankRequest"} == {
         one["$ref"] for one in sent["oneOf"]
     }
-
-
-def operations(system: System) -> Iterator[Any]:
-    schema = schemathesis.openapi.from_url(f"{system.service.url}/openapi.json")
-    for result in schema.get_all_operations():
-        assert isinstance(result, Ok), result
-        yield result.ok()
 
 
 def short_and_answerable(case: Any) -> Any:

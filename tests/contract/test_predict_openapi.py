@@ -1,33 +1,15 @@
 """Whatever predict's OpenAPI document allows, and much that it does not, is answered as the document says."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
+from tests.contract.documented_answers import operations, statuses_of
 from tests.contract.served_system import System
 from tests.predict.served_tiny import PAIR, QUESTION
 
-CHECKS: Any = (
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-)
 REFUSALS = {400, 404, 413, 422}
 ANSWERABLE = [{"task": "esnli", "inputs": [PAIR]}, {"task": "cqa", "inputs": [QUESTION, QUESTION]}]
 
@@ -36,7 +18,7 @@ ANSWERABLE = [{"task": "esnli", "inputs": [PAIR]}, {"task": "cqa", "inputs": [QU
 def test_no_server_error_and_nothing_that_the_document_omits(predict_system: System, mode: GenerationMode) -> None:
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(sometimes_answerable))
-        for operation in operations(predict_system)
+        for operation in operations(predict_system.service.url)
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
     assert statuses["POST /predict"] & REFUSALS
@@ -55,38 +37,9 @@ def test_tasks_and_predictions_are_documented_as_they_are(predict_system: System
     assert set(schemas["Prediction"]["properties"]) == set(answer["predictions"][0])
 
 
-def operations(predict_system: System) -> Iterator[Any]:
-    schema = schemathesis.openapi.from_url(f"{predict_system.service.url}/openapi.json")
-    for result in schema.get_all_operations():
-        assert isinstance(result, Ok), result
-        yield result.ok()
-
-
 def sometimes_answerable(case: Any) -> Any:
     """Every other time a task that exists with inputs of its fields, the other options as they were drawn."""
     if case.path == "/predict" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
         case.body.update(ANSWERABLE[size // 2 % 2])
         case.body.pop("model", None)
     return case
-
-
-def statuses_of(cases: st.SearchStrategy[Any]) -> set[int]:
-    """Send what is generated, hold every answer against the document, and return the statuses seen."""
-    seen: set[int] = set()
-
-    @given(case=cases)
-    # a request that fails is shown as it was: making it smaller would take minutes
-    @settings(
-        max_examples=60,
-        phases=[Phase.generate],
-        derandomize=True,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    def answered_as_documented(case: Any) -> None:
-        response = case.call()
-        seen.add(response.status_code)
-        case.validate_response(response, checks=CHECKS)
-
-    answered_as_documented()
-    return seen
