@@ -32,8 +32,9 @@ from benchmarks.record import record, summary
 from benchmarks.served import served_embed
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
-from services.embed.checkpoint import FocalLensCheckpoint, create_clip, load_focallens, open_clip, save_focallens
+from services.embed.checkpoint import FocalLensCheckpoint, load_focallens, save_focallens
 from services.embed.focallens import FocalLens, Visibility
+from services.nn.clip_model import create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"
 CONCURRENCY = 32

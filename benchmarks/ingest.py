@@ -27,7 +27,7 @@ from benchmarks.record import record, summary
 from benchmarks.scenes import png_files
 from benchmarks.served import served_embed
 from services.embed.checkpoint import load_focallens
-from services.embed.colorshape import sample_scenes
+from services.nn.colorshape import sample_scenes
 
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"
 STARTER_SIDE = 64

@@ -35,10 +35,11 @@ from benchmarks.record import record, summary
 from benchmarks.served import served_embed
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
-from services.embed.checkpoint import create_clip, save_focallens
+from services.embed.checkpoint import save_focallens
 from services.embed.collections.index import IndexOptions
 from services.embed.collections.snapshots import load_snapshot
 from services.embed.focallens import FocalLens
+from services.nn.clip_model import create_clip
 
 WIDTH = 512
 SIDE = 32

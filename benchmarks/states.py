@@ -25,7 +25,6 @@ from rich.table import Table
 import services.embed.engine
 from benchmarks.record import record, summary
 from services.embed.collections.image_states import StateCache
-from services.embed.colorshape import render, sample_scenes
 from services.embed.engine import (
     EmbedEngine,
     ImageItem,
@@ -33,8 +32,9 @@ from services.embed.engine import (
     Pixels,
     Reading,
     StateItem,
-    Text,
 )
+from services.nn.clip_texts import Text
+from services.nn.colorshape import render, sample_scenes
 from services.nn.devices import DeviceOptions
 
 STARTER = Path(services.embed.engine.__file__).parent / "starter" / "focallens-shapes"

@@ -129,7 +129,9 @@ SHOWING = ("line_plots", "result_files")
 ROOMS = (
     Room("gateway/*.py", ("gateway", "services.core"), HEAVY),
     Room("services/core/*.py", ("services.core",), HEAVY),
-    Room("services/nn/*.py", ("services.nn",), (*WEB, "os", "structlog")),
+    # the processes that train together are told to each other by the environment
+    Room("services/nn/training.py", (), (*WEB, "structlog")),
+    Room("services/nn/*.py", ("services.nn", "services.core.errors"), (*WEB, "os", "structlog")),
     Room("services/generate/calibration.py", (), WORLD),
     Room("services/generate/hypotheses.py", (), WORLD),
     *(
@@ -161,8 +163,7 @@ ROOMS = (
     *(
         Room(f"services/*/{stem}.py", may_import, (*WEB, "os", "pathlib", "json", "structlog", "time"))
         for stem, may_import in (
-            ("vision_transformer", ()),
-            ("visibility", ("services.{service}.vision_transformer",)),
+            ("visibility", ()),
             ("focallens", ("services.{service}.visibility",)),
             ("condition_tokens", ()),
             ("readout_plan", ()),
@@ -223,10 +224,8 @@ ROOMS = (
             ),
         )
     ),
-    Room("services/*/colorshape.py", (), (*WEB, "os", "pathlib", "structlog")),
     Room("services/*/checkpoint.py", ("services.{service}.focallens",), (*WEB, "structlog")),
-    Room("services/*/data.py", ("services.{service}.colorshape",), WEB),
-    Room("services/*/training.py", (), WEB),
+    Room("services/*/data.py", (), WEB),
     Room(
         "services/*/train.py",
         (
@@ -235,7 +234,6 @@ ROOMS = (
             "services.core.settings",
             "services.core.store",
             "services.{service}.checkpoint",
-            "services.{service}.colorshape",
             "services.{service}.data",
             "services.{service}.evaluate",
             "services.{service}.focallens",
@@ -249,7 +247,6 @@ ROOMS = (
         "services/*/objectives.py",
         (
             "services.{service}.checkpoint",
-            "services.{service}.colorshape",
             "services.{service}.data",
             "services.{service}.focallens",
             "services.{service}.training",
@@ -264,7 +261,6 @@ ROOMS = (
             "services.core.store",
             "services.core.store_errors",
             "services.{service}.checkpoint",
-            "services.{service}.colorshape",
             "services.{service}.data",
             "services.{service}.focallens",
             "services.{service}.protocols",
@@ -279,7 +275,6 @@ ROOMS = (
             "services.core.starters",
             "services.core.store",
             "services.{service}.checkpoint",
-            "services.{service}.colorshape",
             "services.{service}.data",
             "services.{service}.focallens",
             "services.{service}.protocols",
@@ -295,7 +290,6 @@ ROOMS = (
             "services.{service}.bulk_folder",
             "services.{service}.checkpoint",
             "services.{service}.focallens",
-            "services.{service}.vision_transformer",
         ),
         WEB,
     ),
@@ -334,7 +328,6 @@ ROOMS = (
             "services.{service}.condition_tokens",
             "services.{service}.focallens",
             "services.{service}.readout_plan",
-            "services.{service}.vision_transformer",
         ),
         (*WEB, "os", "pathlib", "json", "structlog", "time"),
     ),

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
-from services.embed.checkpoint import ClipModel, create_clip, open_clip, save_focallens
+from services.embed.checkpoint import save_focallens
 from services.embed.focallens import FocalLens
+from services.nn.clip_model import ClipModel, create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"
 FOVEA_MODEL = "peer"

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from services.embed.checkpoint import open_clip
+from services.nn.clip_model import open_clip
 
 
 class PlainClip:

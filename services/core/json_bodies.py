@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 ItemT = TypeVar("ItemT")
 
@@ -21,6 +21,9 @@ MAX_INLINE_BYTES = 128 * 1024
 # A list in a request. Only its first bad item is complained of: complaints of a million of them, several each, would
 # take seconds of the event loop and a gigabyte.
 JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
+
+# An image in a request: its forms are told apart, and refused by name, when it is read.
+JsonImage = str | dict[str, JsonValue]
 
 
 class JsonRoute(APIRoute):

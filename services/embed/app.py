@@ -16,6 +16,7 @@ from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
 from services.core.health import Health
+from services.core.image_inputs import ImageInputs
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -24,7 +25,6 @@ from services.core.store import Store
 from services.embed.calls import CallLimits
 from services.embed.embedder import Embedder
 from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.image_inputs import ImageInputs
 from services.embed.routes import EmbedService, embed_router, models_router
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, is_out_of_memory
@@ -54,6 +54,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     inputs = ImageInputs(
         limits.images,
         fetch_limits=_fetch_limits(settings),
+        url_setting="FOVEA_EMBED_IMAGE_URLS",
         num_threads=settings.num_decode_threads,
         metrics=metrics,
     )

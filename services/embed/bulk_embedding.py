@@ -15,10 +15,11 @@ from torch import Tensor
 
 from services.core.images import ImageLimits, decode_image
 from services.embed.bulk_folder import Array
-from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_clip, load_focallens
+from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
 from services.embed.focallens import FocalLens, Readouts
-from services.embed.vision_transformer import pack_image_tower
+from services.nn.clip_model import load_clip
 from services.nn.packed_linear import can_pack
+from services.nn.vision_transformer import pack_image_tower
 
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import Request
 
 from services.core.errors import InvalidField, InvalidRequest
-from services.core.images import ImageLimits, ImageReference, parse_image_reference
-from services.core.tei import tei_error_body
-from services.embed.bodies import (
+from services.core.image_inputs import ImageInput, image_input
+from services.core.images import ImageLimits
+from services.core.request_bodies import (
     agreed,
     check_count,
     media_type_of,
@@ -19,12 +19,12 @@ from services.embed.bodies import (
     unsupported,
     validate,
 )
+from services.core.tei import tei_error_body
 from services.embed.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
     EncodingFormat,
     InputItem,
-    JsonImage,
     TeiRequest,
 )
 
@@ -43,14 +43,6 @@ class CallLimits:
     @property
     def max_embeddings(self) -> int:
         return EMBEDDINGS_PER_INPUT * self.max_inputs
-
-
-@dataclass(frozen=True, eq=False)
-class ImageInput:
-    """An image as the request names it; `param` is the field to blame."""
-
-    reference: ImageReference
-    param: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,7 @@ async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
 
 def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     parsed = validate(EmbedRequest, body)
-    images = [image_input(image, f"images.{index}", limits) for index, image in enumerate(parsed.images)]
+    images = [image_input(image, f"images.{index}", limits.images) for index, image in enumerate(parsed.images)]
     texts = [TextInput(text, f"texts.{index}") for index, text in enumerate(parsed.texts)]
     if not images and not texts:
         raise InvalidField("The request holds no input: give images or texts.", param="images")
@@ -167,12 +159,7 @@ def _openai_input(item: str | InputItem, param: str, limits: CallLimits) -> Inpu
     if item.text is not None:
         return TextInput(item.text, f"{param}.text")
     assert item.image is not None  # the schema lets no other item pass
-    return image_input(item.image, f"{param}.image", limits)
-
-
-def image_input(image: JsonImage, param: str, limits: CallLimits) -> ImageInput:
-    """An image in a JSON body. Raises what `parse_image_reference` raises."""
-    return ImageInput(parse_image_reference(image, param=param, limits=limits.images), param)
+    return image_input(item.image, f"{param}.image", limits.images)
 
 
 def conditions_of(condition: str | list[str] | None) -> list[str]:

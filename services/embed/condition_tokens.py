@@ -2,13 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-InputIds = np.ndarray[Any, np.dtype[np.int64]]
+from services.nn.clip_texts import InputIds
 
 # This many tokens cost a few hundred kilobytes.
 MAX_REMEMBERED_CONDITIONS = 256

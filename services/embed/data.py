@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.embed.colorshape import (
+from services.nn.colorshape import (
     BACKGROUNDS,
     COLORS,
     COLUMNS,

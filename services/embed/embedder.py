@@ -16,11 +16,12 @@ from services.core.batching import Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
 from services.core.errors import blaming
 from services.core.exchange import Timing
+from services.core.image_inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.slices import all_or_first_failure, in_slices
-from services.embed.calls import EmbedCall, ImageInput, Input, TextInput
-from services.embed.engine import Embeddings, EmbedEngine, Item, Reading, Text
-from services.embed.image_inputs import ImageInputs
+from services.embed.calls import EmbedCall, Input, TextInput
+from services.embed.engine import Embeddings, EmbedEngine, Item, Reading
+from services.nn.clip_texts import Text
 
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024

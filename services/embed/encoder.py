@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from services.embed.checkpoint import FocalLensCheckpoint
-from services.embed.condition_tokens import ConditionTokens, InputIds
+from services.embed.condition_tokens import ConditionTokens
 from services.embed.focallens import Readouts
 from services.embed.readout_plan import Pair
-from services.embed.vision_transformer import pack_image_tower
+from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
+from services.nn.vision_transformer import pack_image_tower
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]

@@ -6,7 +6,6 @@ once, and every (image, condition) pair once, whoever asked for it.
 Shapes: B images, E embedding width, W text tokens.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,40 +17,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from services.core.errors import InvalidRequest, TooLarge
 from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
 from services.embed.encoder import BrokenModel, Encoder
 from services.embed.readout_plan import ReadoutPlan
+from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Pixels = Bytes
 # `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that made one can read it.
 ImageState = Bytes
-InputIds = np.ndarray[Any, np.dtype[np.int64]]
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
-# No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
-# whose time grows with the square of a word's length.
-MAX_CHARACTERS_PER_TOKEN = 16
 # To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """A tokenised text, as an input of its own or as a condition: `input_ids` is (W,) int64, padded.
-
-    `digest` is equal for texts that the model cannot tell apart, whatever their spelling.
-    """
-
-    text: str
-    input_ids: InputIds
-    num_tokens: int
-    digest: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,28 +152,8 @@ class EmbedEngine:
         return self._encoder.state_bytes
 
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
-        """Tokenise a text or a condition.
-
-        Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
-        InvalidRequest for a text without any token.
-        """
-        text = " ".join(text.split())
-        if not text:
-            raise InvalidRequest("the text is empty: it needs at least one character that is no space")
-        max_characters = MAX_CHARACTERS_PER_TOKEN * self.context_length
-        if len(text) > max_characters:
-            if not truncate:
-                raise TooLarge(
-                    f"the text has {len(text)} characters: this model takes at most {self.context_length} tokens,"
-                    f" so at most {max_characters} characters are looked at"
-                )
-            text = text[:max_characters]
-        num_tokens = self._tokenizer.num_tokens(text)
-        if num_tokens > self.context_length and not truncate:
-            raise TooLarge(f"the text has {num_tokens} tokens: this model takes at most {self.context_length}")
-        input_ids = self._tokenizer([text])[0].numpy()
-        digest = hashlib.sha256(input_ids.tobytes()).hexdigest()
-        return Text(text, input_ids, min(num_tokens, self.context_length), digest)
+        """Tokenise a text or a condition. Raises what `tokenise` raises."""
+        return tokenise(self._tokenizer, text, truncate=truncate)
 
     def prepare_image(
         self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False

@@ -13,7 +13,6 @@ from rich.console import Console
 from services.core.store_errors import StoreError
 from services.embed.protocols.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.embedders import ImageEmbedder, NoTextSide, Unconditioned, load_embedder
 from services.embed.protocols.features import NoProjection
 from services.embed.protocols.fine_grained import LOADERS
@@ -32,8 +31,10 @@ from services.embed.protocols.labelled_images import evaluate_category
 from services.embed.protocols.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
 from services.embed.protocols.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.protocols.results import RESULT_FILES, Result
-from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe, load_sugarcrepe
+from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe
 from services.embed.protocols.tables import print_tables
+from services.nn.published_data import MissingData
+from services.nn.sugarcrepe import load_sugarcrepe
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -19,7 +19,6 @@ width, E embedding width, W text tokens, A answers. Features are float of the to
 """
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,11 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.embed.visibility import Full, Questions, Readout
+from services.nn.text_transformer import encode_text
 
 Visibility = Literal["full", "readout"]
-
-# CLIP clamps its learned scale here (ln 100), and so does every loss of this file.
-MAX_LOG_SCALE = math.log(100.0)
 
 
 @dataclass(frozen=True)
@@ -139,28 +136,6 @@ class FocalLens(nn.Module):
         return Questions(readouts.image_index, tokens, None if num_conditional == len(index) else has_token)
 
 
-def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
-    """The text features of an open_clip model or of its bare text tower: (N, W) int64 → (N, E), not normalised.
-
-    A causal tower pooled at the end of text never sees the padding behind it, so the batch is cut at its longest
-    text: equal results for a fraction of the work.
-    """
-    if not hasattr(tower, "encode_text"):
-        features: Tensor = tower(input_ids)
-        return features
-    if tower.text_pool_type != "argmax":
-        features = tower.encode_text(input_ids)
-        return features
-    end = input_ids.argmax(dim=-1)  # the end of text is the highest id
-    num_tokens = int(end.max()) + 1
-    x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
-    x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
-    features = tower.ln_final(x)[torch.arange(len(end), device=end.device), end]
-    if tower.text_projection is not None:
-        features = features @ tower.text_projection
-    return features
-
-
 def contrastive_loss(
     image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float, *, symmetric: bool = False
 ) -> Tensor:
@@ -199,11 +174,6 @@ def unique_answer_loss(
     is_given = given.sum(dim=1) > 0
     target = given[is_given] / given[is_given].sum(dim=1, keepdim=True)
     return (rows + F.cross_entropy(logits.T[is_given], target)) / 2
-
-
-def clamped_scale(log_scale: Tensor) -> Tensor:
-    """CLIP's learned temperature: exp of the parameter, at most 100."""
-    return log_scale.clamp(max=MAX_LOG_SCALE).exp()
 
 
 def _check_image_tower(visual: Any, condition_layer: int, visibility: str) -> None:

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from services.embed.checkpoint import ImageTransform, Tokenizer
-from services.embed.colorshape import (
+from services.embed.data import LlavaData, TripletBatch, all_answers, caption_batch, triplet_batch
+from services.embed.focallens import FocalLens, Readouts, unique_answer_loss
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.colorshape import (
     BACKGROUNDS,
     COLORS,
     COLUMNS,
@@ -26,9 +28,9 @@ from services.embed.colorshape import (
     covering_objects,
     render,
 )
-from services.embed.data import LlavaData, TripletBatch, all_answers, caption_batch, triplet_batch
-from services.embed.focallens import FocalLens, Readouts, clamped_scale, encode_text, unique_answer_loss
-from services.embed.training import gather, gather_rows
+from services.nn.image_transform import ImageTransform
+from services.nn.text_transformer import clamped_scale, encode_text
+from services.nn.training import gather, gather_rows
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from services.core.json_bodies import JsonList
+from services.core.json_bodies import JsonImage, JsonList
 from services.core.model_objects import ModelObject
 
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 EncodingFormat = Literal["float", "base64"]
-# An image in a JSON body: its forms are told apart, and refused by name, when it is read.
-JsonImage = str | dict[str, JsonValue]
 
 
 class EmbedRequest(BaseModel):

@@ -18,21 +18,15 @@ from services.core.checkpoint_files import DESCRIPTION_FILE
 from services.core.manifest import CheckpointInfo
 from services.core.settings import ServiceSettings
 from services.core.store import Store
-from services.embed.checkpoint import (
-    MERGES,
-    ClipModel,
-    create_clip,
-    load_clip,
-    save_clip,
-    save_focallens,
-    write_merges,
-)
+from services.embed.checkpoint import save_focallens
 from services.embed.data import LlavaData, all_answers, learn_merges
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.protocols.embedders import checkpoint_directory, load_embedder
-from services.embed.training import Run, rank, train
+from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
+from services.nn.clip_tokenizer import write_merges
+from services.nn.training import Run, rank, train
 
 CLIP_NAME = "clip-shapes"
 FOCALLENS_NAME = "focallens-shapes"

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.embed.vision_transformer import (
+from services.nn.vision_transformer import (
     QueriesKeysValues,
     advance,
     attend,

@@ -26,8 +26,8 @@ from rich.console import Console
 from services.embed.bulk_files import OutputRequest, embed_into_files
 from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
-from services.embed.checkpoint import open_clip
 from services.embed.image_sources import list_images
+from services.nn.clip_model import open_clip
 
 
 def run_job(checkpoint: str, source: str, output: Path, *, overwrite: bool = False) -> None:

@@ -17,8 +17,9 @@ from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.embed.app import create_embed
 from services.embed.checkpoint import FOCALLENS_WEIGHTS
-from services.embed.engine import Embeddings, EmbedEngine, Text
+from services.embed.engine import Embeddings, EmbedEngine
 from services.embed.settings import EmbedSettings
+from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint

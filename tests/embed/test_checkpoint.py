@@ -14,21 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from services.core.starters import packaged_starters
 from services.core.store import Store
-from services.embed.checkpoint import (
-    FOCALLENS_CONFIG,
-    FOCALLENS_WEIGHTS,
-    MERGES,
-    OPEN_CLIP_WEIGHTS,
-    create_clip,
-    load_clip,
-    load_focallens,
-    open_clip,
-    save_clip,
-    save_focallens,
-    write_merges,
-)
+from services.embed.checkpoint import FOCALLENS_CONFIG, FOCALLENS_WEIGHTS, load_focallens, save_focallens
 from services.embed.data import learn_merges
 from services.embed.focallens import FocalLens
+from services.nn.clip_model import MERGES, OPEN_CLIP_WEIGHTS, create_clip, load_clip, open_clip, save_clip
+from services.nn.clip_tokenizer import write_merges
 
 VISION = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}

@@ -9,16 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from services.embed.checkpoint import open_clip, write_merges
-from services.embed.colorshape import (
-    COLORS,
-    SHAPES,
-    covering_objects,
-    is_held_out,
-    render,
-    sample_classes,
-    sample_scenes,
-)
 from services.embed.data import (
     TEST_INSTRUCTIONS,
     UNSEEN_CONDITIONS,
@@ -30,6 +20,17 @@ from services.embed.data import (
     learn_merges,
     llava_triplets,
     triplet_batch,
+)
+from services.nn.clip_model import open_clip
+from services.nn.clip_tokenizer import write_merges
+from services.nn.colorshape import (
+    COLORS,
+    SHAPES,
+    covering_objects,
+    is_held_out,
+    render,
+    sample_classes,
+    sample_scenes,
 )
 
 

@@ -15,13 +15,13 @@ from services.core.cache import LruStore, ResultCache
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing
+from services.core.image_inputs import ImageInput, ImageInputs
 from services.core.images import ImageLimits
 from services.core.metrics import Metrics
 from services.core.slices import SLICE_INPUTS
-from services.embed.calls import EmbedCall, ImageInput, TextInput
+from services.embed.calls import EmbedCall, TextInput
 from services.embed.embedder import Checkpoint, Embedded, Embedder
 from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.image_inputs import ImageInputs
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
@@ -71,7 +71,12 @@ async def service_of(
         engine, thread=thread, limits=BatchLimits(4096, 64, 100_000), metrics=metrics
     )
     inputs = ImageInputs(
-        ImageLimits(), fetch_limits=None, num_threads=2, max_waiting=max_waiting_images, metrics=metrics
+        ImageLimits(),
+        fetch_limits=None,
+        url_setting="IMAGE_URLS",
+        num_threads=2,
+        max_waiting=max_waiting_images,
+        metrics=metrics,
     )
     embedder = Embedder(ResultCache(store or LruStore(2**20), metrics), inputs, metrics)
     try:

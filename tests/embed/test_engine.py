@@ -24,8 +24,8 @@ from services.embed.engine import (
     ImageState,
     Item,
     StateItem,
-    Text,
 )
+from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint
 

@@ -9,15 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.embed.checkpoint import ClipModel, create_clip
-from services.embed.focallens import (
-    FocalLens,
-    Readouts,
-    Visibility,
-    contrastive_loss,
-    encode_text,
-    unique_answer_loss,
-)
+from services.embed.focallens import FocalLens, Readouts, Visibility, contrastive_loss, unique_answer_loss
+from services.nn.clip_model import ClipModel, create_clip
+from services.nn.text_transformer import encode_text
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 VISIBILITIES: list[Visibility] = ["full", "readout"]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from services.core.store import Store
 from services.embed.checkpoint import load_focallens
 from services.embed.train import app
-from services.embed.training import Run, learning_rate
+from services.nn.training import Run, learning_rate
 
 FAST = ["--precision", "no", "--checkpoint-every", "2", "--images-per-class", "4"]
 CLIP = ["clip", "--batch-size", "8", "--width", "64", "--layers", "2", *FAST]

@@ -8,7 +8,7 @@ import torch
 
 from services.embed.checkpoint import load_focallens
 from services.embed.focallens import Readouts, Visibility
-from services.embed.vision_transformer import pack_image_tower
+from services.nn.vision_transformer import pack_image_tower
 from tests.embed.tiny import IMAGE_SIZE, write_tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(

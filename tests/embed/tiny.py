@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from services.embed.checkpoint import create_clip, save_focallens
+from services.embed.checkpoint import save_focallens
 from services.embed.focallens import FocalLens, Visibility
+from services.nn.clip_model import create_clip
 
 IMAGE_SIZE = 32
 CONTEXT_LENGTH = 16

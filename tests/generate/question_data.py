@@ -6,7 +6,7 @@ import json
 import random
 
 from services.generate.prompts import Document
-from tests.embed.protocols.published_data import published
+from tests.published_data import published
 
 
 def natural_questions() -> list[tuple[str, Document]]:

@@ -18,7 +18,7 @@ from services.generate.data import (
     synthwiki,
 )
 from services.generate.prompts import Document
-from tests.embed.protocols.published_data import published
+from tests.published_data import published
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "reordering.json").read_text())
 

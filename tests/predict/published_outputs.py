@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.embed.protocols.published_data import published
+from tests.published_data import published
 
 GOLDENS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "goldens" / "distill_text.json").read_text())
 

@@ -22,8 +22,8 @@ from services.predict.data import (
 )
 from services.predict.llm_outputs import TeacherOutput
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
-from tests.embed.protocols.published_data import published
 from tests.predict.published_outputs import GOLDENS, digest, folder
+from tests.published_data import published
 
 SPLITS = GOLDENS["splits"]
 

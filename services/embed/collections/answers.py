@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.embed.calls import ImageInput, TextInput
+from services.core.image_inputs import ImageInput
+from services.embed.calls import TextInput
 
 State = Literal["ready", "building"]
 IndexKind = Literal["flat", "ivf"]

@@ -8,8 +8,9 @@ import orjson
 from fastapi import Request
 
 from services.core.errors import InvalidField, InvalidRequest
+from services.core.image_inputs import ImageInput, image_input
 from services.core.images import StoredImage
-from services.embed.bodies import (
+from services.core.request_bodies import (
     Form,
     agreed,
     check_count,
@@ -20,7 +21,7 @@ from services.embed.bodies import (
     unsupported,
     validate,
 )
-from services.embed.calls import CallLimits, ImageInput, TextInput, conditions_of, image_input
+from services.embed.calls import CallLimits, TextInput, conditions_of
 from services.embed.collections.answers import ImageToAdd, SearchQuery
 from services.embed.collections.image_store import check_image_id
 from services.embed.collections.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
@@ -135,7 +136,9 @@ def _images_of_json(body: dict[str, Any], limits: CallLimits) -> Sequence[ImageT
         raise InvalidField("images: The list is empty.", param="images")
     check_count("images", len(images), limits.max_inputs)
     return [
-        ImageToAdd(one.id, image_input(one.image, f"images.{index}.image", limits), one.metadata, f"images.{index}")
+        ImageToAdd(
+            one.id, image_input(one.image, f"images.{index}.image", limits.images), one.metadata, f"images.{index}"
+        )
         for index, one in enumerate(images)
     ]
 
@@ -162,7 +165,7 @@ def _query_of_json(asked: SearchRequest, collection: str, limits: CallLimits) ->
             param=given[-1] if given else "image",
         )
     if asked.image is not None:
-        return image_input(asked.image, "image", limits)
+        return image_input(asked.image, "image", limits.images)
     if asked.id is not None:
         return ImageInput(StoredImage(collection, asked.id), "id")
     assert asked.text is not None  # one of the three is given

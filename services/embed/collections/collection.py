@@ -13,9 +13,9 @@ import structlog
 from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.errors import Conflict, NotFound, Overloaded, blaming
 from services.core.exchange import Timing
+from services.core.image_inputs import ImageInput, ImageInputs
 from services.core.images import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.embed.calls import ImageInput
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -34,8 +34,8 @@ from services.embed.collections.open_indexes import OpenIndexes
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
 from services.embed.embedder import Checkpoint, Embedder
-from services.embed.engine import EmbedEngine, Text
-from services.embed.image_inputs import ImageInputs
+from services.embed.engine import EmbedEngine
+from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
 # Who waits for an index stops this long before the deadline, at which what is stored would be answered with 504.

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from services.core.checkpoints import ServedCheckpoint
+from services.core.image_inputs import ImageInputs
 from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
 from services.embed.collections.collection import CollectionOptions, Serving
@@ -14,7 +15,6 @@ from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import SearchOptions
 from services.embed.embedder import Embedder
 from services.embed.engine import EmbedEngine
-from services.embed.image_inputs import ImageInputs
 from services.embed.settings import EmbedSettings
 
 # Pixels that wait for the index, over all collections.

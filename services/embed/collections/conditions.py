@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from services.core.errors import TooLarge
 from services.embed.collections.image_store import ImageStore
 from services.embed.collections.indexes import CheckpointIndexes
-from services.embed.engine import Text
+from services.nn.clip_texts import Text
 
 
 class Conditions:

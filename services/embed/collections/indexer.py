@@ -18,7 +18,7 @@ from services.embed.collections.image_store import ImageStore
 from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.reader import ImageReader, Prepared, Read, Wanted
 from services.embed.embedder import Checkpoint
-from services.embed.engine import Text
+from services.nn.clip_texts import Text
 
 # Rows that one step takes; between two steps another checkpoint may take over.
 STEP_ROWS = 512

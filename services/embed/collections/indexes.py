@@ -24,7 +24,7 @@ from services.embed.collections.pace import Pace
 from services.embed.collections.reader import Source
 from services.embed.collections.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.embedder import Checkpoint
-from services.embed.engine import Text
+from services.nn.clip_texts import Text
 
 Rows = NDArray[np.int64]
 

@@ -14,7 +14,8 @@ from services.core.batching import Submission
 from services.core.errors import FoveaError
 from services.core.images import ImageLimits, decode_image
 from services.embed.embedder import Checkpoint
-from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem, Text
+from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem
+from services.nn.clip_texts import Text
 
 # What one submission holds: large enough for full batches, small enough that requests find their turn between two.
 PIECE_IMAGES = 64

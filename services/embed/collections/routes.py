@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from services.core.cache import content_digest
 from services.core.exchange import Timing
 from services.core.image_headers import media_type_of
-from services.embed.bodies import MAX_INLINE_BYTES
+from services.core.json_bodies import MAX_INLINE_BYTES
 from services.embed.calls import CallLimits
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.calls import SearchParameters, read_creation, read_images, read_search

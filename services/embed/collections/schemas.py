@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.json_bodies import JsonList
+from services.core.json_bodies import JsonImage, JsonList
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexKind,
@@ -16,7 +16,6 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.image_store import Added, StoredImage
-from services.embed.schemas import JsonImage
 
 Metadata = dict[str, JsonValue]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from services.embed.protocols.datasets import Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import CELEBA_ATTRIBUTES, CELEBA_IDENTITY, celeba_attribute
 from services.embed.protocols.metrics import (
@@ -21,6 +20,7 @@ from services.embed.protocols.metrics import (
     scaled_average_precision,
 )
 from services.embed.protocols.results import Result
+from services.nn.published_data import Source
 
 SOURCE = Source("CelebA (aligned and cropped)", "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
 SPLITS = {"train": "0", "val": "1", "test": "2"}

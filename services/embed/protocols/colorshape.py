@@ -10,7 +10,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from services.embed.colorshape import (
+from services.embed.data import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
+from services.embed.protocols.embedders import ImageEmbedder
+from services.embed.protocols.metrics import continuous_color_correlation, cosine_rows, mean_average_precision
+from services.nn.colorshape import (
     COLORS,
     NUM_SHAPES_KEPT_WHOLE,
     SHAPES,
@@ -20,9 +23,6 @@ from services.embed.colorshape import (
     sample_classes,
     sample_continuous,
 )
-from services.embed.data import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
-from services.embed.protocols.embedders import ImageEmbedder
-from services.embed.protocols.metrics import continuous_color_correlation, cosine_rows, mean_average_precision
 
 TABLE_CONDITIONS = ("color", "shape", "both")
 RENDERED_AT_ONCE = 64

@@ -18,17 +18,11 @@ from torch import Tensor
 from services.core.settings import ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
-from services.embed.checkpoint import (
-    FOCALLENS_CONFIG,
-    ClipModel,
-    FocalLensCheckpoint,
-    ImageTransform,
-    Tokenizer,
-    load_clip,
-    load_focallens,
-    open_clip,
-)
+from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
 from services.embed.focallens import Readouts
+from services.nn.clip_model import ClipModel, load_clip, open_clip
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
 
 Array32 = NDArray[np.float32]
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from scipy.io import loadmat
 
-from services.embed.protocols.datasets import Source
 from services.embed.protocols.labelled_images import LabelledImages
+from services.nn.published_data import Source
 
 FLOWERS = Source("Oxford 102 Flowers", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102")
 CARS = Source("Stanford Cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html")

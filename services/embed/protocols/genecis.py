@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from services.embed.protocols.datasets import Source, progress, read_image
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import focus_on_attribute, focus_on_object
 from services.embed.protocols.metrics import target_recall
+from services.nn.published_data import Source, progress, read_image
 
 Focus = Literal["attribute", "object"]
 Box = tuple[float, float, float, float]

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from services.embed.colorshape import Scenes, render, sample_scenes
 from services.embed.data import TEST_INSTRUCTIONS
 from services.embed.protocols.colorshape import labels_of, rendered
-from services.embed.protocols.datasets import MissingData, progress, read_image
 from services.embed.protocols.embedders import Array32, ImageEmbedder
 from services.embed.protocols.grid_picture import QUERY, THUMBNAIL, Block, Neighbour, Row
+from services.nn.colorshape import Scenes, render, sample_scenes
+from services.nn.published_data import MissingData, progress, read_image
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 

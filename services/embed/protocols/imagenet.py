@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.embed.protocols.datasets import MissingData, Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.labelled_images import LabelledImages, evaluate_category
+from services.nn.published_data import MissingData, Source
 
 SOURCE = Source("ILSVRC 2012, a folder of images for each class", "https://image-net.org/challenges/LSVRC/2012")
 NODES_FILE = Path(__file__).parent / "imagenet_nodes.json"

@@ -19,8 +19,9 @@ from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
 
-from services.embed.checkpoint import ImageTransform, open_clip
 from services.embed.protocols.embedders import Array32, NoTextSide, batches, preprocess
+from services.nn.clip_model import open_clip
+from services.nn.image_transform import ImageTransform
 
 PARTS = ("vision_model.", "qformer.", "query_tokens")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from services.embed.protocols.datasets import Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import type_of
 from services.embed.protocols.metrics import Labels, cosine_rows, mean_average_precision
+from services.nn.published_data import Source
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from services.embed.protocols.datasets import MissingData, Source
 from services.embed.protocols.embedders import Array32, ImageEmbedder
 from services.embed.protocols.features import embed_features
 from services.embed.protocols.imagenet import SOURCE as IMAGENET
@@ -25,6 +24,7 @@ from services.embed.protocols.instructions import type_of
 from services.embed.protocols.labelled_images import LabelledImages
 from services.embed.protocols.metrics import Labels
 from services.embed.protocols.results import DEVIATION
+from services.nn.published_data import MissingData, Source
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 

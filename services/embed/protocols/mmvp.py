@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.embed.protocols.datasets import MissingData, Source
 from services.embed.protocols.embedders import ImageEmbedder
 from services.embed.protocols.instructions import MMVP
+from services.nn.published_data import MissingData, Source
 
 SOURCE = Source("MMVP-VLM", "https://huggingface.co/datasets/MMVP/MMVP_VLM")
 PAIRS_PER_PATTERN = 15

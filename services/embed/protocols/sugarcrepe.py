@@ -3,42 +3,14 @@
 Seven types of hard negatives. Accuracy is strict: the true caption has to be nearer than the false one.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from services.embed.protocols.datasets import MissingData, Source
 from services.embed.protocols.embedders import Array32, ImageEmbedder
 from services.embed.protocols.instructions import SUGARCREPE
-
-SOURCE = Source("SugarCrepe", "https://github.com/RAIVNLab/sugar-crepe")
-COCO = Source("COCO's validation images of 2017", "https://cocodataset.org")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An image (a file's name) and two captions of it."""
-
-    filename: str
-    caption: str
-    negative_caption: str
-
-
-def load_sugarcrepe(
-    directory: Path, *, swap_obj: Path | None = None, limit: int | None = None
-) -> dict[str, list[Choice]]:
-    """The choices of each type: `<type>.json`, records by id. Raises MissingData.
-
-    `swap_obj` is another file for that type: the dissertation's chapter 4 counts one choice more than the authors
-    publish now. `limit` takes the first ones of each type.
-    """
-    files = {kind: SOURCE.existing(directory / f"{kind}.json") for kind in SUGARCREPE}
-    if swap_obj is not None:
-        files["swap_obj"] = SOURCE.existing(swap_obj)
-    return {kind: _read(path)[:limit] for kind, path in files.items()}
+from services.nn.sugarcrepe import COCO, Choice
 
 
 def evaluate_sugarcrepe(
@@ -74,10 +46,3 @@ def _cosines(images: Array32, texts: Array32) -> Array32:
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     """Each name once, with its place."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
-
-
-def _read(path: Path) -> list[Choice]:
-    try:
-        return [Choice(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MissingData(f"{path} holds no choices of {SOURCE.name}'s ({error}): see {SOURCE.address}") from error

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from services.core.image_inputs import ImageInput
 from services.core.images import ImageUrl
 from services.core.images import StoredImage as StoredImageReference
-from services.embed.calls import ImageInput, TextInput
+from services.embed.calls import TextInput
 from services.embed.collections.answers import SearchQuery
 from tests.embed.collections.in_memory import COLOR, MODEL, PHOTO, SHAPE, InMemory, as_base64, error_of
 

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from services.embed.protocols.celeba import evaluate_celeba, load_faces, scaled_mean_ap
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.instructions import CELEBA_ATTRIBUTES
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import write_celeba
 from tests.embed.protocols.embedders import MeanColor
 

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.embed.colorshape import is_held_out
 from services.embed.data import CONDITIONS, TEST_INSTRUCTIONS, UNSEEN_CONDITIONS, wordings
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, labels_of
+from services.nn.colorshape import is_held_out
 
 
 def test_held_out_combinations_are_never_among_the_sixteen_classes() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.embed.checkpoint import create_clip, load_clip, load_focallens, open_clip, save_clip
+from services.embed.checkpoint import load_focallens
 from services.embed.protocols.embedders import (
     ClipEmbedder,
     FocalLensEmbedder,
@@ -18,6 +18,7 @@ from services.embed.protocols.embedders import (
     Unconditioned,
     load_embedder,
 )
+from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
 from tests.embed.protocols.data_sets import hues
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, IMAGE_SIZE, write_tiny_checkpoint
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.fine_grained import LOADERS
 from services.embed.protocols.labelled_images import evaluate_category
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import write_fine_grained
 from tests.embed.protocols.embedders import MeanColor
 

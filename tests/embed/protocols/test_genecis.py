@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.genecis import Focus, GeneCis, crop_object, evaluate_genecis, load_genecis
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import write_genecis, write_image
 from tests.embed.protocols.embedders import MeanColor
-from tests.embed.protocols.published_data import published
+from tests.published_data import published
 
 IMAGES: dict[Focus, str] = {"attribute": "VG", "object": "val2017"}
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.embed.data import TEST_INSTRUCTIONS
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.grid import (
     SCENE_CONDITIONS,
     FolderGallery,
@@ -30,6 +29,7 @@ from services.embed.protocols.grid_picture import (
     Row,
     draw_grid,
 )
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import BLUE, RED, write_image
 from tests.embed.protocols.embedders import MeanColor
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.imagenet import evaluate_imagenet, load_node, read_nodes
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import write_imagenet
 from tests.embed.protocols.embedders import MeanColor
 

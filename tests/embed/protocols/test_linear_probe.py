@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.embed.checkpoint import create_clip, load_clip, load_focallens, save_clip
-from services.embed.protocols.datasets import MissingData
+from services.embed.checkpoint import load_focallens
 from services.embed.protocols.embedders import ClipEmbedder, FocalLensEmbedder
 from services.embed.protocols.features import NoProjection, embed_features
 from services.embed.protocols.imagenet import read_nodes
@@ -28,6 +27,8 @@ from services.embed.protocols.linear_probe import (
     points,
     top1_accuracy,
 )
+from services.nn.clip_model import create_clip, load_clip, save_clip
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import RED, write_image, write_probe
 from tests.embed.protocols.embedders import MeanColor
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, write_tiny_checkpoint

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.embedders import NoTextSide
 from services.embed.protocols.mmvp import are_right, evaluate_mmvp, load_mmvp
+from services.nn.published_data import MissingData
 from tests.embed.protocols.data_sets import write_mmvp
 from tests.embed.protocols.embedders import ColorWords, MeanColor
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.protocols.datasets import MissingData
 from services.embed.protocols.embedders import NoTextSide
-from services.embed.protocols.sugarcrepe import Choice, evaluate_sugarcrepe, load_sugarcrepe
+from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe
+from services.nn.published_data import MissingData
+from services.nn.sugarcrepe import Choice, load_sugarcrepe
 from tests.embed.protocols.data_sets import write_sugarcrepe
 from tests.embed.protocols.embedders import ColorWords, MeanColor
-from tests.embed.protocols.published_data import published
+from tests.published_data import published
 
 
 @pytest.fixture

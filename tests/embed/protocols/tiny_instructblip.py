@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from services.embed.checkpoint import open_clip
+from services.nn.clip_model import open_clip
 
 IMAGE_SIZE = 28
 NUM_QUERIES = 4

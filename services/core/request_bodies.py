@@ -14,9 +14,8 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
+from services.core.json_bodies import MAX_INLINE_BYTES
 
-# A body under this size is parsed faster than a thread is woken for it.
-MAX_INLINE_BYTES = 128 * 1024
 # Beside the files of a multipart body: conditions and options.
 MAX_FORM_FIELDS = 256
 MAX_FORM_FIELD_BYTES = 64 * 1024

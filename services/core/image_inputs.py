@@ -3,23 +3,40 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from PIL import Image
 
 from services.core.errors import InvalidRequest, NotFound, Overloaded
 from services.core.fetch import FetchLimits, ImageFetcher
-from services.core.images import ImageLimits, ImageReference, ImageUrl, StoredImage, decode_image
+from services.core.images import ImageLimits, ImageReference, ImageUrl, StoredImage, decode_image, parse_image_reference
+from services.core.json_bodies import JsonImage
 from services.core.metrics import Metrics
 
 T = TypeVar("T")
+
 
 # Images that may wait for a decoding thread, over all requests; what comes after them is refused.
 MAX_WAITING_IMAGES = 1024
 
 
+@dataclass(frozen=True, eq=False)
+class ImageInput:
+    """An image as the request names it; `param` is the field to blame."""
+
+    reference: ImageReference
+    param: str
+
+
+def image_input(image: JsonImage, param: str, limits: ImageLimits) -> ImageInput:
+    """An image in a JSON body. Raises what `parse_image_reference` raises."""
+    return ImageInput(parse_image_reference(image, param=param, limits=limits), param)
+
+
 class ImageInputs:
-    """Used inside its `async with` block. Without `fetch_limits` images by URL are refused.
+    """Used inside its `async with` block. Without `fetch_limits` images by URL are refused,
+    naming `url_setting`, the variable that would allow them.
 
     `stored_image` looks up an image of a collection; the process that has collections sets it.
     """
@@ -29,6 +46,7 @@ class ImageInputs:
         limits: ImageLimits,
         *,
         fetch_limits: FetchLimits | None,
+        url_setting: str,
         num_threads: int,
         max_waiting: int = MAX_WAITING_IMAGES,
         metrics: Metrics,
@@ -37,6 +55,7 @@ class ImageInputs:
         self.threads = ThreadPoolExecutor(num_threads, "decode")
         self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
         self._fetch_limits = fetch_limits
+        self._url_setting = url_setting
         self._fetcher: ImageFetcher | None = None
         self._max_waiting = max_waiting
         self._num_waiting = 0
@@ -62,7 +81,7 @@ class ImageInputs:
             return reference
         if self._fetcher is None:
             raise InvalidRequest(
-                "Image URLs are turned off on this server (FOVEA_EMBED_IMAGE_URLS); send the image itself.",
+                f"Image URLs are turned off on this server ({self._url_setting}); send the image itself.",
                 param=param,
                 code="image_url_not_allowed",
             )

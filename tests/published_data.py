@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[4] / "shared" / "data"
+FOLDER = Path(__file__).parents[2] / "shared" / "data"
 # Set by .ci/run, so that what is measured on published data is not skipped unseen.
 REQUIRED = "PUBLISHED_DATA_REQUIRED"
 

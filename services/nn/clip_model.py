@@ -1,0 +1,156 @@
+"""open_clip's models and their directories, with tokenizer and image transform.
+
+A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, where the model has a vocabulary of its
+own, `bpe.txt.gz`.
+
+One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that make the patches in
+place of a single linear one. A small ViT learns shapes from a thousandth of the images with it; models that have one
+load here and not in open_clip.
+"""
+
+import functools
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
+from services.nn.torchvision_operators import declare_torchvision_operators
+
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
+MERGES = "bpe.txt.gz"
+
+
+@dataclass(frozen=True)
+class ClipModel:
+    """An open_clip model with what stands around it; `config` is open_clip's configuration of it."""
+
+    model: Any
+    tokenizer: Tokenizer
+    transform: ImageTransform
+    config: dict[str, Any]
+    merges: Path | None = None
+
+
+@functools.cache
+def open_clip() -> Any:
+    """The open_clip package, which imports torchvision."""
+    declare_torchvision_operators()
+    import open_clip
+
+    return open_clip
+
+
+def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel:
+    """A randomly initialised open_clip model of a configuration (`model_cfg` and `preprocess_cfg`)."""
+    model_config = {**config["model_cfg"]}
+    text_config = {**model_config["text_cfg"]}
+    text_config.pop("tokenizer_kwargs", None)
+    model_config["text_cfg"] = text_config
+    custom_text = model_config.pop("custom_text", False)
+    build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
+    model = build(**model_config)
+    if "conv_stem" in config:
+        model.visual.conv1 = _conv_stem(config["conv_stem"], model.visual)
+    preprocess = config.get("preprocess_cfg", {})
+    return ClipModel(
+        model=model,
+        tokenizer=_tokenizer(text_config, merges),
+        transform=ImageTransform(
+            size=tuple(model.visual.image_size),
+            mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
+            std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
+            interpolation=preprocess.get("interpolation", "bicubic"),
+            resize_mode=preprocess.get("resize_mode", "shortest"),
+        ),
+        config=config,
+        merges=merges,
+    )
+
+
+def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
+    """An open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
+    weights (a tag, or a file of any kind that open_clip reads).
+
+    Raises ValueError for a name that is neither.
+    """
+    directory = Path(name.removeprefix("local-dir:"))
+    if (directory / OPEN_CLIP_CONFIG).is_file():
+        clip = create_clip(*read_config(directory))
+        clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
+        return clip
+    model_config = open_clip().get_model_config(name)
+    if model_config is None:
+        raise ValueError(f"{name!r} is neither a directory with {OPEN_CLIP_CONFIG} nor a model that open_clip knows")
+    model = open_clip().create_model(name, pretrained=pretrained)
+    preprocess = {key: list(value) for key, value in _mean_and_std(model.visual).items()}
+    # `-quickgelu` names and OpenAI's weights change the activation, not the configuration file
+    uses_quick_gelu = type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
+    clip = create_clip({"model_cfg": {**model_config, "quick_gelu": uses_quick_gelu}, "preprocess_cfg": preprocess})
+    clip.model.load_state_dict(model.state_dict())
+    return clip
+
+
+def save_clip(clip: ClipModel, directory: Path) -> None:
+    """Write an open_clip directory, which open_clip's own `local-dir:` loads too."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_config(clip, directory)
+    save_file(half_precision(clip.model.state_dict()), directory / OPEN_CLIP_WEIGHTS)
+
+
+def read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
+    """The configuration of a directory, and its merges where it has any: what `create_clip` takes."""
+    config = json.loads((directory / OPEN_CLIP_CONFIG).read_text())
+    merges = directory / MERGES
+    return config, merges if merges.is_file() else None
+
+
+def write_config(clip: ClipModel, directory: Path) -> None:
+    """Write what `read_config` reads."""
+    (directory / OPEN_CLIP_CONFIG).write_text(json.dumps(clip.config, indent=2) + "\n")
+    if clip.merges is not None and clip.merges != directory / MERGES:
+        shutil.copyfile(clip.merges, directory / MERGES)
+
+
+def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Floating point weights as float16, contiguous and on the CPU."""
+    return {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().cpu()
+        for name, tensor in state.items()
+    }
+
+
+def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
+    """3 × 3 convolutions of stride 2 from RGB to the ViT's width, each but the last with batch norm and ReLU.
+
+    Raises ValueError where their strides do not multiply to the patch size.
+    """
+    if 2 ** (len(channels) + 1) != visual.patch_size[0]:
+        raise ValueError(
+            f"conv_stem {list(channels)} makes patches of {2 ** (len(channels) + 1)} pixels, not {visual.patch_size[0]}"
+        )
+    layers: list[nn.Module] = []
+    inputs = 3
+    for outputs in channels:
+        layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, 2, 1))
+
+
+def _tokenizer(text_config: dict[str, Any], merges: Path | None) -> Tokenizer:
+    context_length = text_config.get("context_length", 77)
+    arguments = {} if merges is None else {"bpe_path": str(merges)}
+    return Tokenizer(open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments), context_length)
+
+
+def _mean_and_std(visual: Any) -> dict[str, Any]:
+    mean = getattr(visual, "image_mean", None) or open_clip().OPENAI_DATASET_MEAN
+    std = getattr(visual, "image_std", None) or open_clip().OPENAI_DATASET_STD
+    return {"mean": mean, "std": std}

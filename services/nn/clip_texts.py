@@ -1,0 +1,57 @@
+"""Texts on their way into a CLIP text tower: tokenised once, refused where they do not fit.
+
+Shapes: W text tokens.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.core.errors import InvalidRequest, TooLarge
+from services.nn.clip_tokenizer import Tokenizer
+
+InputIds = np.ndarray[Any, np.dtype[np.int64]]
+
+# No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
+# whose time grows with the square of a word's length.
+MAX_CHARACTERS_PER_TOKEN = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A tokenised text, as an input of its own or as a condition: `input_ids` is (W,) int64, padded.
+
+    `digest` is equal for texts that the model cannot tell apart, whatever their spelling.
+    """
+
+    text: str
+    input_ids: InputIds
+    num_tokens: int
+    digest: str
+
+
+def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text:
+    """A text as the model reads it, spaces made single.
+
+    Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
+    InvalidRequest for a text without any token.
+    """
+    text = " ".join(text.split())
+    if not text:
+        raise InvalidRequest("the text is empty: it needs at least one character that is no space")
+    max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
+    if len(text) > max_characters:
+        if not truncate:
+            raise TooLarge(
+                f"the text has {len(text)} characters: this model takes at most {tokenizer.context_length} tokens,"
+                f" so at most {max_characters} characters are looked at"
+            )
+        text = text[:max_characters]
+    num_tokens = tokenizer.num_tokens(text)
+    if num_tokens > tokenizer.context_length and not truncate:
+        raise TooLarge(f"the text has {num_tokens} tokens: this model takes at most {tokenizer.context_length}")
+    input_ids = tokenizer([text])[0].numpy()
+    digest = hashlib.sha256(input_ids.tobytes()).hexdigest()
+    return Text(text, input_ids, min(num_tokens, tokenizer.context_length), digest)

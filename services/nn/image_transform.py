@@ -1,0 +1,63 @@
+"""open_clip's image preprocessing, split at the point where pixels are still bytes.
+
+Shapes: B images.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+# Beyond it the ends of an image are cut off before it is resized; the centre crop never sees them.
+MAX_ASPECT_RATIO = 32
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """open_clip's image preprocessing, split at the point where pixels are still bytes.
+
+    `size` is (height, width) in pixels; `mean` and `std` are those of RGB in 0..1; `resize_mode` is open_clip's
+    `shortest` (resize the shorter side, crop the centre) or `squash` (ignore the aspect ratio).
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+    resize_mode: str = "shortest"
+
+    def __call__(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """An RGB image of any size → (height, width, 3) uint8."""
+        resampling = Image.Resampling[self.interpolation.upper()]
+        height, width = self.size
+        if self.resize_mode == "squash":
+            return np.asarray(image.resize((width, height), resampling))
+        if height != width:
+            raise ValueError(f"resize_mode {self.resize_mode!r} needs a square input, this model's is {self.size}")
+        image = _without_far_ends(image)
+        short = min(image.size)
+        scaled = (height * image.width // short, height * image.height // short)
+        if scaled != image.size:
+            image = image.resize(scaled, resampling)
+        left, top = round((scaled[0] - width) / 2), round((scaled[1] - height) / 2)
+        return np.asarray(image.crop((left, top, left + width, top + height)))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(B, height, width, 3) uint8 → (B, 3, height, width) float32, on the device of `pixels`."""
+        mean = torch.tensor(self.mean, device=pixels.device)
+        std = torch.tensor(self.std, device=pixels.device)
+        return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+def _without_far_ends(image: Image.Image) -> Image.Image:
+    """The middle of a very long image: the ends are cropped away anyway, and resizing them first could fill the
+    memory (a line of 30,000 pixels becomes a plane of a hundred million)."""
+    short = min(image.size)
+    width, height = (min(side, MAX_ASPECT_RATIO * short) for side in image.size)
+    if (width, height) == image.size:
+        return image
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
