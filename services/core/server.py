@@ -23,6 +23,8 @@ KEEP_ALIVE_S = 75
 IDLE_GRACE_S = 1.0
 ACCEPT_GRACE_S = 0.1
 BACKLOG = 2048
+# Turns of the event loop: one may end before its sockets are asked, the next accepts, one more reads.
+POLLS = 3
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
@@ -110,6 +112,7 @@ class DrainingServer(uvicorn.Server):
         for listener in sockets or []:
             listener.listen(0)
         await asyncio.sleep(ACCEPT_GRACE_S)
+        await _sockets_polled()
         for server in self.servers:
             server.close()
         # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which
@@ -118,4 +121,12 @@ class DrainingServer(uvicorn.Server):
         idle_until = loop.time() + IDLE_GRACE_S
         while self.server_state.connections and loop.time() < idle_until:  # noqa: ASYNC110 uvicorn has no event for it
             await asyncio.sleep(0.02)
+        await _sockets_polled()
         await super().shutdown(sockets)
+
+
+async def _sockets_polled() -> None:
+    """Whatever has reached a socket by now is accepted or read. A loop that was starved of its CPU beyond a grace
+    wakes up to the timer first, and would close what it never looked at."""
+    for _ in range(POLLS):
+        await asyncio.sleep(0)

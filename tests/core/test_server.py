@@ -104,6 +104,21 @@ async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_ha
     assert await served.exit_status() == 0
 
 
+async def test_a_connection_that_waits_while_a_draining_process_is_starved_is_answered(serve: Serve) -> None:
+    served = serve()
+    await served.started()
+    served.terminate()
+    await until(lambda: '"draining"' in served.text())
+    served.process.send_signal(signal.SIGSTOP)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(0.5)
+    served.process.send_signal(signal.SIGCONT)
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+    assert await served.exit_status() == 0
+
+
 async def test_while_it_waits_to_be_taken_out_of_rotation_it_is_unready_but_serves_new_connections(
     serve: Serve,
 ) -> None:
