@@ -1,0 +1,117 @@
+"""Pooled features and token features of an open_clip model, from one pass of each tower.
+
+Patch tokens are ln_post(patches) · proj and text tokens ln_final(words) · text_projection: in the shared space, but not
+normalised, as FSC-CLIP aligns them.
+
+Two kinds of tower have them: a plain ViT, and CLIP's own causal text transformer that is pooled at the end of text.
+
+Shapes: B images, N texts, P patches, W text tokens, E embedding width. Features are float of the towers' dtype.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from services.nn.vision_transformer import advance, attend, by_head, embed, pool, project
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches stand row by row, from the top left."""
+
+    pooled: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """`pooled` (N, E) is L2-normalised, `tokens` (N, W, E) are not; token w is that of `input_ids[:, w]`.
+
+    `mask` (N, W) bool is true from the first word to the end of text, which is among them; W is that of the longest
+    text.
+    """
+
+    pooled: Tensor
+    tokens: Tensor
+    mask: Tensor
+
+
+def check_towers(clip: Any) -> None:
+    """Raises ValueError for a model without token features: towers pooled by attention, residual networks, towers of
+    other libraries (as SigLIP's), and texts that are not read from left to right."""
+    visual = clip.visual
+    if not hasattr(visual, "class_embedding") or getattr(visual, "attn_pool", None) is not None:
+        raise ValueError("FSC-CLIP needs a plain ViT: an image tower with a class token and no attention pooling")
+    if visual.pool_type not in ("tok", "avg") or visual.proj is None:
+        raise ValueError(f"FSC-CLIP needs a pooled and projected ViT, this one pools by {visual.pool_type!r}")
+    tower = _text_tower(clip)
+    is_causal = getattr(tower, "attn_mask", None) is not None
+    if not is_causal or _text_pool(tower) not in ("argmax", "eos") or getattr(tower, "cls_emb", None) is not None:
+        raise ValueError("FSC-CLIP needs CLIP's own text tower: causal, and pooled at the end of the text")
+
+
+def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
+    """(B, 3, height, width), normalised as the model wants them, through an open_clip model's image tower.
+
+    Raises ValueError for a model without token features.
+    """
+    check_towers(clip)
+    visual = clip.visual
+    if _is_packed(visual):
+        x = embed(visual, pixels)
+        for block in visual.transformer.resblocks:
+            x = advance(block, x, attend(*by_head(block, project(block, x))))
+        return ImageFeatures(pool(visual, x), visual.ln_post(x[:, 1:]) @ visual.proj)
+    outputs = visual.forward_intermediates(pixels, indices=1, output_fmt="NLC")
+    patches: Tensor = outputs["image_intermediates"][0]
+    return ImageFeatures(F.normalize(outputs["image_features"], dim=-1), visual.ln_post(patches) @ visual.proj)
+
+
+def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
+    """Token ids (N, W) int64, padded, through an open_clip model's text tower.
+
+    A causal tower pooled at the end of text never sees the padding behind it, so the batch is cut at its longest
+    text: equal results for a fraction of the work. Raises ValueError for a model without token features.
+    """
+    check_towers(clip)
+    tower = _text_tower(clip)
+    end = _end_of_text(tower, input_ids)
+    num_tokens = int(end.max()) + 1
+    x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
+    x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
+    tokens = _projected(tower, tower.ln_final(x))
+    pooled = F.normalize(tokens[torch.arange(len(end), device=end.device), end], dim=-1)
+    position = torch.arange(num_tokens, device=end.device)
+    return TextFeatures(pooled, tokens, (position > 0) & (position <= end[:, None]))
+
+
+def _is_packed(visual: Any) -> bool:
+    return hasattr(visual.transformer.resblocks[0].attn, "packed_in_proj")
+
+
+def _text_tower(clip: Any) -> Any:
+    """open_clip.CLIP holds its text tower's parts itself, CustomTextCLIP has a tower."""
+    return getattr(clip, "text", clip)
+
+
+def _text_pool(tower: Any) -> str | None:
+    return getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
+
+
+def _end_of_text(tower: Any, input_ids: Tensor) -> Tensor:
+    """Where each text ends, (N,): at its highest id, or where a tower of another vocabulary has its mark."""
+    if _text_pool(tower) == "argmax":
+        return input_ids.argmax(dim=-1)
+    eos_id: int = tower.text_eos_id if hasattr(tower, "text_eos_id") else tower.eos_id
+    return (input_ids == eos_id).int().argmax(dim=-1)
+
+
+def _projected(tower: Any, x: Tensor) -> Tensor:
+    projection = tower.text_projection
+    if projection is None:
+        return x
+    projected: Tensor = projection(x) if isinstance(projection, nn.Linear) else x @ projection
+    return projected
