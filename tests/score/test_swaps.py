@@ -1,0 +1,51 @@
+"""Swapped phrases and shuffled pairs equal those of the released code."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from services.score.annotation import Annotation, Span
+from services.score.swaps import bigram_shuffle, negclip
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "fsc_text_negatives.json").read_text())
+DOCS: list[dict[str, Any]] = GOLDEN["docs"]
+
+
+def spans_of(doc: dict[str, Any], phrases: list[str]) -> tuple[Span, ...]:
+    """Where phrases stand that each occur once."""
+    words = doc["words"]
+    lengths = [len(phrase.split()) for phrase in phrases]
+    return tuple(
+        next((at, at + n) for at in range(len(words)) if " ".join(words[at : at + n]) == phrase)
+        for phrase, n in zip(phrases, lengths, strict=True)
+    )
+
+
+def annotated(doc: dict[str, Any]) -> Annotation:
+    longest = [phrase for phrase in doc["verb_phrases"] if not any(phrase in p != phrase for p in doc["verb_phrases"])]
+    return Annotation(
+        words=tuple(doc["words"]),
+        spaces=tuple(" " * one for one in doc["spaces"]),
+        tags=tuple(doc["tags"]),
+        kinds=tuple(doc["pos"]),
+        noun_chunks=spans_of(doc, doc["noun_phrases_gt2"]),
+        verb_phrases=spans_of(doc, longest),
+    )
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc["text"])
+def test_swapped_phrases_equal_the_released_codes(doc: dict[str, Any]) -> None:
+    annotation = annotated(doc)
+    for golden in doc["negclip"]:
+        swapped = negclip(annotation, doc["text"], Random(golden["seed"]))
+        assert [annotation.replaced(swapped)] * bool(swapped) == golden["out"] if swapped else not golden["out"]
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc["text"])
+def test_shuffled_pairs_equal_the_released_codes(doc: dict[str, Any]) -> None:
+    for golden in doc["bigram_shuffle"]:
+        shuffled = bigram_shuffle(annotated(doc), Random(golden["seed"]))
+        assert [text for text in [shuffled] if text is not None] == golden["out"]
