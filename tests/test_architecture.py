@@ -110,6 +110,44 @@ DISTILL_JOBS = (
     "training_state",
 )
 
+# Of the score service: what a caption could say instead, torch-free; what a model makes of images and captions, torch
+# only; and the jobs that teach and compare.
+CAPTIONS = (
+    "annotation",
+    "inflection",
+    "lexicon",
+    "negatives",
+    "relations",
+    "replacements",
+    "swaps",
+    "vocabulary",
+    "wordnet",
+)
+SCORING = (
+    ("dense_features", ()),
+    ("features", ()),
+    ("fsc_clip", ("dense_features",)),
+    ("heatmaps", ()),
+    ("lora", ()),
+    ("pairing", ("features", "fsc_clip")),
+    ("encoder", ("checkpoint", "dense_features", "features")),
+)
+SCORE_JOBS = (
+    "captioned_images",
+    "convert",
+    "data",
+    "evaluate",
+    "objectives",
+    "recipe",
+    "scene_captions",
+    "scene_clip",
+    "scene_protocol",
+    "scenes",
+    "starter_tables",
+    "train",
+    "wise_ft",
+)
+
 
 @dataclass(frozen=True)
 class Room:
@@ -129,6 +167,41 @@ SHOWING = ("line_plots", "result_files")
 ROOMS = (
     Room("gateway/*.py", ("gateway", "services.core"), HEAVY),
     Room("services/core/*.py", ("services.core",), HEAVY),
+    *(Room(f"services/score/{stem}.py", own(*CAPTIONS), (*HEAVY, *WEB, "structlog", "time")) for stem in CAPTIONS),
+    *(
+        Room(f"services/score/{stem}.py", own(*below), (*WEB, "os", "pathlib", "json", "structlog", "time"))
+        for stem, below in SCORING
+    ),
+    Room("services/score/checkpoint.py", own("dense_features"), (*WEB, "os", "structlog", "time")),
+    *(
+        Room(
+            f"services/score/{stem}.py",
+            (
+                *own(*CAPTIONS, *SCORE_JOBS, "checkpoint", "compositionality", "dense_features", "fsc_clip", "lora"),
+                *(f"services.core.{part}" for part in (*STORING, *SHOWING)),
+            ),
+            WEB,
+        )
+        for stem in SCORE_JOBS
+    ),
+    Room(
+        "services/score/compositionality/*.py",
+        (
+            *own("checkpoint", "compositionality", "dense_features", "fsc_clip"),
+            *(f"services.core.{part}" for part in (*STORING, *SHOWING)),
+        ),
+        WEB,
+    ),
+    Room(
+        "services/score/engine.py",
+        ("services.core.errors", *own("checkpoint", *(stem for stem, _ in SCORING))),
+        (*WEB, "os"),
+    ),
+    Room(
+        "services/score/schemas.py",
+        ("services.core.errors", "services.core.json_bodies", "services.core.model_objects", *own("negatives")),
+        HEAVY,
+    ),
     # the processes that train together are told to each other by the environment
     Room("services/nn/training.py", (), (*WEB, "structlog")),
     Room("services/nn/*.py", ("services.nn", "services.core.errors"), (*WEB, "os", "structlog")),
