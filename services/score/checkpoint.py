@@ -46,9 +46,18 @@ def load_fsc_clip(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> FscClipCheckpoint:
     """Read an FSC-CLIP directory for evaluation. Raises OSError, ValueError or RuntimeError where it is not one."""
-    settings = json.loads((directory / FSC_CLIP_CONFIG).read_text())
+    local_weight = _read_local_weight(directory / FSC_CLIP_CONFIG)
     clip = create_clip(*read_config(directory))
     clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
     clip.model.eval().requires_grad_(False)
     clip.model.to(device=device, dtype=dtype)
-    return FscClipCheckpoint(clip, **settings)
+    return FscClipCheckpoint(clip, local_weight)
+
+
+def _read_local_weight(path: Path) -> float:
+    settings = json.loads(path.read_text())
+    if not isinstance(settings, dict) or set(settings) != {"local_weight"}:
+        raise ValueError(f"{path} does not hold a local_weight and nothing else")
+    if not isinstance(settings["local_weight"], int | float):
+        raise ValueError(f"{path}: local_weight is {settings['local_weight']!r}: it is a number")
+    return float(settings["local_weight"])

@@ -14,6 +14,7 @@ Shapes: B images, N hard negatives of a batch, K kinds of them, R image-text pai
 E embedding width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -182,7 +183,7 @@ def fsc_clip_losses(
     return FscClipLosses(clip, global_negatives, local_negatives)
 
 
-def interpolate(theta0: dict[str, Tensor], theta1: dict[str, Tensor], alpha: float) -> dict[str, Tensor]:
+def interpolate(theta0: Mapping[str, Tensor], theta1: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
     """WiSE-FT: (1 − α) θ0 + α θ1, weight by weight, of a model before (θ0) and after fine-tuning (θ1).
 
     The position embeddings of texts are cut to the shorter context of θ1; what is no float (a count of batches) is
