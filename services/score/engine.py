@@ -1,0 +1,187 @@
+"""An FSC-CLIP checkpoint on a device: images and captions in, their features out, and what ranks pairs of them.
+
+A batch mixes images and captions of different requests; each distinct one is encoded once, whoever asked for it. How
+well two of them fit is computed from their features alone, by `pairing`.
+
+Shapes: B images, P patches, E embedding width.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from services.nn.clip_texts import Text, tokenise
+from services.nn.devices import DeviceOptions
+from services.nn.text_transformer import clamped_scale
+from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip
+from services.score.encoder import BrokenModel, Encoder
+from services.score.features import Features
+from services.score.heatmaps import readable_pieces
+from services.score.pairing import PairEngine, PairItem, Similarities
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Cosines = np.ndarray[Any, np.dtype[np.float32]]
+
+# Captions recur from image to image, and to tokenise a hundred takes as long as to encode an image.
+MAX_REMEMBERED_CAPTIONS = 8192
+# Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
+SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageItem:
+    """An image, transformed but still bytes (height, width, 3). Items of equal `digest` are one image."""
+
+    digest: str
+    pixels: Pixels
+
+
+Item = ImageItem | Text
+
+
+@dataclass(frozen=True)
+class CollatedBatch:
+    """A batch with its distinct images side by side (B, height, width, 3), in the order of `digests`."""
+
+    items: Sequence[Item]
+    digests: Sequence[str]
+    pixels: Tensor
+
+
+class ScoreEngine:
+    """Runs one checkpoint; what takes tensors runs on one thread at a time, `prepare_*` on any."""
+
+    def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+        clip = checkpoint.clip
+        self.local_weight = checkpoint.local_weight
+        self.logit_scale = float(clamped_scale(clip.model.logit_scale.float()))
+        self.embedding_width = int(clip.model.visual.proj.shape[1])
+        self.grid: tuple[int, int] = tuple(clip.model.visual.grid_size)
+        self.pairing = PairEngine(device)
+        self._tokenizer = clip.tokenizer
+        self._transform = clip.transform
+        self._device = device
+        self._dtype = dtype
+        self._encoder = Encoder(checkpoint, device, dtype)
+        self._tokenise = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(functools.partial(tokenise, clip.tokenizer))
+
+    @classmethod
+    def load(cls, directory: Path, options: DeviceOptions) -> "ScoreEngine":
+        """Read a checkpoint directory onto the device.
+
+        Raises what `load_fsc_clip` raises, and ValueError for a device that this machine lacks.
+        """
+        device = options.choose_device()
+        dtype = options.choose_dtype(device)
+        checkpoint = load_fsc_clip(directory, device=device, dtype=dtype)
+        torch.set_num_threads(options.choose_num_threads(checkpoint.clip.model.visual.class_embedding.shape[0]))
+        return cls(checkpoint, device, dtype)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a caption, its start and end included."""
+        return self._tokenizer.context_length
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) that every image is brought to."""
+        return self._transform.size
+
+    @property
+    def num_patches(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of the forward pass, e.g. `bfloat16`; similarities are computed in float32 always."""
+        return str(self._dtype).removeprefix("torch.")
+
+    def prepare_caption(self, caption: str, *, truncate: bool = False) -> Text:
+        """Tokenise a caption. Raises what `tokenise` raises."""
+        return self._tokenise(caption, truncate=truncate)
+
+    def prepare_image(self, image: Image.Image, digest: str) -> ImageItem:
+        """An RGB image as the model wants it."""
+        return ImageItem(digest, self._transform(image))
+
+    def pieces(self, text: Text) -> list[str]:
+        """The tokens of a caption that are compared with an image, as `readable_pieces` shows them."""
+        return readable_pieces(self._tokenizer, text)
+
+    def mix(self, similarities: Similarities) -> Cosines:
+        """What ranks: (1 − local_weight) · global + local_weight · local, (N,)."""
+        global_cosines, local_cosines = similarities.global_cosines, similarities.local_cosines
+        return (1 - self.local_weight) * global_cosines + self.local_weight * local_cosines
+
+    def cost(self, item: Item) -> int:
+        """Tokens that a tower sees: a caption's, or an image's patches and its class token."""
+        return item.num_tokens if isinstance(item, Text) else self.num_patches + 1
+
+    def run_batch(self, items: Sequence[Item]) -> list[Features]:
+        """The features of each item. Raises BrokenModel where a number of them is not finite."""
+        return self.run_collated(self.collate(items))
+
+    def collate(self, items: Sequence[Item]) -> CollatedBatch:
+        """Put the images of a batch side by side, in page-locked memory where the device is CUDA; on any thread."""
+        distinct = {item.digest: item.pixels for item in items if isinstance(item, ImageItem)}
+        pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
+        if distinct and self._device.type == "cuda":
+            pixels = pixels.pin_memory()
+        return CollatedBatch(items, list(distinct), pixels)
+
+    def run_collated(self, batch: CollatedBatch) -> list[Features]:
+        """What `run_batch` answers for the items that were collated."""
+        texts = {item.digest: item.input_ids for item in batch.items if isinstance(item, Text)}
+        images: dict[str, Features] = {}
+        captions: dict[str, Features] = {}
+        with torch.inference_mode():
+            if batch.digests:
+                images = dict(zip(batch.digests, self._encoder.encode_images(batch.pixels), strict=True))
+            if texts:
+                captions = dict(zip(texts, self._encoder.encode_texts(list(texts.values())), strict=True))
+        return [(captions if isinstance(item, Text) else images)[item.digest] for item in batch.items]
+
+    def warm_up(self) -> None:
+        """Run every kind of item once, alone and mixed, so that no request pays for first calls."""
+        batch = self._sample_batch()
+        for items in (batch[:1], batch[1:2], batch):
+            features = self.run_batch(items)
+        self.pairing.run_batch([PairItem(features[0], features[1:], explains=True)])
+
+    def self_check(self) -> None:
+        """Raises BrokenModel unless features are unit vectors that do not depend on what shares their batch, and
+        similarities are those of vectors."""
+        batch = self._sample_batch()
+        together = self.run_batch(batch)
+        alone = [self.run_batch([item])[0] for item in batch]
+        if (difference := _difference(together, alone)) > SELF_CHECK_TOLERANCE[self._dtype]:
+            raise BrokenModel(f"a feature changes by {difference:.3g} with what shares its batch")
+        norms = np.array([np.linalg.norm(one.pooled) for one in together])
+        if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
+            raise BrokenModel(f"pooled features have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
+        (similarities,) = self.pairing.run_batch([PairItem(together[0], together[1:])])
+        scores = self.mix(similarities)
+        if not np.abs(scores).max() <= 1 + SELF_CHECK_TOLERANCE[torch.float32]:
+            raise BrokenModel(f"scores go from {scores.min():.3g} to {scores.max():.3g}, which no cosines do")
+
+    def _sample_batch(self) -> list[Item]:
+        pixels = np.random.default_rng(0).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
+        captions = ("a red square", "a blue circle left of a red square", "a red circle left of a blue square")
+        return [ImageItem("sample", pixels), *(self.prepare_caption(caption, truncate=True) for caption in captions)]
+
+
+def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:
+    """The largest between numbers of the same features."""
+    return max(
+        float(np.abs(one - other).max())
+        for a, b in zip(some, others, strict=True)
+        for one, other in ((a.pooled, b.pooled), (a.tokens.astype(np.float32), b.tokens.astype(np.float32)))
+    )

@@ -1,0 +1,45 @@
+"""Where the words of a caption look, as a reader may have it: tokens that can be read, attention as a grid.
+
+A heatmap is the attention of Eq. 6, by which a token's patches are weighted: 0 at the patch that is least like the
+token, 1 at the one that is most. A token to which all patches are alike attends to all of them with 1.
+
+Shapes: P patches, W text tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from services.nn.clip_texts import Text
+from services.nn.clip_tokenizer import Tokenizer
+
+Heatmaps = np.ndarray[Any, np.dtype[np.float32]]
+
+# More would be digits of half-precision tokens that mean nothing.
+DECIMALS = 4
+CONTINUES_A_WORD = "##"
+
+
+def compared_ids(text: Text) -> list[int]:
+    """The tokens that are compared with an image: from the first word to the end of the text."""
+    return [int(token) for token in text.input_ids[1 : text.num_tokens]]
+
+
+def readable_pieces(tokenizer: Tokenizer, text: Text) -> list[str]:
+    """A string for each of `compared_ids`: pieces of words, then `<end_of_text>`.
+
+    One that continues a word begins with `##`; a byte that is no character of its own is the replacement character.
+    """
+    pieces: list[str] = []
+    begins_a_word = True
+    for token in compared_ids(text):
+        piece: str = tokenizer._tokenizer.decode([token])
+        pieces.append(piece.rstrip(" ") if begins_a_word else CONTINUES_A_WORD + piece.rstrip(" "))
+        begins_a_word = piece.endswith(" ")
+    return pieces
+
+
+def as_heatmaps(weights: np.ndarray[Any, np.dtype[np.float32]], grid: tuple[int, int]) -> Heatmaps:
+    """(W, P) → (W, rows, columns), rounded."""
+    heatmaps: Heatmaps = np.round(weights.reshape(-1, *grid), DECIMALS)
+    return heatmaps

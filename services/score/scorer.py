@@ -1,0 +1,300 @@
+"""From what a call asks about to its scores: cache, decoding threads, batches of what is not known, pairs of what is.
+
+Images and captions wait for the model in one queue, pairs in another, whose turn comes after the running batch: what
+is encoded never waits behind what is not.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from services.core.batching import Answer, Batcher, Submission
+from services.core.cache import ResultCache, content_digest, result_key
+from services.core.errors import TooLarge, blaming
+from services.core.exchange import Timing
+from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.metrics import Metrics
+from services.core.slices import all_or_first_failure, in_slices
+from services.nn.clip_texts import Text
+from services.score.calls import Caption, ScoreCall
+from services.score.engine import Cosines, Item, ScoreEngine
+from services.score.features import BYTES_FORMAT, Features
+from services.score.heatmaps import Heatmaps, as_heatmaps
+from services.score.pairing import PairItem, Similarities
+
+# Below this, hashing and tokenising take less time than waking a thread for them.
+MAX_INLINE_BYTES = 256 * 1024
+MAX_INLINE_CAPTIONS = 8
+# What a thread tokenises at a time; between two of them a request may be given up.
+TOKENISED_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class ScoreBatchers:
+    """The two queues of one engine, on one compute thread."""
+
+    encoding: Batcher[Item, Features]
+    pairing: Batcher[PairItem, Similarities]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.encoding.is_alive and self.pairing.is_alive
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those taken before are answered."""
+        await self.encoding.drain()
+        await self.pairing.drain()
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those that wait, and return when nothing runs any more."""
+        await self.encoding.close()
+        await self.pairing.close()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint that answers a call."""
+
+    digest: str
+    engine: ScoreEngine
+    batchers: ScoreBatchers
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Of one caption the tokens that were compared (W strings), and what each attends to, (W, rows, columns)."""
+
+    tokens: list[str]
+    heatmaps: Heatmaps
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None where nobody asked."""
+
+    global_cosines: Cosines
+    local_cosines: Cosines
+    scores: Cosines
+    explained: list[Explained] | None
+    num_images: int
+    prompt_tokens: int
+
+
+@dataclass
+class _Stage:
+    """What the batches of one stage took: `queue` until the first began, `infer` from then until the last answer."""
+
+    timing: Timing
+    submitted: list[float] = field(default_factory=list)
+    queue_s: list[float] = field(default_factory=list)
+    ended: float = 0.0
+
+    def note(self, submitted: float, answers: Sequence[Answer[Any]]) -> None:
+        """Answers that came now to what was submitted then, by `time.perf_counter()`."""
+        self.submitted.append(submitted)
+        self.queue_s.append(min(answer.queue_s for answer in answers))
+        self.ended = time.perf_counter()
+
+    def end(self) -> None:
+        if self.submitted:
+            waited_s = min(self.queue_s)
+            self.timing.add("queue", waited_s)
+            self.timing.add("infer", self.ended - min(self.submitted) - waited_s)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call on its way; `deadline` of `time.monotonic()`."""
+
+    checkpoint: Checkpoint
+    deadline: float
+    timing: Timing
+    stage: _Stage
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """An image that is named but not decoded."""
+
+    data: bytes
+    digest: str
+    param: str
+
+
+class Scorer:
+    """Answers calls, whose images `inputs` reads."""
+
+    def __init__(
+        self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics, *, max_heatmap_numbers: int = 1_000_000
+    ) -> None:
+        self._cache = cache
+        self._inputs = inputs
+        self._max_heatmap_numbers = max_heatmap_numbers
+        self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
+        self._prompt_tokens = metrics.prompt_tokens
+
+    async def score(self, checkpoint: Checkpoint, call: ScoreCall, *, deadline: float, timing: Timing) -> Scored:
+        """How well the images and captions of each pair fit.
+
+        Raises what is wrong with an image or a caption, naming it in `param`, or Overloaded; what was encoded by then
+        is in the cache for the next attempt.
+        """
+        engine = checkpoint.engine
+        texts = await self._tokenise(engine, call, timing)
+        if call.explain:
+            self._check_heatmaps(engine, texts)
+        distinct = {text.digest: text for text in texts}
+        job = _Job(checkpoint, deadline, timing, _Stage(timing))
+        images, captions = await all_or_first_failure(
+            [
+                _flat(in_slices(call.images, lambda some: self._image_features(job, some))),
+                _flat(in_slices(list(distinct.values()), lambda some: self._caption_features(job, some))),
+            ]
+        )
+        job.stage.end()
+        features_of = dict(zip(distinct, captions, strict=True))
+        pairs = [(images[image], features_of[texts[caption].digest]) for image, caption in call.pairs]
+        scored = await self._pair(job, pairs, explain=call.explain)
+        prompt_tokens = sum(text.num_tokens for text in texts)
+        self._prompt_tokens.inc(prompt_tokens)
+        return Scored(
+            scored.global_cosines,
+            scored.local_cosines,
+            engine.mix(scored),
+            _explained(engine, call, texts, scored),
+            num_images=len(images),
+            prompt_tokens=prompt_tokens,
+        )
+
+    async def _tokenise(self, engine: ScoreEngine, call: ScoreCall, timing: Timing) -> list[Text]:
+        """All captions; in a thread where they are many, so that the event loop serves others."""
+
+        def tokenise(captions: Sequence[Caption]) -> list[Text]:
+            texts = []
+            for caption in captions:
+                with blaming(caption.param):
+                    texts.append(engine.prepare_caption(caption.text, truncate=call.truncate))
+            return texts
+
+        began = time.perf_counter()
+        if len(call.captions) <= MAX_INLINE_CAPTIONS:
+            texts = tokenise(call.captions)
+        else:
+            texts = []
+            for start in range(0, len(call.captions), TOKENISED_AT_ONCE):
+                some = call.captions[start : start + TOKENISED_AT_ONCE]
+                texts += await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise, some)
+        seconds = time.perf_counter() - began
+        self._tokenize_seconds.observe(seconds)
+        timing.add("tokenize", seconds)
+        return texts
+
+    def _check_heatmaps(self, engine: ScoreEngine, texts: Sequence[Text]) -> None:
+        num_numbers = sum(text.num_tokens - 1 for text in texts) * engine.num_patches
+        if num_numbers > self._max_heatmap_numbers:
+            raise TooLarge(
+                f"explain: The heatmaps of these captions have {num_numbers} numbers; the limit is"
+                f" {self._max_heatmap_numbers}.",
+                param="explain",
+            )
+
+    async def _image_features(self, job: _Job, images: Sequence[ImageInput]) -> list[Features]:
+        fetched = await all_or_first_failure([self._inputs.bytes_of(one.reference, one.param) for one in images])
+        if sum(map(len, fetched)) <= MAX_INLINE_BYTES:
+            digests = [content_digest(data) for data in fetched]
+        else:
+            loop = asyncio.get_running_loop()
+            digests = await loop.run_in_executor(self._inputs.threads, lambda: [content_digest(one) for one in fetched])
+        known = [_Image(data, digest, one.param) for data, digest, one in zip(fetched, digests, images, strict=True)]
+
+        async def encode(indices: list[int]) -> list[bytes]:
+            began = time.perf_counter()
+            items = await all_or_first_failure([self._decode(job, known[index]) for index in indices])
+            job.timing.add("decode", time.perf_counter() - began)
+            return await self._encode(job, items)
+
+        return await self._resolve(job, [f"image:{digest}" for digest in digests], encode)
+
+    async def _decode(self, job: _Job, image: _Image) -> Item:
+        engine = job.checkpoint.engine
+        return await self._inputs.decode(
+            image.data, image.param, lambda pixels: engine.prepare_image(pixels, image.digest)
+        )
+
+    async def _caption_features(self, job: _Job, texts: Sequence[Text]) -> list[Features]:
+        async def encode(indices: list[int]) -> list[bytes]:
+            return await self._encode(job, [texts[index] for index in indices])
+
+        return await self._resolve(job, [f"text:{text.digest}" for text in texts], encode)
+
+    async def _resolve(
+        self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[bytes]]]
+    ) -> list[Features]:
+        """Features from the cache, or from `encode`, which gets the indices that are missing in it."""
+        engine = job.checkpoint.engine
+        options = {"dtype": engine.dtype_name, "format": BYTES_FORMAT}
+        keys = [result_key(job.checkpoint.digest, name, None, options) for name in names]
+        values = await self._cache.resolve(keys, encode)
+        return [Features.from_bytes(value, engine.embedding_width) for value in values]
+
+    async def _encode(self, job: _Job, items: Sequence[Item]) -> list[bytes]:
+        engine = job.checkpoint.engine
+        costs = [engine.cost(item) for item in items]
+        began = time.perf_counter()
+        answers = await job.checkpoint.batchers.encoding.submit(
+            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
+        )
+        job.stage.note(began, answers)
+        return [answer.result.to_bytes() for answer in answers]
+
+    async def _pair(self, job: _Job, pairs: Sequence[tuple[Features, Features]], *, explain: bool) -> Similarities:
+        """The similarities of images and captions, in order; those of one image are computed together, and those of
+        equal pairs once, so that they are equal to the last bit."""
+        rows: dict[int, dict[int, int]] = defaultdict(dict)  # of each caption, among those of its image
+        for image, caption in pairs:
+            own = rows[id(image)]
+            own.setdefault(id(caption), len(own))
+        features = {id(one): one for pair in pairs for one in pair}
+        pairing, engine = job.checkpoint.batchers.pairing, job.checkpoint.engine.pairing
+        items = [PairItem(features[image], [features[one] for one in own], explain) for image, own in rows.items()]
+        costs = [engine.cost(item) for item in items]
+        stage, began = _Stage(job.timing), time.perf_counter()
+        answers = await pairing.submit(
+            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
+        )
+        stage.note(began, answers)
+        stage.end()
+        first_row = dict(zip(rows, accumulate((len(own) for own in rows.values()), initial=0), strict=False))
+        order = [first_row[id(image)] + rows[id(image)][id(caption)] for image, caption in pairs]
+        return _taken([answer.result for answer in answers], order)
+
+
+def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similarities:
+    """Rows of all results, end to end, in this order."""
+    weights = [one for result in results for one in result.weights or ()]
+    return Similarities(
+        np.concatenate([result.global_cosines for result in results])[order],
+        np.concatenate([result.local_cosines for result in results])[order],
+        [weights[row] for row in order] if weights else None,
+    )
+
+
+def _explained(
+    engine: ScoreEngine, call: ScoreCall, texts: Sequence[Text], scored: Similarities
+) -> list[Explained] | None:
+    if scored.weights is None:
+        return None
+    return [
+        Explained(engine.pieces(texts[caption]), as_heatmaps(weights, engine.grid))
+        for (_, caption), weights in zip(call.pairs, scored.weights, strict=True)
+    ]
+
+
+async def _flat(slices: Awaitable[list[list[Features]]]) -> list[Features]:
+    return [one for some in await slices for one in some]

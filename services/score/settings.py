@@ -1,0 +1,53 @@
+"""The score service's settings."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.core.settings import MEBIBYTE, ServiceSettings
+from services.nn.devices import DeviceName, DtypeName
+
+
+class ScoreSettings(ServiceSettings):
+    """What the score service adds to the settings of every service."""
+
+    model_config = SettingsConfigDict(env_prefix="FOVEA_SCORE_", frozen=True, extra="forbid")
+
+    port: int = Field(8104, ge=0, le=65535)
+    model: str = Field("fsc-clip-scenes", description="Name of the served model in the store.")
+    alias: str = Field("latest", description="Alias that the service follows.")
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    num_threads: int = Field(
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+    )
+    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenise captions.")
+    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
+    image_url_hosts: frozenset[str] = Field(
+        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
+    )
+    max_captions: int = Field(1024, ge=1, description="Most captions, or pairs of an image and a text, in one request.")
+    max_images: int = Field(64, ge=1, description="Most images in one request of vLLM's form.")
+    max_explained_captions: int = Field(64, ge=1, description="Most captions of a request that asks to explain them.")
+    max_heatmap_numbers: int = Field(
+        1_000_000, ge=1, description="Most numbers in the heatmaps of one answer: captions x tokens x patches."
+    )
+    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
+    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
+
+    num_negative_threads: int = Field(1, ge=1, description="Threads that make hard negatives.")
+    max_waiting_negatives: int = Field(
+        256, ge=1, description="Captions that may wait for one of them; what comes after is refused with 503."
+    )
+    max_negative_characters: int = Field(
+        1000, ge=1, description="Longest caption that hard negatives are made of, in characters."
+    )
+    wordnet_dir: Path | None = Field(
+        None, description="Folder of WordNet's data files; unset: where this machine keeps them, if it does."
+    )
+
+    @field_validator("wordnet_dir")
+    @classmethod
+    def expand_home_of_wordnet(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.expanduser()
