@@ -6,6 +6,7 @@ annotated, which is more than a text encoder reads: what comes after them stays 
 length takes bounded work.
 """
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +14,26 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Protocol
 
-MAX_WORDS = 256
-# no word is longer; a tagger is asked about no more of it
-MAX_TAGGED_CHARACTERS = 48
+from services.score.tagging import PUNCTUATION_TAGS, Tagger, textblob_lexicon
 
-# A contraction's second half stands for itself, as in the Penn treebank; a hyphen binds.
-WORD = re.compile(
-    r"n['’]t\b|['’](?:s|re|ve|ll|d|m)\b"
-    r"|\d+(?:[.,:/]\d+)*"
-    r"|[^\W\d_]+?(?=n['’]t\b)"
-    r"|[^\W_]+(?:[-_][^\W_]+)*"
-    r"|\.\.+|\S",
+MAX_WORDS = 256
+
+# nor is more of a caption read than this
+MAX_CHARACTERS = 4_096
+
+# A word is whatever holds together between white space and marks, so that scripts and emoji of all kinds stay whole; a
+# hyphen binds, and a contraction's second half stands for itself, as in the Penn treebank.
+_MARK = r"!-/:-@\[-`{-~‐-‧‹›«»¡¿…"
+_LETTERS = rf"[^\s{_MARK}]+"
+_CLITIC = r"['’](?:s|re|ve|ll|d|m)\b"
+_WORD = re.compile(
+    rf"n['’]t\b|{_CLITIC}"
+    r"|\d+(?:[.,:/]\d+)+"
+    rf"|{_LETTERS}?(?=n['’]t\b)"
+    rf"|{_LETTERS}(?:(?:[-_]|['’](?!(?:s|re|ve|ll|d|m|t)\b)){_LETTERS})*"
+    r"|\.\.+|[^\s]",
     re.IGNORECASE,
 )
-PUNCTUATION_TAGS = frozenset((".", ",", ":", "``", "''", "(", ")", "-LRB-", "-RRB-", "HYPH", "NFP"))
 
 Span = tuple[int, int]  # half-open range of words
 
@@ -79,12 +86,15 @@ class Annotator(Protocol):
 
 
 def split_words(caption: str) -> tuple[str, list[str], list[str], str]:
-    """What is before the first word, at most MAX_WORDS words, what follows each, and the rest of the caption."""
-    found = list(islice(WORD.finditer(caption), MAX_WORDS))
+    """What is before the first word, the words, what follows each, and the rest of the caption after the limits."""
+    read = caption[:MAX_CHARACTERS]
+    found = list(islice(_WORD.finditer(read), MAX_WORDS))
+    if found and len(read) < len(caption) and found[-1].end() == len(read):
+        found.pop()  # cut through
     if not found:
-        return caption, [], [], ""
-    spaces = [caption[one.end() : other.start()] for one, other in pairwise(found)]
-    return caption[: found[0].start()], [match.group() for match in found], [*spaces, ""], caption[found[-1].end() :]
+        return "", [], [], caption
+    spaces = [read[one.end() : other.start()] for one, other in pairwise(found)]
+    return read[: found[0].start()], [match.group() for match in found], [*spaces, ""], caption[found[-1].end() :]
 
 
 _KINDS = {"IN": "ADP", "TO": "PART", "CD": "NUM", "POS": "PART", "RP": "ADP", "CC": "CCONJ", "EX": "PRON", "UH": "INTJ"}
@@ -116,57 +126,119 @@ def _verb_follows(tags: Sequence[str], place: int) -> bool:
 
 
 def verb_phrases(kinds: Sequence[str]) -> tuple[Span, ...]:
-    """Runs of verb? adverb* helper* verb+, the longest from each place on."""
-    letters = "".join({"VERB": "v", "ADV": "r", "AUX": "x"}.get(kind, ".") for kind in kinds)
-    return tuple(match.span() for match in re.finditer("v?r*x*v+", letters))
+    """Verb? adverb* helper* verb+: of phrases that overlap the longest, and of equal ones the first."""
+    letters = "".join([_VERB_LETTERS.get(kind, ".") for kind in kinds])
+    chosen: list[Span] = []
+    for run in _VERB_RUN.finditer(letters):
+        found = {(start, end) for start in range(*run.span()) for end in _verb_ends(letters, start)}
+        for start, end in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
+            if all(end <= other[0] or other[1] <= start for other in chosen):
+                chosen.append((start, end))
+    return tuple(sorted(chosen))
+
+
+_VERB_LETTERS = {"VERB": "v", "ADV": "r", "AUX": "x"}
+_VERB_RUN = re.compile("[vrx]*v")
+_BEFORE_VERBS = re.compile("r*x*")
+
+
+def _verb_ends(letters: str, start: int) -> Iterator[int]:
+    """Where verb phrases may end that start here."""
+    for opened in (start, start + 1) if letters[start] == "v" else (start,):
+        match = _BEFORE_VERBS.match(letters, opened)
+        end = match.end() if match else opened
+        while letters[end : end + 1] == "v":
+            end += 1
+            yield end
 
 
 def noun_chunks(tags: Sequence[str]) -> tuple[Span, ...]:
-    """Determiner or possessive or number, then adjectives with their adverbs, then nouns: the longest of each."""
-    letters = "".join(map(_chunk_letter, tags))
-    pattern = r"(?:d*(?:r*[ajcv](?=[r,ajcvn]))*n+(?:'r*[ajv]*n+)*)"
-    return tuple(match.span() for match in re.finditer(pattern, letters))
+    """Determiner or possessive or number, then adjectives with their adverbs, then nouns: the longest from each place.
+
+    Adjectives may be joined ("a black and white picture"), and a possessor belongs to what it possesses.
+    """
+    return tuple(match.span() for match in _CHUNK.finditer("".join([_CHUNK_LETTERS.get(tag, ".") for tag in tags])))
 
 
-def _chunk_letter(tag: str) -> str:
-    if tag in NOUN_TAGS:
-        return "n"
-    if tag in ADJECTIVE_TAGS:
-        return "a"
-    return {"DT": "d", "PDT": "d", "PRP$": "d", "CD": "c", "RB": "r", "RBR": "r", "VBN": "v", "POS": "'"}.get(tag, ".")
+_CHUNK_LETTERS = {
+    **dict.fromkeys(NOUN_TAGS, "n"),
+    **dict.fromkeys(ADJECTIVE_TAGS, "a"),
+    **dict.fromkeys(("DT", "PDT", "PRP$"), "d"),
+    **dict.fromkeys(("RB", "RBR", "RBS"), "r"),
+    **{"VBN": "v", "VBG": "g", "CD": "c", "POS": "'", "CC": "k"},
+}
+_PROPERTIES = "(?:r*[ac](?:kr*a)?)*"
+_CHUNK = re.compile(f"d*{_PROPERTIES}(?:(?<=[dacr])[vg]{_PROPERTIES})?n+(?:v(?=n)n+)?(?:'{_PROPERTIES}n+)*")
 
 
 class TextBlobAnnotator:
-    """Tags by TextBlob's lexicon of 94,000 English words and its endings, phrases by the rules above."""
+    """Tags by TextBlob's lexicon of English words, phrases by the rules above."""
 
     name = "textblob"
 
     def __init__(self) -> None:
-        from textblob.en import parser
-
-        self._parser = parser
+        self._tagger = Tagger(textblob_lexicon())
 
     def annotate(self, caption: str) -> Annotation:
         lead, words, spaces, tail = split_words(caption)
-        lowered = [word.lower() for word in words]
-        tagged = self._parser.find_tags([word[:MAX_TAGGED_CHARACTERS] for word in lowered])
-        tags = tuple(_mended(words, [tag or "NN" for _, tag in tagged]))
-        kinds = tuple(kinds_of(lowered, tags))
-        chunks, phrases = noun_chunks(tags), verb_phrases(kinds)
-        return Annotation(tuple(words), tuple(spaces), tags, kinds, chunks, phrases, lead, tail)
+        tags = self._tagger.tags(words)
+        kinds = kinds_of([word.lower() for word in words], tags)
+        return Annotation(
+            words=tuple(words),
+            spaces=tuple(spaces),
+            tags=tuple(tags),
+            kinds=tuple(kinds),
+            noun_chunks=noun_chunks(tags),
+            verb_phrases=verb_phrases(kinds),
+            lead=lead,
+            tail=tail,
+        )
 
 
-_SIDES = frozenset(("left", "right"))
+# halves of characters, which spaCy cannot take
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _mended(words: Sequence[str], tags: list[str]) -> list[str]:
-    """What the lexicon says of each word, where its neighbours tell better."""
-    for place, word in enumerate(words):
-        tag = tags[place]
-        if tag.startswith("NNP") and not word[:1].isupper():
-            tags[place] = "NNS" if word.endswith("s") and not word.endswith("ss") else "NN"
-        if not any(map(str.isalnum, word)) and tag not in PUNCTUATION_TAGS and tag != "POS":
-            tags[place] = ":"
-        if word in _SIDES and "".join(words[place + 1 : place + 2]) == "of":
-            tags[place] = "RB"
-    return tags
+class SpacyAnnotator:
+    """Tags, kinds and noun chunks by a spaCy model of English, as in the released code of FSC-CLIP."""
+
+    def __init__(self, model: str = "en_core_web_sm") -> None:
+        import spacy
+
+        self._model = model
+        self._pipeline = spacy.load(model, exclude=["ner", "lemmatizer"])
+        self.name = f"spacy {model} {self._pipeline.meta['version']}"
+
+    def __reduce__(self) -> tuple[type["SpacyAnnotator"], tuple[str]]:
+        return SpacyAnnotator, (self._model,)
+
+    def annotate(self, caption: str) -> Annotation:
+        tail = split_words(caption)[3]
+        if not tail.strip() and len(caption) <= MAX_CHARACTERS:
+            tail = ""  # a parse may depend on white space at the end
+        read = caption[: len(caption) - len(tail)]
+        document = self._pipeline(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", read))
+        tokens = [token for token in document if not token.is_space]
+        starts = [token.idx for token in tokens]
+        ends = [token.idx + len(token.text) for token in tokens]
+        following = [*starts, len(read)][1:]
+        places = {token.i: place for place, token in enumerate(tokens)}
+        kinds = tuple(token.pos_ for token in tokens)
+        chunks = [[places[token.i] for token in chunk if token.i in places] for chunk in document.noun_chunks]
+        return Annotation(
+            words=tuple(read[start:end] for start, end in zip(starts, ends, strict=True)),
+            spaces=tuple(read[end:start] for end, start in zip(ends, following, strict=True)),
+            tags=tuple(token.tag_ for token in tokens),
+            kinds=kinds,
+            noun_chunks=tuple((chunk[0], chunk[-1] + 1) for chunk in chunks if chunk),
+            verb_phrases=verb_phrases(kinds),
+            lead=read[: starts[0]] if starts else read,
+            tail=tail,
+        )
+
+
+def best_annotator() -> Annotator:
+    """spaCy where its small English model is installed, otherwise TextBlob's lexicon. Raises ModuleNotFoundError."""
+    if importlib.util.find_spec("spacy") and importlib.util.find_spec("en_core_web_sm"):
+        return SpacyAnnotator()
+    return TextBlobAnnotator()

@@ -32,8 +32,8 @@ swing:swung:swung take:took:taken teach:taught:taught tear:tore:torn tell:told:t
 throw:threw:thrown wake:woke:woken wear:wore:worn weave:wove:woven weep:wept:wept win:won:won wind:wound:wound
 write:wrote:written
 """
-_IRREGULAR_PLURALS = dict(re.findall(r"(\w+):(\w+)", _PLURALS))
-_IRREGULAR_VERBS = {verb: forms for verb, *forms in re.findall(r"(\w+):(\w+):(\w+)", _VERBS)}
+_IRREGULAR_PLURALS: dict[str, str] = dict(re.findall(r"(\w+):(\w+)", _PLURALS))
+_IRREGULAR_VERBS: dict[str, list[str]] = {verb: forms for verb, *forms in re.findall(r"(\w+):(\w+):(\w+)", _VERBS)}
 _VOWELS = "aeiou"
 # a stressed last syllable doubles its consonant; longer words that do
 _DOUBLING = re.compile(r"(?:^|[^aeiou])[aeiou][bdgmnprt]$")

@@ -1,0 +1,238 @@
+"""WordNet's database files read where they lie: words, their senses, and the pointers between senses.
+
+The files are those of wndb(5WN) in any edition: Debian's `wordnet-base` and `wordnet-sense-index`, or NLTK's
+`corpora/wordnet`, a folder or its archive. They are mapped into memory and searched in place (each line of an index is
+found by halving, each sense stands at its offset), so opening costs next to nothing and processes share the pages.
+"""
+
+import mmap
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Pos = Literal["n", "v", "a", "r"]  # adjectives with their satellites are "a"
+Buffer = mmap.mmap | bytes
+
+FILES: dict[Pos, str] = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
+_SENSE_TYPES = {"n": 1, "v": 2, "a": 3, "r": 4, "s": 5}
+# endings and what stands in the dictionary instead, tried in this order (morphy(7WN))
+_ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
+    "n": (
+        *(("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z")),
+        *(("ches", "ch"), ("shes", "sh"), ("men", "man"), ("ies", "y")),
+    ),
+    "v": (
+        *(("s", ""), ("ies", "y"), ("es", "e"), ("es", "")),
+        *(("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
+    ),
+    "a": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
+    "r": (),
+}
+# senses kept parsed; the frequent ones come again with nearly every word
+_KEPT_SYNSETS = 16_384
+
+
+class Pointer(NamedTuple):
+    """From a sense, or one word of it, to another."""
+
+    symbol: str  # "@" hypernym, "~" hyponym, "!" antonym, "+" derived form, "&" similar, ";u" usage, …
+    pos: Pos
+    offset: int
+    source: int  # number of the word that it starts from, from 1; 0 for all of them
+    target: int  # likewise where it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Synset:
+    """Words of one meaning."""
+
+    pos: Pos
+    offset: int
+    is_satellite: bool  # an adjective that means something similar to a head
+    lexicographer_file: int
+    lemmas: tuple[str, ...]  # as printed: spaces are underscores, names keep their capitals
+    lemma_ids: tuple[int, ...]
+    pointers: tuple[Pointer, ...]
+
+
+class WordNet:
+    """The database in one folder. Words are asked in lower case, with underscores for spaces."""
+
+    def __init__(self, read: Callable[[str], Buffer], source: str) -> None:
+        self.source = source
+        self._read = read
+        self._buffers: dict[str, Buffer] = {}
+        self._exceptions: dict[Pos, dict[str, list[str]]] = {}
+        self.synset = lru_cache(_KEPT_SYNSETS)(self._synset)
+
+    @classmethod
+    def open(cls, folder: Path) -> "WordNet":
+        """The database in a folder, or in an archive that holds a folder `wordnet`. Raises FileNotFoundError."""
+        if folder.suffix == ".zip":
+            if not folder.is_file():
+                raise FileNotFoundError(folder)
+            return cls(lambda name: _unzipped(folder, name), str(folder))
+        for name in FILES.values():
+            for kind in ("index", "data"):
+                if not (folder / f"{kind}.{name}").is_file():
+                    raise FileNotFoundError(folder / f"{kind}.{name}")
+        return cls(lambda name: _mapped(folder / name), str(folder))
+
+    def synsets(self, word: str, pos: Pos) -> list[Synset]:
+        """The senses of a word in any form, the most frequent first; those of its dictionary form after its own."""
+        offsets = [offset for form in self.base_forms(word, pos) for offset in self._offsets(form, pos)]
+        return [self.synset(pos, offset) for offset in dict.fromkeys(offsets)]
+
+    def base_forms(self, word: str, pos: Pos) -> list[str]:
+        """The forms of a word that stand in the dictionary, itself first: irregular ones, or those by its endings."""
+        word = word.lower()
+        irregular = self._irregular(pos).get(word)
+        if irregular is not None:
+            return [form for form in dict.fromkeys((word, *irregular)) if self._offsets(form, pos)]
+        endings = _ENDINGS[pos]
+        shorter = [word[: len(word) - len(old)] + new for old, new in endings if word.endswith(old)]
+        return [form for form in dict.fromkeys((word, *shorter)) if self._offsets(form, pos)]
+
+    def count(self, synset: Synset, place: int) -> int:
+        """How often the lemma at a place was met in this sense in the tagged texts; 0 where they are not there."""
+        return self._counts.get(self._sense_key(synset, place), 0)
+
+    def related(self, synset: Synset, *symbols: str) -> Iterator[Synset]:
+        """The senses that pointers of these kinds lead to, from the sense as a whole or any of its words."""
+        for pointer in synset.pointers:
+            if pointer.symbol in symbols:
+                yield self.synset(pointer.pos, pointer.offset)
+
+    def related_lemmas(self, synset: Synset, symbol: str, place: int | None = None) -> Iterator[tuple[Synset, int]]:
+        """The words (a sense and a place in it) that pointers from the lemma at a place lead to, or from any lemma."""
+        for pointer in synset.pointers:
+            if pointer.symbol == symbol and pointer.source and place in (None, pointer.source - 1):
+                yield self.synset(pointer.pos, pointer.offset), pointer.target - 1
+
+    def _offsets(self, lemma: str, pos: Pos) -> tuple[int, ...]:
+        line = _line_of(self._buffer(f"index.{FILES[pos]}"), lemma.encode("utf-8", "replace") + b" ")
+        if not line:
+            return ()
+        # lemma pos num_senses num_pointers [pointers] num_senses num_tagged [offsets]
+        fields = line.split()
+        return tuple(map(int, fields[6 + int(fields[3]) :]))
+
+    def _synset(self, pos: Pos, offset: int) -> Synset:
+        buffer = self._buffer(f"data.{FILES[pos]}")
+        end = buffer.find(b"|", offset)
+        fields = buffer[offset:end].decode("ascii").split()
+        num_words = int(fields[3], 16)
+        words = [fields[4 + 2 * place] for place in range(num_words)]
+        at = 4 + 2 * num_words
+        return Synset(
+            pos=pos,
+            offset=offset,
+            is_satellite=fields[2] == "s",
+            lexicographer_file=int(fields[1]),
+            # an adjective may carry its position, as in "galore(ip)"
+            lemmas=tuple(sys.intern(word.partition("(")[0]) for word in words),
+            lemma_ids=tuple(int(fields[5 + 2 * place], 16) for place in range(num_words)),
+            pointers=tuple(
+                Pointer(sys.intern(fields[p]), _pos(fields[p + 2]), int(fields[p + 1]), *_ends(fields[p + 3]))
+                for p in range(at + 1, at + 1 + 4 * int(fields[at]), 4)
+            ),
+        )
+
+    def _sense_key(self, synset: Synset, place: int) -> bytes:
+        kind, head = synset.pos, ":"
+        if synset.is_satellite:
+            kind = "s"  # type: ignore[assignment]
+            first = next(self.related(synset, "&"))
+            head = f"{first.lemmas[0].lower()}:{first.lemma_ids[0]:02d}"
+        ids = f"{_SENSE_TYPES[kind]}:{synset.lexicographer_file:02d}:{synset.lemma_ids[place]:02d}"
+        return f"{synset.lemmas[place].lower()}%{ids}:{head}".encode()
+
+    @cached_property
+    def _counts(self) -> dict[bytes, int]:
+        with suppress(FileNotFoundError):
+            rows = (line.split() for line in bytes(self._buffer("cntlist.rev")).splitlines())
+            return {row[0]: int(row[2]) for row in rows if len(row) == 3}
+        return {}
+
+    def _irregular(self, pos: Pos) -> dict[str, list[str]]:
+        if pos not in self._exceptions:
+            table: dict[str, list[str]] = {}
+            with suppress(FileNotFoundError):
+                for line in bytes(self._buffer(f"{FILES[pos]}.exc")).decode("ascii").splitlines():
+                    word, *forms = line.split()
+                    table[word] = forms
+            self._exceptions[pos] = table
+        return self._exceptions[pos]
+
+    def _buffer(self, name: str) -> Buffer:
+        if name not in self._buffers:
+            self._buffers[name] = self._read(name)
+        return self._buffers[name]
+
+
+def find_wordnet(folder: Path | None = None) -> WordNet | None:
+    """The database in a folder, or where Debian and NLTK put it; None where there is none.
+
+    Raises FileNotFoundError where the folder was named and holds no database.
+    """
+    if folder is not None:
+        return WordNet.open(folder)
+    for place in _usual_places():
+        with suppress(FileNotFoundError):
+            return WordNet.open(place)
+    return None
+
+
+def _usual_places() -> Iterator[Path]:
+    yield Path("/usr/share/wordnet")
+    given = [Path(entry) for entry in os.environ.get("NLTK_DATA", "").split(os.pathsep) if entry]
+    own = [Path(sys.prefix, *parts, "nltk_data") for parts in ((), ("share",), ("lib",))]
+    shared = [Path(entry, "nltk_data") for entry in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")]
+    for data in (*given, Path.home() / "nltk_data", *own, *shared):
+        yield data / "corpora" / "wordnet"
+        yield data / "corpora" / "wordnet.zip"
+
+
+def _mapped(path: Path) -> Buffer:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _unzipped(archive: Path, name: str) -> bytes:
+    with zipfile.ZipFile(archive) as files:
+        try:
+            return files.read(f"wordnet/{name}")
+        except KeyError as error:
+            raise FileNotFoundError(f"{archive}/wordnet/{name}") from error
+
+
+def _line_of(buffer: Buffer, start: bytes) -> bytes | None:
+    """The line of a sorted file that starts so: the halves of the file are halved until it is found."""
+    low, high = 0, len(buffer)
+    while low < high:
+        middle = (low + high) // 2
+        begin = buffer.rfind(b"\n", low, middle) + 1 or low
+        end = buffer.find(b"\n", middle, high)
+        end = high if end < 0 else end
+        head = buffer[begin : begin + len(start)]
+        if head == start:
+            return buffer[begin:end]
+        if head < start:
+            low = end + 1
+        else:
+            high = begin
+    return None
+
+
+def _pos(letter: str) -> Pos:
+    return "a" if letter == "s" else letter  # type: ignore[return-value]
+
+
+def _ends(numbers: str) -> tuple[int, int]:
+    return int(numbers[:2], 16), int(numbers[2:], 16)
