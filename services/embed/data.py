@@ -8,7 +8,6 @@ the dissertation's (Table D.3) and stand in no list of training wordings.
 import functools
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from services.nn import clip_tokenizer
 from services.nn.colorshape import (
     BACKGROUNDS,
     COLORS,
@@ -252,21 +252,8 @@ def instruction_vocabulary() -> list[str]:
 
 
 def learn_merges() -> list[tuple[str, str]]:
-    """Byte-pair merges that make one token of each word the generator knows; other words fall apart into bytes.
-
-    Words are merged from the left, each along the merges learned before it.
-    """
-    words = sorted({word for text in instruction_vocabulary() for word in re.findall(r"[a-z]+", text.lower())})
-    merges: dict[tuple[str, str], int] = {}
-    for word in words:
-        symbols = [*word[:-1], word[-1] + "</w>"]
-        while len(symbols) > 1:
-            pairs = list(itertools.pairwise(symbols))
-            best = min(pairs, key=lambda pair: merges.get(pair, len(merges)))
-            merges.setdefault(best, len(merges))
-            at = pairs.index(best)
-            symbols[at : at + 2] = ["".join(best)]
-    return list(merges)
+    """Byte-pair merges that make one token of each word the generator knows."""
+    return clip_tokenizer.learn_merges(instruction_vocabulary())
 
 
 def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], TripletBatch]:

@@ -4,7 +4,9 @@ Shapes: N texts, W text tokens.
 """
 
 import gzip
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,29 @@ class Tokenizer:
         words: dict[str, str] = getattr(self._tokenizer, "cache", {})
         if len(words) > MAX_REMEMBERED_WORDS:
             words.clear()
+
+
+def learn_merges(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Byte-pair merges that make one token of each lower-case word of `texts`; other words fall apart into bytes.
+
+    Words are merged from the left, each along the merges learned before it.
+    """
+    words = sorted({word for text in texts for word in re.findall(r"[a-z]+", text.lower())})
+    merges: dict[tuple[str, str], int] = {}
+    for word in words:
+        symbols = [*word[:-1], word[-1] + "</w>"]
+        while len(symbols) > 1:
+            pairs = list(itertools.pairwise(symbols))
+            best = min(pairs, key=lambda pair: merges.get(pair, len(merges)))
+            merges.setdefault(best, len(merges))
+            at = pairs.index(best)
+            symbols[at : at + 2] = ["".join(best)]
+    return list(merges)
+
+
+def vocabulary_size(merges: Sequence[tuple[str, str]]) -> int:
+    """Tokens of a SimpleTokenizer of these merges: bytes inside and at the end of words, merges, start and end."""
+    return 512 + len(merges) + 2
 
 
 def write_merges(merges: Sequence[tuple[str, str]], path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Images with captions on disk, by number: folders with a table of captions, and webdataset tar shards.
+
+The order of an epoch is a function of a seed and the epoch alone, and any example is read without those before it. So
+processes and loader workers take theirs by number, and a run resumes where it was killed without reading back.
+"""
+
+import csv
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+CAPTION_COLUMNS = ("caption", "captions", "title", "text")
+IMAGE_COLUMNS = ("image", "filepath", "file_name", "filename")
+# Shards whose examples are mixed with one another; more are read from at once than one would, fewer than all.
+SHARDS_AT_ONCE = 8
+# So many unreadable images in a row are no damage here and there, but a wrong folder.
+MAX_UNREADABLE = 20
+
+_BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class Unreadable(Exception):
+    """One example that can't be read; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A whole file, or `num_bytes` of it from `offset` on."""
+
+    file: Path
+    offset: int = 0
+    num_bytes: int = -1
+
+    def read(self) -> bytes:
+        """Raises OSError."""
+        with self.file.open("rb") as opened:
+            opened.seek(self.offset)
+            return opened.read(self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An image and where its captions are: the captions themselves, or a text or JSON file that holds them."""
+
+    image: Part
+    captions: tuple[str, ...] | Part
+
+
+class CaptionedImages:
+    """Examples in blocks: an epoch runs through the blocks, shuffled, SHARDS_AT_ONCE at a time.
+
+    `name` is said in messages. Raises ValueError without any example.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[Example]], name: str) -> None:
+        self._blocks = [block for block in blocks if block]
+        self._num_examples = sum(map(len, self._blocks))
+        if not self._num_examples:
+            raise ValueError(f"there are no images with captions in {name}")
+        self._order: tuple[tuple[int, int], list[Example]] | None = None
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    def example(self, seed: int, position: int) -> tuple[Image.Image, str]:
+        """The image (RGB) and a caption at a position of the endless shuffled epochs.
+
+        What can't be read is passed over: its place takes the example behind it. Raises Unreadable after
+        MAX_UNREADABLE of them in a row.
+        """
+        epoch, offset = divmod(position, self._num_examples)
+        order = self._epoch(seed, epoch)
+        for place in range(offset, offset + MAX_UNREADABLE):
+            example = order[place % self._num_examples]
+            try:
+                captions = _captions(example)
+                return _image(example.image), captions[(position + seed) % len(captions)]
+            except Unreadable as error:
+                last = error
+        raise Unreadable(f"{MAX_UNREADABLE} examples in a row can't be read, the last: {last}")
+
+    def _epoch(self, seed: int, epoch: int) -> list[Example]:
+        if self._order is None or self._order[0] != (seed, epoch):
+            generator = torch.Generator().manual_seed(seed * 1_000_000_007 + epoch)
+            blocks = [self._blocks[i] for i in torch.randperm(len(self._blocks), generator=generator).tolist()]
+            order: list[Example] = []
+            for start in range(0, len(blocks), SHARDS_AT_ONCE):
+                mixed = [example for block in blocks[start : start + SHARDS_AT_ONCE] for example in block]
+                order += [mixed[i] for i in torch.randperm(len(mixed), generator=generator).tolist()]
+            self._order = (seed, epoch), order
+        return self._order[1]
+
+
+def open_table(table: Path, image_folder: Path | None = None) -> CaptionedImages:
+    """A TSV or JSONL file that names images and their captions.
+
+    A TSV has two columns, or a header with one of IMAGE_COLUMNS and one of CAPTION_COLUMNS; a JSONL line is an object
+    with such keys, where captions may be a list. Images are paths from `image_folder`, the table's own folder by
+    default. Raises OSError or ValueError, naming the line.
+    """
+    folder = table.parent if image_folder is None else image_folder
+    rows = _json_rows(table) if table.suffix in (".jsonl", ".ndjson") else _tsv_rows(table)
+    return CaptionedImages([[Example(Part(folder / image), captions) for image, captions in rows]], str(table))
+
+
+def open_shards(sources: Sequence[str]) -> CaptionedImages:
+    """Webdataset tar files, or ranges of them (`shards-{000..010}.tar`): an image and a `.txt`, or a `.json` with a
+    caption, of the same key each. Raises OSError or ValueError for one that is not there or no plain tar file."""
+    paths = [path for source in sources for path in _expand(source)]
+    return CaptionedImages([_tar_examples(path) for path in paths], ", ".join(sources))
+
+
+def _image(part: Part) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(part.read())).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Unreadable(f"{part.file} at byte {part.offset}: {error}") from None
+
+
+def _captions(example: Example) -> tuple[str, ...]:
+    if not isinstance(example.captions, Part):
+        return example.captions
+    part = example.captions
+    try:
+        text = part.read().decode()
+        record = json.loads(text) if text.lstrip().startswith("{") else {"caption": text}
+        found = _caption_texts(record)
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{part.file} at byte {part.offset}: {error}") from None
+    if not found:
+        raise Unreadable(f"{part.file} at byte {part.offset}: there is no caption")
+    return found
+
+
+def _caption_texts(record: dict[str, object]) -> tuple[str, ...]:
+    value = next((record[name] for name in CAPTION_COLUMNS if record.get(name)), ())
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a caption is a text or a list of texts")
+    return tuple(" ".join(text.split()) for text in texts if text.strip())
+
+
+def _json_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    with table.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                image = next(record[name] for name in IMAGE_COLUMNS if name in record)
+                captions = _caption_texts(record)
+            except (ValueError, StopIteration, TypeError) as error:
+                raise ValueError(f"{table}, line {number}: an image and a caption are wanted ({error})") from None
+            if captions:
+                yield image, captions
+
+
+def _tsv_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    with table.open(encoding="utf-8", newline="") as lines:
+        image, caption = 0, 1
+        for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            if number == 1 and any(name in row for name in IMAGE_COLUMNS):
+                image = next(i for i, name in enumerate(row) if name in IMAGE_COLUMNS)
+                caption = next((i for i, name in enumerate(row) if name in CAPTION_COLUMNS), -1)
+                if caption < 0:
+                    raise ValueError(f"{table}: the header names none of {', '.join(CAPTION_COLUMNS)}")
+                continue
+            if not row:
+                continue
+            if len(row) <= max(image, caption):
+                raise ValueError(f"{table}, line {number}: an image and a caption are wanted")
+            if text := " ".join(row[caption].split()):
+                yield row[image], (text,)
+
+
+def _expand(source: str) -> Iterator[Path]:
+    if not Path(source).exists() and (braces := _BRACE_RANGE.search(source)):
+        first, last = braces.groups()
+        width = len(first) if first.startswith("0") else 0
+        for number in range(int(first), int(last) + 1):
+            yield from _expand(f"{source[: braces.start()]}{number:0{width}d}{source[braces.end() :]}")
+        return
+    yield Path(source)
+
+
+def _tar_examples(path: Path) -> list[Example]:
+    """In the order of the shard; what has no caption is left out."""
+    images: dict[str, Part] = {}
+    captions: dict[str, Part] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                folder, slash, base = member.name.removeprefix("./").rpartition("/")
+                stem, _, extension = base.partition(".")
+                key, part = f"{folder}{slash}{stem}", Part(path, member.offset_data, member.size)
+                if not member.isreg():
+                    continue
+                if extension.lower() in IMAGE_SUFFIXES:
+                    images[key] = part
+                elif extension == "txt" or (extension == "json" and key not in captions):
+                    captions[key] = part
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is no plain tar file: {error}") from None
+    return [Example(image, captions[key]) for key, image in images.items() if key in captions]

@@ -1,0 +1,140 @@
+"""The small CLIP that the starter is tuned from: its configuration, what it is trained on and what it minimises.
+
+First its image tower learns to see, supervised: contrastive learning alone leaves shapes at chance for thousands of
+steps. Then both towers learn captions that mostly list what there is. As with large CLIPs, the image tower knows what
+stands where, and image and text are still compared as bags of words.
+
+Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from services.nn.clip_model import MERGES, ClipModel, create_clip
+from services.nn.clip_tokenizer import Tokenizer, learn_merges, vocabulary_size, write_merges
+from services.nn.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, covering_objects
+from services.nn.image_transform import ImageTransform
+from services.nn.text_transformer import clamped_scale, encode_text
+from services.nn.training import gather
+from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, forget, scene_vocabulary, sentence
+from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
+
+IMAGE_SIDE = 48
+PAIR_FRACTION = 0.5
+
+
+@dataclass(frozen=True)
+class SceneBatch:
+    """Scenes, rendered where they are trained on, and a tokenized caption of each, (B, W) int64."""
+
+    scenes: GroupScenes
+    input_ids: Tensor
+
+    def to(self, device: torch.device) -> "SceneBatch":
+        return SceneBatch(self.scenes.to(device), self.input_ids.to(device))
+
+
+@dataclass(frozen=True)
+class SceneCaptions:
+    """Endless batches by step number, for `SceneWarmup` and `SceneContrast`."""
+
+    tokenizer: Tokenizer
+    seed: int
+    num_scenes: int
+
+    def __call__(self, step: int) -> SceneBatch:
+        generator = generator_of(self.seed, step)
+        scenes = sample_scenes(self.num_scenes, generator, pair_fraction=PAIR_FRACTION)
+        dice = torch.rand(self.num_scenes, 13, generator=generator).tolist()
+        captions = [
+            sentence(forget(facts, draws[:12]), int(draws[12] * NUM_STYLES))
+            for facts, draws in zip(scene_facts(scenes), dice, strict=True)
+        ]
+        return SceneBatch(scenes, self.tokenizer(captions))
+
+
+class SceneWarmup(nn.Module):
+    """What each patch token and the class token must tell of a scene. The heads are thrown away."""
+
+    def __init__(self, visual: Any, transform: ImageTransform) -> None:
+        super().__init__()
+        self.visual = visual
+        self.transform = transform
+        width = visual.class_embedding.shape[0]
+        self.patch_heads = nn.ModuleList([nn.Linear(width, len(COLORS)), nn.Linear(width, len(SHAPES))])
+        sizes = (len(BACKGROUNDS), len(TEXTURES), len(SIZES), MAX_COUNT, len(PLACES))
+        self.image_heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+        # what stands on each side of the image, in the order of RELATIONS
+        self.side_heads = nn.ModuleList(
+            [nn.Linear(width, len(RELATIONS) * size) for size in (len(COLORS), len(SHAPES))]
+        )
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        scenes, objects = batch.scenes, batch.scenes.objects
+        tokens = self.visual.forward_intermediates(
+            self.transform.normalise(render_scenes(scenes, self.transform.size[0])), indices=1,
+            normalize_intermediates=True, intermediates_only=True, output_fmt="NLC", output_extra_tokens=True,
+        )  # fmt: skip
+        patches, cls = tokens["image_intermediates"][-1], tokens["image_intermediates_prefix"][-1][:, 0]
+        slot = covering_objects(objects, self.visual.grid_size[0])
+        loss = torch.zeros((), device=cls.device)
+        for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
+            target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
+            loss = loss + F.cross_entropy(head(patches).flatten(0, 1), target.flatten())
+        is_pair, is_several = scenes.num_groups == 2, scenes.count[:, 0] > 1
+        size, count = (x[:, 0].masked_fill(is_pair, -100) for x in (scenes.size, scenes.count - 1))
+        cell = objects.cell.masked_fill(is_pair | is_several, -100)
+        targets = (objects.background, objects.texture, size, count, cell)
+        for head, target in zip(self.image_heads, targets, strict=True):
+            loss = loss + F.cross_entropy(head(cls), target)
+        sides = side_groups(scenes)
+        for head, labels in zip(self.side_heads, (scenes.color, scenes.shape), strict=True):
+            target = labels.gather(1, sides.clamp(min=0)).masked_fill(sides < 0, -100)
+            loss = loss + F.cross_entropy(head(cls).view(target.numel(), -1), target.flatten())
+        return loss
+
+
+class SceneContrast(nn.Module):
+    """CLIP's symmetric loss, where rows with the same caption are no negatives of one another."""
+
+    def __init__(self, clip: Any, transform: ImageTransform) -> None:
+        super().__init__()
+        self.clip = clip
+        self.transform = transform
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        pixels = self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
+        image_features = gather(self.clip.encode_image(pixels, normalize=True))
+        text_features = gather(F.normalize(encode_text(self.clip, batch.input_ids), dim=-1))
+        scale = clamped_scale(self.clip.logit_scale)
+        return distinct_caption_loss(image_features, text_features, gather(batch.input_ids), scale)
+
+
+def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_ids: Tensor, scale: Tensor) -> Tensor:
+    """Symmetric cross-entropy over unit features (B, E) and the distinct captions among `input_ids` (B, W).
+
+    An image chooses among the A distinct captions; a caption chooses among the images, all its own being right.
+    """
+    _, index = torch.unique(input_ids, dim=0, return_inverse=True)
+    first = torch.full((int(index.max()) + 1,), len(index), device=index.device)
+    first = first.scatter_reduce(0, index, torch.arange(len(index), device=index.device), "amin")
+    logits = scale * image_features @ text_features[first].T  # (B, A)
+    to_image = logits.log_softmax(dim=0).gather(1, index[:, None])
+    return (F.cross_entropy(logits, index) - to_image.mean()) / 2
+
+
+def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> ClipModel:
+    """A randomly initialised model with a vocabulary of its own, which is written to `directory`."""
+    merges = learn_merges(scene_vocabulary())
+    directory.mkdir(parents=True, exist_ok=True)
+    write_merges(merges, directory / MERGES)
+    vision = {"image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers, "head_width": 32}
+    text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
+    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
+    config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48]}
+    return create_clip(config, directory / MERGES)
