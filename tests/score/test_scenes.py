@@ -36,18 +36,13 @@ def test_groups_stand_where_their_relation_says() -> None:
     slots = torch.arange(NUM_SLOTS)
     is_first = slots < scenes.count[:, :1]
     is_second = ~is_first & (slots < scenes.objects.num_objects[:, None])
-    x, y = scenes.objects.center.unbind(-1)
-    inf = torch.inf
+    # along which axis, and whether the first group's coordinates are the smaller ones
+    ways = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "below": (1, -1)}
     for i, facts in enumerate(scene_facts(scenes)):
-        first, second = is_first[i], is_second[i]
-        gap = {
-            "left of": lambda: x[i][second].min() - x[i][first].max(),  # noqa: B023 - called at once
-            "right of": lambda: x[i][first].min() - x[i][second].max(),  # noqa: B023
-            "above": lambda: y[i][second].min() - y[i][first].max(),  # noqa: B023
-            "below": lambda: y[i][first].min() - y[i][second].max(),  # noqa: B023
-            None: lambda: inf,
-        }[facts.relation]()
-        assert gap > 0.3
+        assert facts.relation is not None
+        axis, sign = ways[facts.relation]
+        along = sign * scenes.objects.center[i, :, axis]
+        assert along[is_second[i]].min() - along[is_first[i]].max() > 0.3
 
 
 def test_every_object_shows_its_colour_and_covers_patches() -> None:
