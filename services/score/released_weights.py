@@ -1,0 +1,168 @@
+"""Released state dicts of CLIPs tuned for composition, as weights of a plain open_clip model.
+
+The one place that reads pickle, and nothing in it but tensors and plain values: whatever would run is refused.
+
+    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names behind `module.`
+                                 where several GPUs trained; or the weights alone
+    FSC-CLIP with LoRA           beside a weight its matrices, `lora_A` and `lora_B`, which are added to it
+    OpenAI                       a TorchScript archive, refused; a state dict of it has three plain numbers more
+"""
+
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+# Wrappers around a model that trains: data parallel, compiled.
+WRAPPERS = ("module.", "_orig_mod.")
+# Nothing that was learnt: masks that every model makes itself, and sizes that OpenAI wrote beside its weights.
+NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size")
+# A linear layer's or a convolution's matrices are `lora_A`, those of attention's input projection this much longer.
+LORA_A = re.compile(r"(?P<layer>.+)\.(?P<weight>in_proj_weight_)?lora_A")
+MAX_NAMES_SHOWN = 8
+
+# What the readers of bytes that mean nothing, or no longer, may raise.
+DAMAGED = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+
+class UnusableWeights(ValueError):
+    """A file that is no state dict of the model that it should be of; the message says why."""
+
+
+@dataclass(frozen=True)
+class MergedLora:
+    """Weights with their low-rank matrices added; `rank` None where there were none."""
+
+    state: State
+    rank: int | None
+
+
+def read_state_dict(path: Path) -> State:
+    """The weights in a file of `torch.save`, or in a safetensors file, by their names in the model.
+
+    Nothing in the file is run. Raises UnusableWeights.
+    """
+    content = _read(path)
+    if isinstance(content, Mapping) and "state_dict" in content:
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not content:
+        raise UnusableWeights(f"{path} holds no state dict")
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    others = [name for name in others if name not in NOT_LEARNT]
+    if others:
+        raise UnusableWeights(f"{path} holds no state dict: {_shown(others)} is no weight")
+    state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in state):
+            state = {name.removeprefix(wrapper): weight for name, weight in state.items()}
+    return state
+
+
+def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
+    """Add alpha / rank · B A to each weight that has such matrices beside it.
+
+    Those of a convolution with a kernel of k are k times as high, and their product is its weight laid out flat.
+    Raises UnusableWeights for a matrix without its other half or its weight, and for other shapes.
+    """
+    merged = {name: weight for name, weight in state.items() if "lora_" not in name}
+    used, ranks = set(), set()
+    for name, a in state.items():
+        found = LORA_A.fullmatch(name)
+        if found is None:
+            continue
+        name_b = f"{name.removesuffix('A')}B"
+        target = f"{found['layer']}.{(found['weight'] or 'weight_').removesuffix('_')}"
+        weight, b = merged.get(target), state.get(name_b)
+        if weight is None or b is None:
+            raise UnusableWeights(f"{name} stands without {target if weight is None else name_b}")
+        if a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0] or b.shape[0] * a.shape[1] != weight.numel():
+            raise UnusableWeights(f"{name} {list(a.shape)} and {name_b} {list(b.shape)} do not make {target}")
+        rank = a.shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1)
+        added = (b.float() @ a.float()).view(weight.shape) * (alpha / rank)
+        merged[target] = (weight.float() + added).to(weight.dtype)
+        used |= {name, name_b}
+        ranks.add(rank)
+    unused = [name for name in state if "lora_" in name and name not in used]
+    if unused:
+        raise UnusableWeights(f"what {_shown(unused)} is for is not known")
+    return MergedLora(merged, max(ranks) if ranks else None)
+
+
+def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> tuple[State, list[str]]:
+    """What a model has learnt, without names that begin with one of these, and the names of what is left out."""
+    left_out = [name for name in state if name in NOT_LEARNT or name.startswith(tuple(prefixes))]
+    return {name: weight for name, weight in state.items() if name not in set(left_out)}, left_out
+
+
+def load_weights(model: Any, state: Mapping[str, Tensor]) -> None:
+    """Give an open_clip model these weights and no others.
+
+    Raises UnusableWeights, by name, for weights that are missing, that the model does not have, of another shape, or
+    with numbers that are not finite.
+    """
+    own: State = model.state_dict()
+    for names, problem in (
+        (sorted(own.keys() - state.keys()), "the file has no"),
+        (sorted(state.keys() - own.keys()), "the model has no"),
+    ):
+        if names:
+            raise UnusableWeights(f"{problem} {_shown(names)}")
+    for name, weight in state.items():
+        if weight.shape != own[name].shape:
+            raise UnusableWeights(f"{name} is {list(weight.shape)}, in the model {list(own[name].shape)}")
+        if not weight.isfinite().all():
+            raise UnusableWeights(f"{name} has numbers that are not finite")
+    model.load_state_dict(state)
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip and _is_torch_script(path):
+            raise UnusableWeights(
+                f"{path} is a TorchScript archive, a program and not only weights:"
+                " open_clip has OpenAI's weights by name"
+            )
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except UnusableWeights:
+        raise
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks for {asked[1]}" if asked else "it is no file of torch.save"
+        raise UnusableWeights(f"{path} holds more than weights: {what}; nothing of it was run") from None
+    except DAMAGED as error:
+        raise UnusableWeights(f"{path} is no file of weights, or not all of it: {error}") from error
+
+
+def _is_torch_script(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMES_SHOWN])
+    return shown if len(names) <= MAX_NAMES_SHOWN else f"{shown} and {len(names) - MAX_NAMES_SHOWN} more"
