@@ -8,6 +8,7 @@ length takes bounded work.
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,7 @@ _WORD = re.compile(
 Span = tuple[int, int]  # half-open range of words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Annotation:
     """The words of a caption and what stands between them: joined again they are the caption."""
 
@@ -55,25 +56,27 @@ class Annotation:
     def lowered(self) -> tuple[str, ...]:
         return tuple(map(str.lower, self.words))
 
+    @cached_property
+    def _pieces(self) -> tuple[str, ...]:
+        return tuple(map(str.__add__, self.words, self.spaces))
+
     def text(self, span: Span) -> str:
         """What a span of words says, without what follows it."""
         start, end = span
-        pairs = zip(self.words[start:end], (*self.spaces[start : end - 1], ""), strict=True)
-        return "".join(part for pair in pairs for part in pair)
+        return "".join((*self._pieces[start : end - 1], self.words[end - 1]))
 
     def replaced(self, texts: Mapping[Span, str]) -> str:
         """The caption with other texts in place of spans, of which none overlaps."""
         parts, done = [self.lead], 0
         for (start, end), text in sorted(texts.items()):
-            parts.extend(self._between(done, start))
-            parts += (text, self.spaces[end - 1])
+            parts += (*self._pieces[done:start], text, self.spaces[end - 1])
             done = end
-        parts.extend(self._between(done, len(self.words)))
-        return "".join((*parts, self.tail))
+        return "".join((*parts, *self._pieces[done:], self.tail))
 
-    def _between(self, start: int, end: int) -> Iterator[str]:
-        for pair in zip(self.words[start:end], self.spaces[start:end], strict=True):
-            yield from pair
+    def starts_sentence(self, place: int) -> bool:
+        """Nothing but marks stands between a word and the start of the caption, or a full stop before it."""
+        is_first = all(kind == "PUNCT" for kind in self.kinds[:place])
+        return is_first or self.words[place - 1] in (".", "!", "?")
 
 
 class Annotator(Protocol):
@@ -94,7 +97,12 @@ def split_words(caption: str) -> tuple[str, list[str], list[str], str]:
     if not found:
         return "", [], [], caption
     spaces = [read[one.end() : other.start()] for one, other in pairwise(found)]
-    return read[: found[0].start()], [match.group() for match in found], [*spaces, ""], caption[found[-1].end() :]
+    return (
+        read[: found[0].start()],
+        [sys.intern(match.group()) for match in found],
+        [*spaces, ""],
+        caption[found[-1].end() :],
+    )
 
 
 _KINDS = {"IN": "ADP", "TO": "PART", "CD": "NUM", "POS": "PART", "RP": "ADP", "CC": "CCONJ", "EX": "PRON", "UH": "INTJ"}
@@ -178,6 +186,9 @@ class TextBlobAnnotator:
 
     def __init__(self) -> None:
         self._tagger = Tagger(textblob_lexicon())
+
+    def __reduce__(self) -> tuple[type["TextBlobAnnotator"], tuple[()]]:
+        return TextBlobAnnotator, ()
 
     def annotate(self, caption: str) -> Annotation:
         lead, words, spaces, tail = split_words(caption)

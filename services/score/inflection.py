@@ -1,6 +1,7 @@
 """English forms of a word: plurals, verb forms, a or an, upper and lower case."""
 
 import re
+from string import capwords
 
 # singular:plural, where it is not by rule
 _PLURALS = """
@@ -30,7 +31,7 @@ spread:spread:spread spring:sprang:sprung stand:stood:stood steal:stole:stolen s
 stride:strode:stridden strike:struck:struck string:strung:strung swear:swore:sworn sweep:swept:swept swim:swam:swum
 swing:swung:swung take:took:taken teach:taught:taught tear:tore:torn tell:told:told think:thought:thought
 throw:threw:thrown wake:woke:woken wear:wore:worn weave:wove:woven weep:wept:wept win:won:won wind:wound:wound
-write:wrote:written
+write:wrote:written thrust:thrust:thrust
 """
 _IRREGULAR_PLURALS: dict[str, str] = dict(re.findall(r"(\w+):(\w+)", _PLURALS))
 _IRREGULAR_VERBS: dict[str, list[str]] = {verb: forms for verb, *forms in re.findall(r"(\w+):(\w+):(\w+)", _VERBS)}
@@ -107,8 +108,19 @@ def article(following: str, written: str) -> str:
     )
 
 
+def present_form(verb: str, *, is_third_person: bool) -> str:
+    """`sits` of `sit`, or `sit` of `sits`."""
+    if is_third_person:
+        return verb_form(verb, "VBZ")
+    if verb.endswith("ies") and len(verb) > 4:
+        return f"{verb[:-3]}y"
+    return verb[:-2] if verb.endswith(("sses", "xes", "zzes", "ches", "shes", "oes")) else verb.removesuffix("s")
+
+
 def cased_like(text: str, model: str) -> str:
-    """The text in the capitals of another: all of them, the first letter, or as it is."""
+    """The text in the capitals of another: all of them, each word's first, the first, or as it is."""
     if len(model) > 1 and model.isupper():
         return text.upper()
+    if " " in model and model.istitle():
+        return capwords(text)
     return text[:1].upper() + text[1:] if model[:1].isupper() else text

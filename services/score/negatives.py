@@ -11,93 +11,79 @@ from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
-from services.score.annotation import Annotation, Annotator, Span, TextBlobAnnotator
-from services.score.inflection import article, cased_like
-from services.score.lexicon import Lexicon, Vocabulary
-from services.score.relations import OPPOSITES, Relation, find_relations
+from services.score.agreement import agreeing_articles
+from services.score.annotation import Annotator, best_annotator
+from services.score.lexicon import FirstOf, Lexicon, Vocabulary
+from services.score.relations import Reading
 from services.score.replacements import replace
 from services.score.swaps import bigram_shuffle, negclip, normalised
+from services.score.turns import turn
+from services.score.wordnet import find_wordnet
+from services.score.wordnet_lexicon import WordNetLexicon
 
 Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-MAX_CACHED = 65_536
-# longer captions are annotated each time, so that the cache stays small
-MAX_CACHED_CHARACTERS = 2_000
+MAX_CACHED = 32_768
+# longer captions are read each time, so that the cache stays small
+MAX_CACHED_CHARACTERS = 1_000
+# how often another text is drawn where one says the same as the caption
+DRAWS = 3
 
 
 class HardNegatives:
-    """Makes hard negatives; annotations of the last captions are kept, for captions come again in every epoch."""
+    """Makes hard negatives; how the last captions were read is kept, for captions come again in every epoch."""
 
     def __init__(self, annotator: Annotator, lexicon: Lexicon, sources: Mapping[str, str | None] | None = None) -> None:
         self.sources = dict(sources or {"tagger": annotator.name, "wordnet": None})
+        self._annotator = annotator
         self._lexicon = lexicon
-        self._annotate = annotator.annotate
-        self._annotated = lru_cache(MAX_CACHED)(annotator.annotate)
+        self._kept = lru_cache(MAX_CACHED)(self._read)
+
+    def __reduce__(self) -> tuple[type["HardNegatives"], tuple[Annotator, Lexicon, dict[str, str | None]]]:
+        return HardNegatives, (self._annotator, self._lexicon, self.sources)
 
     def make(self, caption: str, kinds: Sequence[Kind], seed: int) -> dict[Kind, str | None]:
         """A text of each kind, or None where the caption has no counterpart of it.
 
-        The same for the same caption, kind and seed, whatever else is asked; never the caption itself.
+        The same for the same caption, kind and seed, whatever else is asked; never the caption itself, also not in
+        other capitals or with other white space.
         """
-        annotate = self._annotated if len(caption) <= MAX_CACHED_CHARACTERS else self._annotate
-        annotation = annotate(caption)
-        return {kind: self._one(annotation, caption, kind, _generator(caption, kind, seed)) for kind in kinds}
+        reading = self._kept(caption) if len(caption) <= MAX_CACHED_CHARACTERS else self._read(caption)
+        same = normalised(caption)
+        made: dict[Kind, str | None] = {}
+        for kind in kinds:
+            generator = _generator(caption, kind, seed)
+            texts = (self._one(reading, kind, generator) for _ in range(DRAWS))
+            made[kind] = next((text for text in texts if text is None or normalised(text) != same), None)
+        return made
 
-    def _one(self, annotation: Annotation, caption: str, kind: Kind, generator: Random) -> str | None:
+    def _read(self, caption: str) -> Reading:
+        return Reading(self._annotator.annotate(caption))
+
+    def _one(self, reading: Reading, kind: Kind, generator: Random) -> str | None:
+        annotation = reading.annotation
         if kind == "bigram_shuffle":
-            text = bigram_shuffle(annotation, generator)
+            return bigram_shuffle(annotation, generator)
+        if kind == "negclip":
+            edits = negclip(annotation, generator)
+        elif kind == "replace":
+            edits = replace(reading, self._lexicon, generator)
         else:
-            edits = (
-                negclip(annotation, caption, generator)
-                if kind == "negclip"
-                else replace(annotation, self._lexicon, generator)
-                if kind == "replace"
-                else turned_round(annotation, generator)
-            )
-            text = annotation.replaced(_agreeing(annotation, edits)) if edits else None
-        return text if text and normalised(text) != normalised(caption) else None
-
-
-def turned_round(annotation: Annotation, generator: Random) -> dict[Span, str] | None:
-    """A relation's phrase replaced by its opposite, or the two things around it exchanged."""
-    relations = find_relations(annotation)
-    relations = [one for one in relations if one.is_strong] or relations
-    if not relations:
-        return None
-    relation = relations[generator.randrange(len(relations))]
-    exchanged = _exchanged(annotation, relation)
-    if exchanged and generator.random() < 0.5:
-        return exchanged
-    opposites = OPPOSITES[relation.phrase]
-    text = opposites[generator.randrange(len(opposites))]
-    return {relation.span: cased_like(text, annotation.words[relation.span[0]])}
-
-
-def _exchanged(annotation: Annotation, relation: Relation) -> dict[Span, str] | None:
-    if relation.subject is None or relation.is_symmetric:
-        return None
-    first, second = annotation.text(relation.subject), annotation.text(relation.object)
-    if normalised(first) == normalised(second):
-        return None
-    if relation.subject[0] == 0 and first[:1].isupper() and first[1:2] != first[1:2].upper():
-        first, second = first[:1].lower() + first[1:], second[:1].upper() + second[1:]
-    return {relation.subject: second, relation.object: first}
-
-
-def _agreeing(annotation: Annotation, edits: Mapping[Span, str]) -> dict[Span, str]:
-    """The edits, and `a` or `an` before each as its new first word wants it."""
-    agreeing = dict(edits)
-    for (start, _), text in edits.items():
-        before = start - 1
-        if start and annotation.lowered[before] in ("a", "an") and not any(s <= before < e for s, e in edits):
-            agreeing[before, start] = article(text, annotation.words[before])
-    return agreeing
+            edits = turn(reading, generator)
+        return annotation.replaced(agreeing_articles(annotation, edits)) if edits else None
 
 
 def installed_hard_negatives(wordnet: Path | None = None) -> HardNegatives:
-    """Hard negatives with the best tagger and WordNet that this machine has."""
-    return HardNegatives(TextBlobAnnotator(), Vocabulary())
+    """Hard negatives with the best tagger and the WordNet that this machine has, or the one in a folder.
+
+    What the small vocabulary knows comes from there, for its colours, sizes and counts exclude each other for certain.
+    Raises ModuleNotFoundError without a tagger, FileNotFoundError where the folder holds no WordNet.
+    """
+    annotator, database = best_annotator(), find_wordnet(wordnet)
+    lexicon = Vocabulary() if database is None else FirstOf((Vocabulary(), WordNetLexicon(database)))
+    source = None if database is None else str(database.source)
+    return HardNegatives(annotator, lexicon, {"tagger": annotator.name, "wordnet": source})
 
 
 def _generator(caption: str, kind: Kind, seed: int) -> Random:

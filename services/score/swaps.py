@@ -1,7 +1,7 @@
 """Hard negatives made of a caption's own words: two phrases exchanged (NegCLIP), or its pairs of words shuffled.
 
 Both follow the released code of FSC-CLIP draw by draw: an equally seeded `random.Random` gives equal texts where the
-annotations are equal.
+annotations are equal, but for the capital at the start of a sentence, which stays there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from services.score.annotation import Annotation, Span
+from services.score.inflection import cased_like
 
 T = TypeVar("T")
 
@@ -23,22 +24,31 @@ def normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def negclip(annotation: Annotation, caption: str, generator: Random) -> dict[Span, str] | None:
-    """Two spans of one kind, each with the other's text: one pair a kind is drawn, then one of the pairs.
+def negclip(annotation: Annotation, generator: Random) -> dict[Span, str] | None:
+    """Two spans of one kind, each with the other's text: one pair of a kind is drawn, then one of the pairs.
 
     The kinds are noun chunks of three words and more, verb phrases, singular nouns, plural nouns, adverbs and
     adjectives. None where no kind has two spans of different texts.
     """
-    found = []
+    pairs = []
     for spans in _kinds_of_spans(annotation):
         drawn = generator.sample(spans, 2) if len(spans) > 2 else spans
-        if len(drawn) == 2:
-            one, other = (annotation.text(span) for span in drawn)
-            if one != other:
-                swapped = {drawn[0]: other, drawn[1]: one}
-                if normalised(annotation.replaced(swapped)) != normalised(caption):
-                    found.append(swapped)
-    return generator.sample(found, 1)[0] if found else None
+        if len(drawn) == 2 and normalised(annotation.text(drawn[0])) != normalised(annotation.text(drawn[1])):
+            pairs.append((drawn[0], drawn[1]))
+    return exchange(annotation, *generator.sample(pairs, 1)[0]) if pairs else None
+
+
+def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
+    """Each of two spans with the other's text; the capital at the start of a sentence stays there."""
+    first, second = sorted((one, other))
+    texts = annotation.text(first), annotation.text(second)
+    if not annotation.starts_sentence(first[0]):
+        return {first: texts[1], second: texts[0]}
+    word, tag = annotation.words[first[0]], annotation.tags[first[0]]
+    # names and shouts keep their capitals
+    keeps = tag.startswith("NNP") or word == "I" or texts[0].isupper() or (len(word) > 1 and word.isupper())
+    moved = texts[0] if keeps else texts[0][:1].lower() + texts[0][1:]
+    return {first: cased_like(texts[1], texts[0]), second: moved}
 
 
 def _kinds_of_spans(annotation: Annotation) -> Iterable[Sequence[Span]]:

@@ -39,8 +39,8 @@ mirrors:NNS sprinkles:NNS pepperoni:NN macaroni:NN pasta:NN parked:VBN topped:VB
 squares:NNS triangle:NN triangles:NNS star:NN stars:NNS cross:NN crosses:NNS ring:NN rings:NNS cube:NN cubes:NNS
 diamond:NN heart:NN striped:JJ checkered:JJ dotted:JJ spotted:JJ lime:JJ navy:JJ lavender:JJ cyan:JJ teal:JJ beige:JJ
 ski:NN giant:JJ front:NN top:NN bottom:NN back:NN left:VBN next:JJ motorbike:NN kite:NN kites:NNS frisbee:NN
-tracks:NNS leaves:NNS geese:NNS oxen:NNS bikes:NNS zebras:NNS utensils:NNS stand:NN stop:NN match:NN light:NN plain:NN
-nearby:JJ overhead:JJ snowy:JJ fenced:JJ wooded:JJ tiled:JJ flowered:JJ sized:JJ haired:JJ colored:JJ
+tracks:NNS leaves:NNS geese:NNS oxen:NNS bikes:NNS zebras:NNS utensils:NNS stand:NN stop:NN match:NN light:NN
+nearby:JJ overhead:JJ plain:JJ snowy:JJ fenced:JJ wooded:JJ tiled:JJ flowered:JJ sized:JJ haired:JJ colored:JJ
 drinking:VBG cooking:VBG petting:VBG reading:VBG eating:VBG skating:VBG hiking:VBG fishing:VBG bathing:VBG set:NN
 """
 # What people and animals do in pictures. In newspapers these are mostly nouns.
@@ -136,7 +136,12 @@ def _by_neighbours(words: Sequence[str], tags: list[str]) -> list[str]:
             tags[place] = _verb(word, tag, before, after, tags[place - 2] if place > 1 else "")
         elif tag in _NOMINAL:
             tags[place] = _noun(word, tag, before, after, word_before)
-        elif tag in ("JJ", "RB") and before in ("DT", "PRP$") and after not in (*_NOMINAL, *_BEFORE_NOUN) and word != "other":
+        elif (
+            tag in ("JJ", "RB")
+            and before in ("DT", "PRP$")
+            and after not in (*_NOMINAL, *_BEFORE_NOUN)
+            and word != "other"
+        ):
             # "in the dark", "an orange on a plate"
             if not (after.startswith(("V", "RB", "CC")) or after == ","):
                 tags[place] = "NN"

@@ -46,6 +46,7 @@ NOUNS = (
     "circle | square | triangle | star | diamond | cross | ring | heart | rectangle | oval ellipse | pentagon | "
     "hexagon | crescent | arrow",
     "cube | sphere | cylinder | cone | pyramid",
+    "person | animal | statue",
     "man guy | woman lady",
     "boy | girl",
     "baby | dog | cat",
@@ -64,7 +65,6 @@ NOUNS = (
     "wall | fence | tree | building house | bush | bridge | tower",
     "morning | evening | night",
     "top | bottom",
-    "foreground | background",
 )
 VERBS = (
     "sit | stand | lie | kneel | jump | sleep",

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,7 +20,8 @@ Pos = Literal["n", "v", "a", "r"]  # adjectives with their satellites are "a"
 Buffer = mmap.mmap | bytes
 
 FILES: dict[Pos, str] = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
-_SENSE_TYPES = {"n": 1, "v": 2, "a": 3, "r": 4, "s": 5}
+_SENSE_TYPES: dict[Pos, int] = {"n": 1, "v": 2, "a": 3, "r": 4}
+_SATELLITE = 5
 # endings and what stands in the dictionary instead, tried in this order (morphy(7WN))
 _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
     "n": (
@@ -35,7 +36,9 @@ _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
     "r": (),
 }
 # senses kept parsed; the frequent ones come again with nearly every word
-_KEPT_SYNSETS = 16_384
+_KEPT_SYNSETS = 32_768
+# the words of nearly every sense stand within so much
+_HEAD_BYTES = 192
 
 
 class Pointer(NamedTuple):
@@ -58,36 +61,35 @@ class Synset:
     lexicographer_file: int
     lemmas: tuple[str, ...]  # as printed: spaces are underscores, names keep their capitals
     lemma_ids: tuple[int, ...]
-    pointers: tuple[Pointer, ...]
 
 
 class WordNet:
     """The database in one folder. Words are asked in lower case, with underscores for spaces."""
 
-    def __init__(self, read: Callable[[str], Buffer], source: str) -> None:
+    def __init__(self, source: Path) -> None:
+        """A folder, or an archive that holds a folder `wordnet`. Raises FileNotFoundError where it is neither."""
         self.source = source
-        self._read = read
         self._buffers: dict[str, Buffer] = {}
         self._exceptions: dict[Pos, dict[str, list[str]]] = {}
+        self._irregular_forms: dict[Pos, dict[str, list[str]]] = {}
         self.synset = lru_cache(_KEPT_SYNSETS)(self._synset)
+        self._pointers_of = lru_cache(_KEPT_SYNSETS)(self._pointers)
+        expected = [source] if _is_archive(source) else [source / f"{kind}.{FILES['n']}" for kind in ("index", "data")]
+        for path in expected:
+            if not path.is_file():
+                raise FileNotFoundError(path)
 
-    @classmethod
-    def open(cls, folder: Path) -> "WordNet":
-        """The database in a folder, or in an archive that holds a folder `wordnet`. Raises FileNotFoundError."""
-        if folder.suffix == ".zip":
-            if not folder.is_file():
-                raise FileNotFoundError(folder)
-            return cls(lambda name: _unzipped(folder, name), str(folder))
-        for name in FILES.values():
-            for kind in ("index", "data"):
-                if not (folder / f"{kind}.{name}").is_file():
-                    raise FileNotFoundError(folder / f"{kind}.{name}")
-        return cls(lambda name: _mapped(folder / name), str(folder))
+    def __reduce__(self) -> tuple[type["WordNet"], tuple[Path]]:
+        return WordNet, (self.source,)
 
     def synsets(self, word: str, pos: Pos) -> list[Synset]:
         """The senses of a word in any form, the most frequent first; those of its dictionary form after its own."""
         offsets = [offset for form in self.base_forms(word, pos) for offset in self._offsets(form, pos)]
         return [self.synset(pos, offset) for offset in dict.fromkeys(offsets)]
+
+    def synsets_of_lemma(self, lemma: str, pos: Pos) -> list[Synset]:
+        """The senses of a dictionary form alone."""
+        return [self.synset(pos, offset) for offset in self._offsets(lemma.lower(), pos)]
 
     def base_forms(self, word: str, pos: Pos) -> list[str]:
         """The forms of a word that stand in the dictionary, itself first: irregular ones, or those by its endings."""
@@ -99,59 +101,86 @@ class WordNet:
         shorter = [word[: len(word) - len(old)] + new for old, new in endings if word.endswith(old)]
         return [form for form in dict.fromkeys((word, *shorter)) if self._offsets(form, pos)]
 
+    def irregular_forms(self, lemma: str, pos: Pos) -> tuple[str, ...]:
+        """The forms of a dictionary word that do not follow by rule."""
+        return tuple(self._forms(pos).get(lemma, ()))
+
     def count(self, synset: Synset, place: int) -> int:
         """How often the lemma at a place was met in this sense in the tagged texts; 0 where they are not there."""
         return self._counts.get(self._sense_key(synset, place), 0)
 
     def related(self, synset: Synset, *symbols: str) -> Iterator[Synset]:
         """The senses that pointers of these kinds lead to, from the sense as a whole or any of its words."""
-        for pointer in synset.pointers:
+        for pointer in self._pointers_of(synset.pos, synset.offset):
             if pointer.symbol in symbols:
                 yield self.synset(pointer.pos, pointer.offset)
 
     def related_lemmas(self, synset: Synset, symbol: str, place: int | None = None) -> Iterator[tuple[Synset, int]]:
         """The words (a sense and a place in it) that pointers from the lemma at a place lead to, or from any lemma."""
-        for pointer in synset.pointers:
+        for pointer in self._pointers_of(synset.pos, synset.offset):
             if pointer.symbol == symbol and pointer.source and place in (None, pointer.source - 1):
                 yield self.synset(pointer.pos, pointer.offset), pointer.target - 1
 
+    def gloss(self, synset: Synset) -> str:
+        """What a sense means, and examples."""
+        buffer = self._buffer(f"data.{FILES[synset.pos]}")
+        start = buffer.find(b"|", synset.offset) + 1
+        return bytes(buffer[start : buffer.find(b"\n", start)]).decode("utf-8", "replace").strip()
+
     def _offsets(self, lemma: str, pos: Pos) -> tuple[int, ...]:
+        if not lemma or lemma[0] == " ":  # so starts the licence at the head of the file
+            return ()
         line = _line_of(self._buffer(f"index.{FILES[pos]}"), lemma.encode("utf-8", "replace") + b" ")
-        if not line:
+        if line is None:
             return ()
         # lemma pos num_senses num_pointers [pointers] num_senses num_tagged [offsets]
         fields = line.split()
         return tuple(map(int, fields[6 + int(fields[3]) :]))
 
     def _synset(self, pos: Pos, offset: int) -> Synset:
-        buffer = self._buffer(f"data.{FILES[pos]}")
-        end = buffer.find(b"|", offset)
-        fields = buffer[offset:end].decode("ascii").split()
+        fields = self._fields(pos, offset, _HEAD_BYTES)
         num_words = int(fields[3], 16)
-        words = [fields[4 + 2 * place] for place in range(num_words)]
-        at = 4 + 2 * num_words
+        if len(fields) < 6 + 2 * num_words:  # a long one: its words do not end within the head
+            fields = self._fields(pos, offset, None)
         return Synset(
             pos=pos,
             offset=offset,
-            is_satellite=fields[2] == "s",
+            is_satellite=fields[2] == b"s",
             lexicographer_file=int(fields[1]),
             # an adjective may carry its position, as in "galore(ip)"
-            lemmas=tuple(sys.intern(word.partition("(")[0]) for word in words),
-            lemma_ids=tuple(int(fields[5 + 2 * place], 16) for place in range(num_words)),
-            pointers=tuple(
-                Pointer(sys.intern(fields[p]), _pos(fields[p + 2]), int(fields[p + 1]), *_ends(fields[p + 3]))
-                for p in range(at + 1, at + 1 + 4 * int(fields[at]), 4)
+            lemmas=tuple(
+                sys.intern(word.partition(b"(")[0].decode("utf-8", "replace"))
+                for word in fields[4 : 4 + 2 * num_words : 2]
             ),
+            lemma_ids=tuple(int(number, 16) for number in fields[5 : 5 + 2 * num_words : 2]),
         )
 
+    def _pointers(self, pos: Pos, offset: int) -> tuple[Pointer, ...]:
+        fields = [field.decode("ascii", "replace") for field in self._fields(pos, offset, None)]
+        at = 4 + 2 * int(fields[3], 16)
+        return tuple(
+            Pointer(sys.intern(fields[p]), _POS[fields[p + 2]], int(fields[p + 1]), *_ends(fields[p + 3]))
+            for p in range(at + 1, at + 1 + 4 * int(fields[at]), 4)
+        )
+
+    def _fields(self, pos: Pos, offset: int, num_bytes: int | None) -> list[bytes]:
+        buffer = self._buffer(f"data.{FILES[pos]}")
+        end = offset + num_bytes if num_bytes else buffer.find(b"|", offset)
+        return buffer[offset:end].split()
+
     def _sense_key(self, synset: Synset, place: int) -> bytes:
-        kind, head = synset.pos, ":"
+        number, head = _SENSE_TYPES[synset.pos], ":"
         if synset.is_satellite:
-            kind = "s"  # type: ignore[assignment]
+            number = _SATELLITE
             first = next(self.related(synset, "&"))
             head = f"{first.lemmas[0].lower()}:{first.lemma_ids[0]:02d}"
-        ids = f"{_SENSE_TYPES[kind]}:{synset.lexicographer_file:02d}:{synset.lemma_ids[place]:02d}"
+        ids = f"{number}:{synset.lexicographer_file:02d}:{synset.lemma_ids[place]:02d}"
         return f"{synset.lemmas[place].lower()}%{ids}:{head}".encode()
+
+    @cached_property
+    def met_lemmas(self) -> frozenset[str]:
+        """The words that occur in the tagged texts in any sense, in lower case."""
+        return frozenset(key.partition(b"%")[0].decode("utf-8", "replace") for key in self._counts)
 
     @cached_property
     def _counts(self) -> dict[bytes, int]:
@@ -164,15 +193,26 @@ class WordNet:
         if pos not in self._exceptions:
             table: dict[str, list[str]] = {}
             with suppress(FileNotFoundError):
-                for line in bytes(self._buffer(f"{FILES[pos]}.exc")).decode("ascii").splitlines():
+                for line in bytes(self._buffer(f"{FILES[pos]}.exc")).decode("utf-8", "replace").splitlines():
                     word, *forms = line.split()
                     table[word] = forms
             self._exceptions[pos] = table
         return self._exceptions[pos]
 
+    def _forms(self, pos: Pos) -> dict[str, list[str]]:
+        if pos not in self._irregular_forms:
+            table: dict[str, list[str]] = {}
+            for word, lemmas in self._irregular(pos).items():
+                for lemma in lemmas:
+                    table.setdefault(lemma, []).append(word)
+            self._irregular_forms[pos] = table
+        return self._irregular_forms[pos]
+
     def _buffer(self, name: str) -> Buffer:
         if name not in self._buffers:
-            self._buffers[name] = self._read(name)
+            self._buffers[name] = (
+                _unzipped(self.source, name) if _is_archive(self.source) else _mapped(self.source / name)
+            )
         return self._buffers[name]
 
 
@@ -182,10 +222,10 @@ def find_wordnet(folder: Path | None = None) -> WordNet | None:
     Raises FileNotFoundError where the folder was named and holds no database.
     """
     if folder is not None:
-        return WordNet.open(folder)
+        return WordNet(folder)
     for place in _usual_places():
         with suppress(FileNotFoundError):
-            return WordNet.open(place)
+            return WordNet(place)
     return None
 
 
@@ -197,6 +237,10 @@ def _usual_places() -> Iterator[Path]:
     for data in (*given, Path.home() / "nltk_data", *own, *shared):
         yield data / "corpora" / "wordnet"
         yield data / "corpora" / "wordnet.zip"
+
+
+def _is_archive(source: Path) -> bool:
+    return source.suffix == ".zip"
 
 
 def _mapped(path: Path) -> Buffer:
@@ -230,8 +274,7 @@ def _line_of(buffer: Buffer, start: bytes) -> bytes | None:
     return None
 
 
-def _pos(letter: str) -> Pos:
-    return "a" if letter == "s" else letter  # type: ignore[return-value]
+_POS: dict[str, Pos] = {"n": "n", "v": "v", "a": "a", "s": "a", "r": "r"}
 
 
 def _ends(numbers: str) -> tuple[int, int]:
