@@ -63,7 +63,7 @@ class Clip:
     @classmethod
     def _of_folder(cls, clip: ClipModel, local_weight: float) -> Self:
         def preprocess(image: Image.Image) -> Tensor:
-            return clip.transform.normalise(torch.from_numpy(clip.transform(image))[None])[0]
+            return clip.transform.normalise(torch.from_numpy(np.stack([clip.transform(image)])))[0]
 
         return cls(clip.model, clip.tokenizer, preprocess, local_weight)
 

@@ -66,10 +66,10 @@ class Task:
 
     def __post_init__(self) -> None:
         kinds = sorted({record.kind for record in self.records})
-        if len(kinds) != 1:
-            raise ValueError(
-                f"{self.name} holds records of {' and '.join(kinds)}" if kinds else f"{self.name} is empty"
-            )
+        if not kinds:
+            raise ValueError(f"{self.name} holds no record")
+        if len(kinds) > 1:
+            raise ValueError(f"{self.name} holds records of several kinds: {', '.join(kinds)}")
         ids = [record.id for record in self.records]
         if len(set(ids)) < len(ids):
             twice = next(one for place, one in enumerate(ids) if one in ids[:place])

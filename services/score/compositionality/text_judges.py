@@ -98,7 +98,7 @@ def load_grammar(directory: Path, *, name: str, device: torch.device | str = "cp
     """
     model, tokenizer = _loaded("AutoModelForSequenceClassification", directory, device=device, dtype=torch.float32)
     if ACCEPTABLE not in model.config.label2id:
-        labels = ", ".join(model.config.label2id)
+        labels = ", ".join(model.config.id2label.values())
         raise CannotJudge(f"{directory / 'config.json'} has no label {ACCEPTABLE}, only {labels}")
     acceptable = model.config.label2id[ACCEPTABLE]
     max_tokens = min(model.config.max_position_embeddings, tokenizer.model_max_length)
