@@ -6,7 +6,7 @@ from services.score.annotation import Annotation, Span
 from services.score.inflection import article, present_form
 from services.score.relations import RELATIVES
 
-_NUMBER_FORMS = {"is": "are", "was": "were", "has": "have", "does": "do", "'s": "'re"}
+_NUMBER_FORMS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _NUMBER_FORMS |= {plural: singular for singular, plural in _NUMBER_FORMS.items()}
 
 # `a couple of dogs` are many
@@ -36,8 +36,8 @@ def agreeing_verb(annotation: Annotation, subject: Span) -> dict[Span, str]:
         word, tag = annotation.lowered[after], annotation.tags[after]
         if word in _NUMBER_FORMS:
             return {(after, after + 1): _NUMBER_FORMS[word]}
-        if tag in ("VBZ", "VBP"):
-            return {(after, after + 1): present_form(word, is_third_person=tag == "VBP")}
+        if tag in ("VBZ", "VBP", "VB"):
+            return {(after, after + 1): present_form(word, is_third_person=tag != "VBZ")}
     return {}
 
 

@@ -228,7 +228,11 @@ class SpacyAnnotator:
         if not tail.strip() and len(caption) <= MAX_CHARACTERS:
             tail = ""  # a parse may depend on white space at the end
         read = caption[: len(caption) - len(tail)]
-        document = self._pipeline(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", read))
+        document = self._pipeline.make_doc(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", read))
+        if len(document) > MAX_WORDS:  # spaCy's words are shorter than ours
+            document = document[:MAX_WORDS].as_doc()
+            read, tail = read[: len(document.text)], read[len(document.text) :] + tail
+        document = self._pipeline(document)
         tokens = [token for token in document if not token.is_space]
         starts = [token.idx for token in tokens]
         ends = [token.idx + len(token.text) for token in tokens]

@@ -83,6 +83,7 @@ photo photograph picture pic image shot close-up closeup up view painting drawin
 PICTURES = frozenset(_PICTURES_TEXT.split())
 _SAYS_WHERE = frozenset(("ADP", "ADV", "SCONJ"))
 _NAMES_THING = frozenset(("NOUN", "PROPN", "NUM"))
+_SOMETHING = frozenset(("something", "someone", "somebody", "anything", "anyone", "everything", "nothing", "one"))
 _BETWEEN = frozenset(("VERB", "AUX", "ADV", "PART"))
 RELATIVES = frozenset(("that", "which", "who"))
 
@@ -164,7 +165,11 @@ class Reading:
         """The noun chunks that are no part of a phrase of place, without pronouns."""
         taken = {place for phrase in self.phrases for place in range(*phrase.span)}
         kinds = self.annotation.kinds
-        chunks = [chunk for chunk in self.annotation.noun_chunks if kinds[chunk[1] - 1] in _NAMES_THING]
+        chunks = [
+            chunk
+            for chunk in self.annotation.noun_chunks
+            if kinds[chunk[1] - 1] in _NAMES_THING and self.annotation.lowered[chunk[1] - 1] not in _SOMETHING
+        ]
         return [chunk for chunk in chunks if taken.isdisjoint(range(*chunk))] if taken else chunks
 
     @cached_property

@@ -217,7 +217,7 @@ class WordNet:
 
 
 def find_wordnet(folder: Path | None = None) -> WordNet | None:
-    """The database in a folder, or where Debian and NLTK put it; None where there is none.
+    """The database in a folder, or where NLTK and Debian put it; None where there is none.
 
     Raises FileNotFoundError where the folder was named and holds no database.
     """
@@ -230,13 +230,15 @@ def find_wordnet(folder: Path | None = None) -> WordNet | None:
 
 
 def _usual_places() -> Iterator[Path]:
-    yield Path("/usr/share/wordnet")
     given = [Path(entry) for entry in os.environ.get("NLTK_DATA", "").split(os.pathsep) if entry]
     own = [Path(sys.prefix, *parts, "nltk_data") for parts in ((), ("share",), ("lib",))]
     shared = [Path(entry, "nltk_data") for entry in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")]
-    for data in (*given, Path.home() / "nltk_data", *own, *shared):
-        yield data / "corpora" / "wordnet"
-        yield data / "corpora" / "wordnet.zip"
+    for data in (*given, None, Path.home() / "nltk_data", *own, *shared):
+        if data is None:
+            yield Path("/usr/share/wordnet")
+        else:
+            yield data / "corpora" / "wordnet"
+            yield data / "corpora" / "wordnet.zip"
 
 
 def _is_archive(source: Path) -> bool:
@@ -245,6 +247,8 @@ def _is_archive(source: Path) -> bool:
 
 def _mapped(path: Path) -> Buffer:
     with path.open("rb") as file:
+        if not path.stat().st_size:
+            return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
