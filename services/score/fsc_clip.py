@@ -150,7 +150,7 @@ def hard_negative_loss(
         log_p = log_p.masked_fill(~is_candidate, 0.0)  # 0 · −∞ is not 0
         terms = _smoothed_target(is_candidate, beta or 0.0, log_p.dtype) * -log_p
         if gamma > 0:
-            # 1 − p by expm1, exact near p = 1; never quite 0, where the slope of a power below 1 has no end
+            # never quite 0, where the slope of a power below 1 has no end
             miss = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
             terms = miss**gamma * terms
         has_negative = (num_candidates > 1).squeeze(-1)
@@ -213,8 +213,7 @@ def _weights(similarity: Tensor, normalizer: Normalizer, *, sparsify: bool) -> T
         is_flat = spread <= torch.finfo(similarity.dtype).eps * torch.maximum(low.abs(), high.abs())
         weights = torch.where(is_flat, 1.0, (similarity - low) / spread.masked_fill(is_flat, 1.0))
     if sparsify:
-        is_low = (weights < 1 / weights.shape[-1]) & (weights < weights.amax(dim=-1, keepdim=True))
-        weights = weights.masked_fill(is_low, 0.0)
+        weights = weights.masked_fill(weights < 1 / weights.shape[-1], 0.0)
     return weights
 
 
