@@ -5,7 +5,8 @@ normalised, as FSC-CLIP aligns them.
 
 Two kinds of tower have them: a plain ViT, and CLIP's own causal text transformer that is pooled at the end of text.
 
-Shapes: B images, N texts, P patches, W text tokens, E embedding width. Features are float of the towers' dtype.
+Shapes: B images, N texts, P patches, W text tokens, E embedding width. Tokens are float of the towers' dtype,
+pooled features of single precision at least.
 """
 
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
         return ImageFeatures(pool(visual, x), visual.ln_post(x[:, 1:]) @ visual.proj)
     outputs = visual.forward_intermediates(pixels, indices=1, output_fmt="NLC")
     patches: Tensor = outputs["image_intermediates"][0]
-    return ImageFeatures(F.normalize(outputs["image_features"], dim=-1), visual.ln_post(patches) @ visual.proj)
+    return ImageFeatures(_unit(outputs["image_features"]), visual.ln_post(patches) @ visual.proj)
 
 
 def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
@@ -83,9 +84,14 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
     x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
     x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
     tokens = _projected(tower, tower.ln_final(x))
-    pooled = F.normalize(tokens[torch.arange(len(end), device=end.device), end], dim=-1)
+    pooled = _unit(tokens[torch.arange(len(end), device=end.device), end])
     position = torch.arange(num_tokens, device=end.device)
     return TextFeatures(pooled, tokens, (position > 0) & (position <= end[:, None]))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """L2-normalised in single precision at least: a caption and its negative may differ by less than bfloat16 shows."""
+    return F.normalize(x if x.dtype.itemsize > 2 else x.float(), dim=-1)
 
 
 def _is_packed(visual: Any) -> bool:

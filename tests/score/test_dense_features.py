@@ -117,6 +117,18 @@ def test_packed_weights_give_the_features_that_they_were_packed_from(pixels: Ten
     torch.testing.assert_close(after.tokens, before.tokens, atol=1e-5, rtol=0)
 
 
+def test_pooled_features_are_of_unit_length_to_single_precision_in_half_precision_too(pixels: Tensor) -> None:
+    clip = tiny_clip()
+    input_ids = clip.tokenizer(TEXTS)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        in_autocast = encode_images(clip.model, pixels).pooled, encode_texts(clip.model, input_ids).pooled
+    clip.model.bfloat16()
+    with torch.inference_mode():
+        in_half = encode_images(clip.model, pixels.bfloat16()).pooled, encode_texts(clip.model, input_ids).pooled
+    for pooled in (*in_autocast, *in_half):
+        torch.testing.assert_close(pooled.norm(dim=-1), torch.ones(len(pooled)), atol=1e-6, rtol=0)
+
+
 def test_gradients_reach_every_weight_of_both_towers(pixels: Tensor) -> None:
     model = tiny_clip().model
     images, texts = encode_images(model, pixels), encode_texts(model, tiny_clip().tokenizer(TEXTS))
