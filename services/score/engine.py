@@ -30,8 +30,10 @@ from services.score.pairing import PairEngine, PairItem, Similarities
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Cosines = np.ndarray[Any, np.dtype[np.float32]]
 
-# Captions recur from image to image, and to tokenise a hundred takes as long as to encode an image.
+# Captions recur from image to image, and to tokenise a hundred takes as long as to encode an image. Those of more
+# characters are tokenised each time, so that what is remembered stays small.
 MAX_REMEMBERED_CAPTIONS = 8192
+MAX_REMEMBERED_CHARACTERS = 512
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -71,7 +73,8 @@ class ScoreEngine:
         self._device = device
         self._dtype = dtype
         self._encoder = Encoder(checkpoint, device, dtype)
-        self._tokenise = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(functools.partial(tokenise, clip.tokenizer))
+        self._tokenise = functools.partial(tokenise, clip.tokenizer)
+        self._remembered = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(self._tokenise)
 
     @classmethod
     def load(cls, directory: Path, options: DeviceOptions) -> "ScoreEngine":
@@ -106,7 +109,8 @@ class ScoreEngine:
 
     def prepare_caption(self, caption: str, *, truncate: bool = False) -> Text:
         """Tokenise a caption. Raises what `tokenise` raises."""
-        return self._tokenise(caption, truncate=truncate)
+        tokenise = self._remembered if len(caption) <= MAX_REMEMBERED_CHARACTERS else self._tokenise
+        return tokenise(caption, truncate=truncate)
 
     def prepare_image(self, image: Image.Image, digest: str) -> ImageItem:
         """An RGB image as the model wants it."""

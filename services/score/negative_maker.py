@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePath
 
 from services.core.checkpoints import LOADING_RETRY_AFTER_S
 from services.core.errors import Overloaded
@@ -28,8 +29,10 @@ class NegativeMaker:
 
     @property
     def sources(self) -> dict[str, str | None] | None:
-        """What they are made with, None until that is loaded."""
-        return None if self._negatives is None else self._negatives.sources
+        """What they are made with, files without their folders; None until that is loaded."""
+        if self._negatives is None:
+            return None
+        return {name: source and PurePath(source).name for name, source in self._negatives.sources.items()}
 
     async def start(self) -> None:
         """Load the tagger and the words, and use them once, so that no request pays for first calls."""

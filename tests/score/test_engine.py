@@ -19,7 +19,7 @@ from services.score import encoder
 from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip, save_fsc_clip
 from services.score.dense_features import encode_images, encode_texts
 from services.score.encoder import BrokenModel
-from services.score.engine import ImageItem, Item, ScoreEngine
+from services.score.engine import MAX_REMEMBERED_CHARACTERS, ImageItem, Item, ScoreEngine
 from services.score.features import Features
 from services.score.fsc_clip import mean_local_similarity, patch_weights, token_cosines
 from services.score.pairing import PairItem, Similarities
@@ -199,8 +199,11 @@ def test_a_cut_caption_scores_as_its_beginning(plain: ScoreEngine) -> None:
     assert cut.num_tokens == CONTEXT_LENGTH
 
 
-def test_a_caption_is_tokenised_once_however_often_it_comes(plain: ScoreEngine) -> None:
+def test_a_caption_is_tokenised_once_however_often_it_comes_unless_it_is_very_long(plain: ScoreEngine) -> None:
     assert plain.prepare_caption("a rare caption") is plain.prepare_caption("a rare caption")
+    first, second = (plain.prepare_caption("rare " * MAX_REMEMBERED_CHARACTERS, truncate=True) for _ in range(2))
+    assert first is not second
+    assert first.digest == second.digest
 
 
 def test_it_says_what_it_takes(plain: ScoreEngine) -> None:
