@@ -18,7 +18,7 @@ from services.nn.image_transform import ImageTransform
 from services.score.captioned_images import CaptionedImages
 from services.score.lexicon import Candidates
 from services.score.negatives import HardNegatives, Kind
-from services.score.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, detail, forget, sentence
+from services.score.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 
 # Of generated scenes: how many hold two groups; lone ones rehearse what the base model knew.
@@ -66,7 +66,7 @@ class SceneSource:
         dice = torch.rand(num_images, 13, generator=generator).tolist()
         captions = []
         for facts, draws in zip(scene_facts(scenes), dice, strict=True):
-            said = detail(facts, draws) if facts.relation else forget(facts, draws)
+            said = sketch(facts, draws) if facts.relation else forget(facts, draws)
             captions.append(sentence(said, int(draws[12] * NUM_STYLES)))
         return scenes, captions
 

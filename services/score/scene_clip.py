@@ -24,8 +24,9 @@ from services.nn.training import gather
 from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, forget, scene_vocabulary, sentence
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
-IMAGE_SIDE = 48
-PAIR_FRACTION = 0.5
+IMAGE_SIDE = 64
+# How many scenes hold two groups: to learn to see, and to learn what captions say.
+WARMUP_PAIRS, CAPTION_PAIRS = 0.5, 0.4
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class SceneCaptions:
     tokenizer: Tokenizer
     seed: int
     num_scenes: int
+    pair_fraction: float = CAPTION_PAIRS
 
     def __call__(self, step: int) -> SceneBatch:
         generator = generator_of(self.seed, step)
-        scenes = sample_scenes(self.num_scenes, generator, pair_fraction=PAIR_FRACTION)
+        scenes = sample_scenes(self.num_scenes, generator, pair_fraction=self.pair_fraction)
         dice = torch.rand(self.num_scenes, 13, generator=generator).tolist()
         captions = [
             sentence(forget(facts, draws[:12]), int(draws[12] * NUM_STYLES))
@@ -133,8 +135,8 @@ def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> 
     merges = learn_merges(scene_vocabulary())
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
-    vision = {"image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers, "head_width": 32}
+    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": 32}
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
     model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
-    config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48]}
+    config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
     return create_clip(config, directory / MERGES)

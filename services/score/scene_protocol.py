@@ -31,6 +31,7 @@ from services.score.scene_captions import (
     is_true,
     only,
     sentence,
+    sketch,
 )
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 
@@ -134,9 +135,9 @@ class SceneProtocol:
         """Scenes, and what a caption of each says, which is true of no other of them."""
         generator = generator_of(SPLIT_SEEDS[self.split], RETRIEVED)
         scenes = sample_scenes(3 * self.num_scenes, generator, pair_fraction=RETRIEVED_PAIRS)
-        dice = torch.rand(len(scenes), 4, generator=generator).tolist()
+        dice = torch.rand(len(scenes), 6, generator=generator).tolist()
         facts = scene_facts(scenes)
-        said = [detail(known, draws) for known, draws in zip(facts, dice, strict=True)]
+        said = [sketch(known, draws) for known, draws in zip(facts, dice, strict=True)]
         kept: list[int] = []
         for i, caption in enumerate(said):
             if not any(is_true(caption, facts[k]) or is_true(said[k], facts[i]) for k in kept):

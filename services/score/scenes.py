@@ -3,7 +3,7 @@
 Rendered by ColorShape (`services/nn/colorshape.py`); drawn as tensors from a generator, so that any batch can be
 drawn again on any machine.
 
-Shapes: B scenes, G = 2 groups, N = 2 × MAX_COUNT object slots, S image side in pixels, P patches.
+Shapes: B scenes, G = 2 groups, N object slots, S image side in pixels.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,13 +14,14 @@ from torch import Tensor
 from services.nn.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, Scenes, render
 from services.score.scene_captions import MAX_COUNT, PLACES, Facts, Group
 
-NUM_SLOTS = 2 * MAX_COUNT
+MAX_COUNT_BESIDE = 2  # in a group that stands beside another
+NUM_SLOTS = max(MAX_COUNT, 2 * MAX_COUNT_BESIDE)
 # Radii as fractions of the image side, small and large: of a lone object, of one or two in a group, of three.
-LONE_RADII = ((0.10, 0.135), (0.19, 0.25))
-GROUP_RADII = ((0.085, 0.11), (0.15, 0.185))
-CROWD_RADII = ((0.085, 0.105), (0.14, 0.155))
-# How far the members of a group stand apart: wide enough that they touch, but seldom hide one another.
-SPACING = {2: 0.37, 3: 0.30}
+LONE_RADII = ((0.11, 0.14), (0.20, 0.26))
+GROUP_RADII = ((0.105, 0.13), (0.165, 0.19))
+CROWD_RADII = ((0.095, 0.115), (0.145, 0.16))
+# How far the members of a group stand apart: some touch, few hide one another.
+SPACING = {2: 0.40, 3: 0.30}
 # Light: overall brightness, and how much one side of the image is brighter than the other. Weak enough that a gray
 # background stays darker than a white one.
 BRIGHTNESS = (0.90, 1.04)
@@ -75,6 +76,7 @@ def sample_scenes(
     size = draw(len(SIZES), num_scenes, 2)
     one_or_more = torch.where(uniform(0, 1, num_scenes, 2) < 0.5, 1, 2 + draw(2, num_scenes, 2))
     count = one_or_more.clamp(max=max_count)
+    count = torch.where(num_groups[:, None] == 2, count.clamp(max=MAX_COUNT_BESIDE), count)
     relation, cell = draw(len(RELATIONS), num_scenes), draw(len(PLACES), num_scenes)
     slots = torch.arange(NUM_SLOTS).expand(num_scenes, -1)
     group = (slots >= count[:, :1]).long()  # (B, N)
@@ -189,7 +191,7 @@ def _pair_centers(relation: Tensor, count: Tensor, group: Tensor, generator: tor
     num_scenes = relation.shape[0]
     is_horizontal = relation < 2  # left and right of
     sign = torch.tensor([-1.0, 1.0, -1.0, 1.0])[relation]  # y grows downwards
-    distance = 0.20 + 0.055 * torch.rand(num_scenes, 2, generator=generator)
+    distance = 0.21 + 0.055 * torch.rand(num_scenes, 2, generator=generator)
     along = sign[:, None] * torch.tensor([1.0, -1.0]) * distance  # (B, G)
     lone_jitter = torch.where(count == 1, 0.07, 0.02)
     across = lone_jitter * (2 * torch.rand(num_scenes, 2, generator=generator) - 1)

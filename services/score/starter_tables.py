@@ -1,0 +1,111 @@
+"""What tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
+
+`python -m services.score.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are called
+`base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.core.checkpoint_files import DESCRIPTION_FILE
+from services.core.result_files import ResultFiles
+from services.score.scene_captions import ATTRIBUTES, NEGATIVE_KINDS
+
+# Rows of the tables: the name of a run and what it is called there.
+NAMES = {
+    "base": "before",
+    "clip": "CLIP loss (control)",
+    "global": "global hard negatives alone",
+    "fsc-clip": "FSC-CLIP",
+    "wise-ft": "FSC-CLIP + WiSE-FT",
+    "wise-ft-local": "the same, scored as it is served",
+}
+COMPOSITION = ("comp", *NEGATIVE_KINDS)
+KEPT = ("zs", "i2t", "t2i")
+HEADERS = {"comp": "Comp", "zs": "ZS", "i2t": "I2T R@1", "t2i": "T2I R@1"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Test metrics in percent of the runs of one row, by seed."""
+
+    run: str
+    scores: dict[str, dict[str, float]]
+
+
+def _merge(results: Iterable[Result]) -> list[Result]:
+    """One result a run; a later measurement of a seed takes the place of an earlier one."""
+    merged: dict[str, dict[str, dict[str, float]]] = {}
+    for result in results:
+        merged.setdefault(result.run, {}).update(result.scores)
+    return [Result(run, dict(sorted(scores.items()))) for run, scores in merged.items()]
+
+
+RESULT_FILES = ResultFiles(Result, _merge)
+
+
+def collect(runs: Path) -> list[Result]:
+    """The results of every finished run in a folder. Raises OSError or ValueError where a description is none."""
+    found = []
+    for path in sorted(runs.glob(f"*/checkpoint/{DESCRIPTION_FILE}")):
+        name, _, seed = path.parents[1].name.rpartition("-")
+        run = name or seed
+        if run not in NAMES:
+            continue
+        described = json.loads(path.read_text())
+        metrics = described["metrics"]
+        seed = str(described["seed"])
+        if run == "wise-ft":
+            chosen = {"alpha": described["training"]["alpha"], "local_weight": described["training"]["local_weight"]}
+            as_global = {kind: metrics[f"global_{kind}"] for kind in COMPOSITION}
+            kept = {key: value for key, value in metrics.items() if not key.startswith("global_")}
+            found.append(Result("wise-ft", {seed: {**kept, **as_global, **chosen}}))
+            found.append(Result("wise-ft-local", {seed: {**kept, **chosen}}))
+        else:
+            found.append(Result(run, {seed: metrics}))
+    return _merge(found)
+
+
+def tables(results: Sequence[Result]) -> str:
+    """Both tables as Markdown: composition and what was kept, and zero-shot accuracy by attribute."""
+    known = {result.run: result.scores for result in results}
+    first = _table(known, (*COMPOSITION, *KEPT))
+    second = _table(known, ("zs", *(f"zs_{attribute}" for attribute in ATTRIBUTES)), left_out=("wise-ft-local",))
+    return f"{first}\n\n{second}"
+
+
+def _table(
+    results: dict[str, dict[str, dict[str, float]]], columns: Sequence[str], left_out: Sequence[str] = ()
+) -> str:
+    names = [HEADERS.get(column, column.removeprefix("zs_")) for column in columns]
+    lines = [f"| | {' | '.join(names)} |", f"| :-- |{' --: |' * len(columns)}"]
+    for run, name in NAMES.items():
+        if run in results and run not in left_out:
+            cells = [_cell([scores[column] for scores in results[run].values()]) for column in columns]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Mean ± standard deviation over seeds, of one seed the value alone."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(help="The folder of the runs.")],
+    results: Annotated[Path, typer.Argument(help="The JSON file of results that they come into.")],
+) -> None:
+    """Collect the runs of a folder and print the tables."""
+    RESULT_FILES.save(collect(runs), results)
+    typer.echo(tables(RESULT_FILES.load([results])))
+
+
+if __name__ == "__main__":
+    typer.run(main)
