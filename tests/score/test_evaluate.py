@@ -107,6 +107,9 @@ def test_several_models_and_similarities_come_together_in_one_file(
     other = write_tiny_checkpoint(tmp_path / "other", seed=1)
     both = answer(*sugarcrepe, "--model", f"one={checkpoint}", "--model", f"two={other}", "--output", saved)
     assert [one["judge"] for one in both] == ["one", "two"]
+    # a path may have the sign in it
+    odd = write_tiny_checkpoint(tmp_path / "seed=1" / "tiny", seed=1)
+    assert answer(*sugarcrepe, "--model", odd)[0] == {**both[1], "judge": str(odd)}
     (local,) = answer(
         *sugarcrepe, "--model", f"one={checkpoint}", "--similarity", "local", "--output", saved, "--device", "cpu"
     )

@@ -40,9 +40,12 @@ class Named:
 
     @classmethod
     def parse(cls, text: str) -> "Named":
-        """`NAME=REFERENCE`, or a reference that is its own name. Raises CannotJudge for half of either."""
+        """`NAME=REFERENCE`, or a reference that is its own name, as any existing path is.
+
+        Raises CannotJudge where one of both is empty.
+        """
         name, separator, reference = text.partition("=")
-        if not separator:
+        if not separator or Path(text).exists():
             return cls(text, text)
         if not (name and reference):
             raise CannotJudge(f"{text!r} is not NAME=REFERENCE")
