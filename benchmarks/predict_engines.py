@@ -21,7 +21,7 @@ import argparse
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,15 +231,11 @@ def contenders(folder: Path, model: Any, labels: Sequence[list[int]], threads: i
         yield from ctranslate2_contenders(folder, model, labels, threads)
 
 
-def seconds(answer: Answer, batch: int, num_rounds: int) -> list[float]:
-    """A batch's, after one that warms up; each round has other inputs."""
-    taken = []
-    for number in range(num_rounds + 1):
-        inputs = draw_inputs(batch, seed=number)
-        began = time.perf_counter()
-        answer(inputs)
-        taken.append(time.perf_counter() - began)
-    return taken[1:]
+def seconds(answer: Answer, batch: int, seed: int) -> float:
+    inputs = draw_inputs(batch, seed)
+    began = time.perf_counter()
+    answer(inputs)
+    return time.perf_counter() - began
 
 
 def agreement(model: Any, labels: Sequence[list[int]]) -> dict[str, float]:
@@ -307,21 +303,36 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             work = f"{shape}, {count} labels, {weights}"
             if options.only and options.only not in work:
                 continue
-            for contender in contenders(folder, model, labels, options.threads):
-                _time(figures, work, contender, options.rounds)
+            _compare(figures, work, contenders(folder, model, labels, options.threads), options.rounds)
             if weights == "taught":
                 figures[f"{work}: int8 agreement"] = agreement(model, labels)
         if not options.only or options.only in "encoder":
             model = random_t5(shape)
-            for contender in encoders(folder, model, Student(model, None), options.threads):
-                _time(figures, f"{shape}, encoder", contender, options.rounds)
+            everyone = encoders(folder, model, Student(model, None), options.threads)
+            _compare(figures, f"{shape}, encoder", everyone, options.rounds)
     return figures
 
 
-def _time(figures: dict[str, Any], work: str, contender: Contender, num_rounds: int) -> None:
-    for batch in contender.batches:
-        taken = seconds(contender.answer, batch, num_rounds)
-        figures[f"{work}, batch {batch}: {contender.name}"] = summary([1000 * some for some in taken])
+def _compare(figures: dict[str, Any], work: str, contenders: Iterable[Contender], num_rounds: int) -> None:
+    """Everyone once a round, after a round that warms up; each round has other inputs. What else the machine does
+    meanwhile slows them alike, so each is compared with the first of its own round."""
+    everyone = list(contenders)
+    for batch in BATCHES:
+        taken: dict[str, list[float]] = {}
+        for contender in everyone:
+            if batch in contender.batches:
+                seconds(contender.answer, batch, 0)
+                taken[contender.name] = []
+        for number in range(num_rounds):
+            for contender in everyone:
+                if contender.name in taken:
+                    taken[contender.name].append(seconds(contender.answer, batch, number + 1))
+        first = taken[everyone[0].name]
+        for name, own in taken.items():
+            figures[f"{work}, batch {batch}: {name}"] = {
+                **summary([1000 * some for some in own]),
+                "first_over_it": summary([theirs / some for theirs, some in zip(first, own, strict=True)]),
+            }
 
 
 def main() -> None:
@@ -337,12 +348,10 @@ def main() -> None:
     options.threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(options, Path(folder))
-    table = Table("work", "milliseconds a batch", "generate over it")
+    table = Table("work", "milliseconds a batch", "transformers over it")
     for name, figure in figures.items():
         if "median" in figure:
-            work = name.split(": ")[0]
-            beside = figures.get(f"{work}: transformers generate") or figures[f"{work}: encoder: transformers"]
-            table.add_row(name, f"{figure['median']:.1f}", f"{beside['median'] / figure['median']:.1f}")
+            table.add_row(name, f"{figure['median']:.1f}", f"{figure['first_over_it']['median']:.1f}")
         else:
             table.add_row(name, ", ".join(f"{key} {value:.4g}" for key, value in figure.items()))
     Console(width=140).print(table)
