@@ -66,7 +66,8 @@ def test_table_4_5_has_the_published_rows_by_form() -> None:
 
 @pytest.mark.parametrize(("model", "row"), [("DAC-SAM", "DAC-SAM ⁶ LoRA"), ("NegCLIP", "NegCLIP ¹")])
 def test_table_1_of_fsc_clip_has_the_published_row_of_its_sub_tasks(model: str, row: str) -> None:
-    published: dict[str, float] = dict(zip(PUBLISHED["table_1"]["columns"], PUBLISHED["table_1"]["rows"][row], strict=True))
+    table_1 = PUBLISHED["table_1"]
+    published: dict[str, float] = dict(zip(table_1["columns"], table_1["rows"][row], strict=True))
     tasks = ("absolute_size", "absolute_position", "count", "relative_size", "relative_position", "existence")
     spec = Result(model, "spec", dict.fromkeys(tasks, published["spec"]), {})
     table = titled([*of_sub_tasks(model), spec], "Table 1")
