@@ -26,7 +26,7 @@ from services.score.calls import Caption, ScoreCall
 from services.score.engine import Cosines, Item, ScoreEngine
 from services.score.features import BYTES_FORMAT, Features
 from services.score.heatmaps import Heatmaps, as_heatmaps
-from services.score.pairing import PairItem, Similarities
+from services.score.pairing import PairItem, Similarities, Weights
 
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
@@ -161,13 +161,18 @@ class Scorer:
         features_of = dict(zip(distinct, captions, strict=True))
         pairs = [(images[image], features_of[texts[caption].digest]) for image, caption in call.pairs]
         scored = await self._pair(job, pairs, explain=call.explain)
+        explained = None
+        if scored.weights is not None:
+            explained = await asyncio.get_running_loop().run_in_executor(
+                self._inputs.threads, _explained, engine, [texts[caption] for _, caption in call.pairs], scored.weights
+            )
         prompt_tokens = sum(text.num_tokens for text in texts)
         self._prompt_tokens.inc(prompt_tokens)
         return Scored(
             scored.global_cosines,
             scored.local_cosines,
             engine.mix(scored),
-            _explained(engine, call, texts, scored),
+            explained,
             num_images=len(images),
             prompt_tokens=prompt_tokens,
         )
@@ -285,14 +290,9 @@ def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similaritie
     )
 
 
-def _explained(
-    engine: ScoreEngine, call: ScoreCall, texts: Sequence[Text], scored: Similarities
-) -> list[Explained] | None:
-    if scored.weights is None:
-        return None
+def _explained(engine: ScoreEngine, texts: Sequence[Text], weights: Sequence[Weights]) -> list[Explained]:
     return [
-        Explained(engine.pieces(texts[caption]), as_heatmaps(weights, engine.grid))
-        for (_, caption), weights in zip(call.pairs, scored.weights, strict=True)
+        Explained(engine.pieces(text), as_heatmaps(one, engine.grid)) for text, one in zip(texts, weights, strict=True)
     ]
 
 
