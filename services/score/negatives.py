@@ -50,12 +50,14 @@ class HardNegatives:
         other capitals or with other white space.
         """
         reading = self._kept(caption) if len(caption) <= MAX_CACHED_CHARACTERS else self._read(caption)
-        same = normalised(caption)
+        tail = reading.annotation.tail
+        same = normalised(caption.removesuffix(tail))
         made: dict[Kind, str | None] = {}
         for kind in kinds:
             generator = _generator(caption, kind, seed)
             texts = (self._one(reading, kind, generator) for _ in range(DRAWS))
-            made[kind] = next((text for text in texts if text is None or normalised(text) != same), None)
+            # what is past the limits is the same in all of them
+            made[kind] = next((t for t in texts if t is None or normalised(t.removesuffix(tail)) != same), None)
         return made
 
     def _read(self, caption: str) -> Reading:

@@ -45,8 +45,9 @@ def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
     if not annotation.starts_sentence(first[0]):
         return {first: texts[1], second: texts[0]}
     word, tag = annotation.words[first[0]], annotation.tags[first[0]]
-    # names and shouts keep their capitals
-    keeps = tag.startswith("NNP") or word == "I" or texts[0].isupper() or (len(word) > 1 and word.isupper())
+    # names, titles and shouts keep their capitals
+    is_title = " " in texts[0] and texts[0].istitle()
+    keeps = tag.startswith("NNP") or word == "I" or is_title or (len(word) > 1 and word.isupper()) or texts[0].isupper()
     moved = texts[0] if keeps else texts[0][:1].lower() + texts[0][1:]
     return {first: cased_like(texts[1], texts[0]), second: moved}
 

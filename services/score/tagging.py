@@ -87,13 +87,16 @@ class Tagger:
         lowered = word.lower().replace("’", "'")
         if lowered in _CLITICS:
             return _CLITICS[lowered]
-        if may_be_name and word[:1].isupper() and len(word) > 1:
+        is_shouted = word.isupper() and lowered in self._lexicon
+        if may_be_name and word[:1].isupper() and len(word) > 1 and not is_shouted:
             return self._lexicon.get(word) or "NNP"
-        found = self._lexicon.get(lowered) or self._lexicon.get(word.capitalize())
-        if found is not None:
-            # the lexicon took a word for a name that is written as none
-            return ("NNS" if _is_plural(word) else "NN") if found.startswith("NNP") else found
-        return _by_ending(lowered)
+        found, named = self._lexicon.get(lowered), self._lexicon.get(word.capitalize())
+        if found is None and named is None:
+            return _by_ending(lowered)
+        tag = found or named or ""
+        if tag.startswith("NNP") and not (found is None and word[:1].isupper()):
+            return "NNS" if _is_plural(lowered) else "NN"  # a name in newspapers, but not written as one
+        return tag
 
 
 def textblob_lexicon() -> dict[str, str]:

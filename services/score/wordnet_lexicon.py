@@ -35,7 +35,7 @@ _ANTONYM_WEIGHT = 10
 _INDECENT = (
     *("offensive", "disparag", "derogat", "slur", "obscen", "vulgar", "contemptuous", "insult", "profan", "stupid"),
     *("sexual", "genital", "prostitut", "copulat", "excre", "feces", "urin", "semen", "intercourse", "term of abuse"),
-    *("racial", "ethnic", "slave", "dislike", "lacks good judgment", "foolish", "corpse", "suicide", "murder"),
+    *("racial", "ethnic", "slave", "dislike", "lacks good judgment", "foolish"),
 )
 # words that no tagged text holds are exotic ones
 _RARE_WEIGHT = 0.05
@@ -53,7 +53,7 @@ class WordNetLexicon:
     def __init__(self, wordnet: WordNet) -> None:
         self.wordnet = wordnet
         self.candidates = lru_cache(_KEPT_WORDS)(self._candidates)
-        self._grandchildren = lru_cache(_KEPT_NOTIONS)(self._kinds_of_kinds)
+        self._kinds = lru_cache(_KEPT_NOTIONS)(self._words_below)
         self._is_decent = lru_cache(_KEPT_JUDGEMENTS)(self._is_decent_word)
 
     def __reduce__(self) -> tuple[type["WordNetLexicon"], tuple[WordNet]]:
@@ -104,8 +104,8 @@ class WordNetLexicon:
     def _cousins(self, sense: Synset) -> Iterable[tuple[str, float]]:
         """Words of the senses below the parents and the grandparents; for adjectives those derived from such words."""
         if sense.pos != "a":
-            notions = {notion.offset: notion for notion in self._notions(sense)}
-            return dict(pair for notion in notions for pair in self._grandchildren(sense.pos, notion)).items()
+            notions = dict.fromkeys((notion.offset, steps) for notion, steps in self._notions(sense))
+            return dict(pair for notion in notions for pair in self._kinds(sense.pos, *notion)).items()
         nouns = {noun.offset: noun for noun, _ in self.wordnet.related_lemmas(sense, "+") if noun.pos == "n"}
         found: dict[str, float] = {}
         for noun in nouns.values():
@@ -119,11 +119,11 @@ class WordNetLexicon:
     def _least(self, lemma: str) -> float:
         return 1 if lemma in self.wordnet.met_lemmas else _RARE_WEIGHT
 
-    def _notions(self, sense: Synset) -> Iterator[Synset]:
-        """The grandparents, and the parents that have none that are not too general."""
+    def _notions(self, sense: Synset) -> Iterator[tuple[Synset, int]]:
+        """Grandparents, two steps above the sense, and parents that have none but too general ones, one step above."""
         for parent in self.wordnet.related(sense, "@"):
             above = [up for up in self.wordnet.related(parent, "@") if up.pos == "v" or self._depth(up) >= _MIN_DEPTH]
-            yield from above or (parent,)
+            yield from [(up, 2) for up in above] or [(parent, 1)]
 
     def _depth(self, sense: Synset) -> int:
         """Steps to the root over the first hypernyms."""
@@ -132,23 +132,24 @@ class WordNetLexicon:
             sense, steps = above, steps + 1
         return steps
 
-    def _kinds_of_kinds(self, pos: Pos, offset: int) -> tuple[tuple[str, float], ...]:
-        """Words of the senses one and two steps below a notion, and how often each was met, at least a little."""
+    def _words_below(self, pos: Pos, offset: int, steps: int) -> tuple[tuple[str, float], ...]:
+        """Words of the senses so many steps below a notion, and how often each was met, at least a little."""
         found: dict[str, float] = {}
-        for sense in self._below(self.wordnet.synset(pos, offset)):
+        for sense in self._below(self.wordnet.synset(pos, offset), steps):
             for lemma, count in self._counts(sense).items():
                 if _PLAIN.fullmatch(lemma):
                     found[lemma] = max(self._least(lemma), count, found.get(lemma, 0))
         return tuple(found.items())
 
-    def _below(self, notion: Synset) -> list[Synset]:
-        """The kinds of a notion's kinds; the kinds themselves where it has too few."""
-        children = list(self.wordnet.related(notion, "~"))
-        return list(islice((kind for child in children for kind in self.wordnet.related(child, "~")), _MAX_KINDS))
+    def _below(self, notion: Synset, steps: int) -> list[Synset]:
+        kinds = [notion]
+        for _ in range(steps):
+            kinds = list(islice((kind for one in kinds for kind in self.wordnet.related(one, "~")), _MAX_KINDS))
+        return kinds
 
     def _cousin_senses(self, sense: Synset) -> Iterator[Synset]:
-        for notion in self._notions(sense):
-            yield from self._below(notion)
+        for notion, steps in self._notions(sense):
+            yield from self._below(notion, steps)
 
     def _still_true(self, senses: Iterable[Synset]) -> set[str]:
         """Synonyms, hypernyms of all heights and direct hyponyms of the senses."""
