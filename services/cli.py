@@ -30,9 +30,11 @@ app = typer.Typer(
 train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
 evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
 distill = typer.Typer(no_args_is_help=True, help="Teach a student with a language model's rationales.")
+convert = typer.Typer(no_args_is_help=True, help="Make a checkpoint of Fovea's from one of another project.")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(distill, name="distill")
+app.add_typer(convert, name="convert")
 
 
 def main() -> None:
@@ -107,10 +109,24 @@ _delegate(
     train, "litm", "services.generate.train", "A small Llama that is lost in the middle, the starter of generate."
 )
 _delegate(train, "distill", "services.predict.train", "A small T5 that learns labels and a teacher's reasons.")
+_delegate(
+    train,
+    "clip-scenes",
+    "services.score.train",
+    "A small CLIP on generated scenes, what score's starter is tuned from.",
+)
+_delegate(
+    train, "fsc-clip", "services.score.train", "A CLIP on hard negatives: FSC-CLIP, NegCLIP and what they add to."
+)
+_delegate(train, "wise-ft", "services.score.train", "Blends of a CLIP before and after tuning, and the best of them.")
 _delegate(evaluate, "focallens", "services.embed.evaluate", "FocalLens by the dissertation's protocols.")
 _delegate(evaluate, "litm", "services.generate.evaluate", "Found-in-the-middle by the dissertation's protocols.")
 _delegate(evaluate, "distill", "services.predict.evaluate", "Distilled students by the dissertation's protocol.")
+_delegate(
+    evaluate, "compositionality", "services.score.evaluate", "Captions told apart: SugarCrepe, VALSE, ARO and others."
+)
 _delegate(distill, "extract", "services.predict.extract", "Ask a teacher for rationales, resumable after a kill.")
+_delegate(convert, "fsc-clip", "services.score.convert", "Released weights of FSC-CLIP, NegCLIP, CE-CLIP.")
 _delegate(app, "calibrate", "services.generate.calibrate", "Choose and measure a checkpoint's attention calibration.")
 _delegate(app, "embed-bulk", "services.embed.bulk", "Many images into a collection, or into files of embeddings.")
 _delegate(app, "store", "services.store_cli", "List, publish, promote, roll back and verify checkpoints.")
