@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 ItemT = TypeVar("ItemT")
 
@@ -46,3 +46,22 @@ class _JsonRequest(Request):
             inline = len(body) <= MAX_INLINE_BYTES
             self._json = orjson.loads(body) if inline else await asyncio.to_thread(orjson.loads, body)
         return self._json
+
+
+def request_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a request that a handler reads by itself, with nothing outside to refer to."""
+    schema = model.model_json_schema(ref_template="{model}")
+    definitions = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inline(value) for value in node]
+        if not isinstance(node, dict):
+            return node
+        name = node.get("$ref")
+        if name == "JsonValue":
+            return {}
+        return inline(definitions[name]) if name else {key: inline(value) for key, value in node.items()}
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined

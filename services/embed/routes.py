@@ -13,6 +13,7 @@ from services.core.batching import BatchLimits
 from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.error_responses import ErrorEnvelope, error_responses
 from services.core.errors import InvalidField
+from services.core.json_bodies import request_schema
 from services.core.metrics import Metrics
 from services.core.model_objects import model_fields
 from services.core.tei import TeiError, tei_headers
@@ -34,7 +35,6 @@ from services.embed.schemas import (
     render_embedding_list,
     render_rows,
     render_tei,
-    request_schema,
 )
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.

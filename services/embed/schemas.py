@@ -151,22 +151,3 @@ def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None],
 def render_tei(rows: Embeddings) -> bytes:
     """TEI's answer: nothing but the numbers."""
     return orjson.dumps(np.ascontiguousarray(rows), option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def request_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a request that a handler reads by itself, with nothing outside to refer to."""
-    schema = model.model_json_schema(ref_template="{model}")
-    definitions = schema.pop("$defs", {})
-
-    def inline(node: Any) -> Any:
-        if isinstance(node, list):
-            return [inline(value) for value in node]
-        if not isinstance(node, dict):
-            return node
-        name = node.get("$ref")
-        if name == "JsonValue":
-            return {}
-        return inline(definitions[name]) if name else {key: inline(value) for key, value in node.items()}
-
-    inlined: dict[str, Any] = inline(schema)
-    return inlined

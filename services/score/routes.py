@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.errors import InvalidField, TooLarge
-from services.core.json_bodies import JsonRoute
+from services.core.json_bodies import JsonRoute, request_schema
 from services.core.metrics import Metrics
 from services.core.model_objects import model_fields
 from services.score.answers import num_numbers, render_score, render_vllm
@@ -28,7 +28,6 @@ from services.score.schemas import (
     ScoreRequest,
     VllmScoreAnswer,
     VllmScoreRequest,
-    request_schema,
 )
 from services.score.scorer import Checkpoint, ScoreBatchers, Scorer
 

@@ -1,6 +1,6 @@
 """What crosses the wire of the score service: Fovea's own form, and vLLM's."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
@@ -170,22 +170,3 @@ class Model(ModelObject):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
-
-
-def request_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a request that a handler reads by itself, with nothing outside to refer to."""
-    schema = model.model_json_schema(ref_template="{model}")
-    definitions = schema.pop("$defs", {})
-
-    def inline(node: Any) -> Any:
-        if isinstance(node, list):
-            return [inline(value) for value in node]
-        if not isinstance(node, dict):
-            return node
-        name = node.get("$ref")
-        if name == "JsonValue":
-            return {}
-        return inline(definitions[name]) if name else {key: inline(value) for key, value in node.items()}
-
-    inlined: dict[str, Any] = inline(schema)
-    return inlined

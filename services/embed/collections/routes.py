@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from services.core.cache import content_digest
 from services.core.exchange import Timing
 from services.core.image_headers import media_type_of
-from services.core.json_bodies import MAX_INLINE_BYTES
+from services.core.json_bodies import MAX_INLINE_BYTES, request_schema
 from services.embed.calls import CallLimits
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.calls import SearchParameters, read_creation, read_images, read_search
@@ -28,7 +28,6 @@ from services.embed.collections.schemas import (
     render_image_list,
     render_search,
 )
-from services.embed.schemas import request_schema
 
 MAX_PAGE = 1000
 # More entries than this are written by a thread, so that the event loop serves others meanwhile.
