@@ -1,5 +1,6 @@
 """CLIP and FSC-CLIP score every pair of a record as their equations say, whatever stands beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from services.nn.clip_model import ClipModel, save_clip
 from services.nn.published_data import read_image
@@ -104,6 +106,31 @@ def test_captions_that_the_model_reads_alike_tie_to_the_last_bit(
         assert row[0] == row[1] == row[2] == row[4] != row[3]
     (result,) = evaluate(judge(clip, similarity), [task.first(len(images))])
     assert result.scores == {"same": 0.0}
+
+
+def test_what_the_model_reads_alike_is_one_row(clip: Clip) -> None:
+    input_ids, row_of = clip.input_ids(["two cats", "a red dog", "a red  dog", "two  cats", "a dog"])
+    assert row_of == {"two cats": 0, "a red dog": 1, "a red  dog": 1, "two  cats": 0, "a dog": 2}
+    assert (input_ids == clip.tokenizer(["two cats", "a red dog", "a dog"])).all()
+
+
+def test_an_image_of_many_records_is_read_once(clip: Clip, images: list[Path]) -> None:
+    num_read = 0
+
+    def preprocess(image: Image.Image) -> Tensor:
+        nonlocal num_read
+        num_read += 1
+        return clip.preprocess(image)
+
+    records = [
+        Record(f"{number} {path}", (path,), (WORDS[number], WORDS[number + 1]))
+        for number in range(3)
+        for path in images
+    ]
+    judge(replace(clip, preprocess=preprocess), batch_size=4).score(
+        Task("t", "mine", tuple(records), SOURCE), lambda place, scores: None
+    )
+    assert num_read == len(images)
 
 
 def test_a_caption_that_the_context_cuts_is_counted_and_may_tie(clip: Clip, images: list[Path]) -> None:
