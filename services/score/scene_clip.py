@@ -1,12 +1,13 @@
 """The small CLIP that the starter is tuned from: its configuration, what it is trained on and what it minimises.
 
-First its image tower learns to see, supervised: contrastive learning alone leaves shapes at chance for thousands of
-steps. Then both towers learn captions that mostly list what there is. As with large CLIPs, the image tower knows what
-stands where, and image and text are still compared as bags of words.
+First its towers learn to see and to read, each alone and supervised: contrastive learning alone leaves shapes at chance
+for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is. As
+with large CLIPs, either tower knows what stands where, and image and text are still compared as bags of words.
 
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,43 +22,48 @@ from services.nn.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale, encode_text
 from services.nn.training import gather
-from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, forget, scene_vocabulary, sentence
+from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, Facts, forget, scene_vocabulary, sentence
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
 IMAGE_SIDE = 64
-# How many scenes hold two groups: to learn to see, and to learn what captions say.
-WARMUP_PAIRS, CAPTION_PAIRS = 0.5, 0.4
+# How many scenes hold two groups: while the image tower learns to see, the text tower to read, and both to agree.
+SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.6, 0.4
 
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Scenes, rendered where they are trained on, and a tokenized caption of each, (B, W) int64."""
+    """Scenes, rendered where they are trained on, and a tokenized caption of each, (B, W) int64.
+
+    `is_said` (B, 4) bool tells whether a caption says the size, the place, the texture, and the background.
+    """
 
     scenes: GroupScenes
     input_ids: Tensor
+    is_said: Tensor
 
     def to(self, device: torch.device) -> "SceneBatch":
-        return SceneBatch(self.scenes.to(device), self.input_ids.to(device))
+        return SceneBatch(self.scenes.to(device), self.input_ids.to(device), self.is_said.to(device))
 
 
 @dataclass(frozen=True)
 class SceneCaptions:
-    """Endless batches by step number, for `SceneWarmup` and `SceneContrast`."""
+    """Endless batches by step number; `says` picks what of a scene its caption says, by uniform numbers."""
 
     tokenizer: Tokenizer
     seed: int
     num_scenes: int
     pair_fraction: float = CAPTION_PAIRS
+    says: Callable[[Facts, Sequence[float]], Facts] = forget
 
     def __call__(self, step: int) -> SceneBatch:
         generator = generator_of(self.seed, step)
         scenes = sample_scenes(self.num_scenes, generator, pair_fraction=self.pair_fraction)
         dice = torch.rand(self.num_scenes, 13, generator=generator).tolist()
-        captions = [
-            sentence(forget(facts, draws[:12]), int(draws[12] * NUM_STYLES))
-            for facts, draws in zip(scene_facts(scenes), dice, strict=True)
-        ]
-        return SceneBatch(scenes, self.tokenizer(captions))
+        said = [self.says(facts, draws[:12]) for facts, draws in zip(scene_facts(scenes), dice, strict=True)]
+        captions = [sentence(facts, int(draws[12] * NUM_STYLES)) for facts, draws in zip(said, dice, strict=True)]
+        rows = [(facts.groups and facts.groups[0].size, facts.place, facts.texture, facts.background) for facts in said]
+        is_said = torch.tensor([[bool(word) for word in row] for row in rows])
+        return SceneBatch(scenes, self.tokenizer(captions), is_said)
 
 
 class SceneWarmup(nn.Module):
@@ -69,12 +75,7 @@ class SceneWarmup(nn.Module):
         self.transform = transform
         width = visual.class_embedding.shape[0]
         self.patch_heads = nn.ModuleList([nn.Linear(width, len(COLORS)), nn.Linear(width, len(SHAPES))])
-        sizes = (len(BACKGROUNDS), len(TEXTURES), len(SIZES), MAX_COUNT, len(PLACES))
-        self.image_heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
-        # what stands on each side of the image, in the order of RELATIONS
-        self.side_heads = nn.ModuleList(
-            [nn.Linear(width, len(RELATIONS) * size) for size in (len(COLORS), len(SHAPES))]
-        )
+        self.heads = SceneHeads(width)
 
     def forward(self, batch: SceneBatch) -> Tensor:
         scenes, objects = batch.scenes, batch.scenes.objects
@@ -87,18 +88,60 @@ class SceneWarmup(nn.Module):
         loss = torch.zeros((), device=cls.device)
         for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
             target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
-            loss = loss + F.cross_entropy(head(patches).flatten(0, 1), target.flatten())
-        is_pair, is_several = scenes.num_groups == 2, scenes.count[:, 0] > 1
-        size, count = (x[:, 0].masked_fill(is_pair, -100) for x in (scenes.size, scenes.count - 1))
-        cell = objects.cell.masked_fill(is_pair | is_several, -100)
-        targets = (objects.background, objects.texture, size, count, cell)
-        for head, target in zip(self.image_heads, targets, strict=True):
-            loss = loss + F.cross_entropy(head(cls), target)
-        sides = side_groups(scenes)
-        for head, labels in zip(self.side_heads, (scenes.color, scenes.shape), strict=True):
-            target = labels.gather(1, sides.clamp(min=0)).masked_fill(sides < 0, -100)
-            loss = loss + F.cross_entropy(head(cls).view(target.numel(), -1), target.flatten())
+            loss = loss + _cross_entropy(head(patches).flatten(0, 1), target.flatten())
+        of_scene: Tensor = self.heads(cls, scenes, torch.ones_like(batch.is_said))
+        return loss + of_scene
+
+
+class SceneReading(nn.Module):
+    """What the end of a caption must tell. The heads are thrown away."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+        self.heads = SceneHeads(clip.text_projection.shape[1])
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        loss: Tensor = self.heads(encode_text(self.clip, batch.input_ids), batch.scenes, batch.is_said)
         return loss
+
+
+class SceneHeads(nn.Module):
+    """From one vector a scene, (B, D): what is known of the whole scene and of a lone group, and which colour and which
+    shape stand on each side of an image, in the order of RELATIONS."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = (len(SIZES), len(PLACES), len(TEXTURES), len(BACKGROUNDS), MAX_COUNT)
+        self.whole = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+        self.sides = nn.ModuleList([nn.Linear(width, len(RELATIONS) * size) for size in (len(COLORS), len(SHAPES))])
+
+    def forward(self, x: Tensor, scenes: GroupScenes, is_said: Tensor) -> Tensor:
+        """The sum of the cross-entropies of what is said, as `SceneBatch.is_said` tells."""
+        objects = scenes.objects
+        is_pair, is_several = scenes.num_groups == 2, scenes.count[:, 0] > 1
+        targets = [
+            scenes.size[:, 0].masked_fill(is_pair, -100),
+            objects.cell.masked_fill(is_pair | is_several, -100),
+            objects.texture,
+            objects.background,
+        ]
+        targets = [target.masked_fill(~said, -100) for target, said in zip(targets, is_said.unbind(1), strict=True)]
+        targets.append((scenes.count[:, 0] - 1).masked_fill(is_pair, -100))
+        loss = torch.zeros((), device=x.device)
+        for head, target in zip(self.whole, targets, strict=True):
+            loss = loss + _cross_entropy(head(x), target)
+        sides = side_groups(scenes)
+        for head, labels in zip(self.sides, (scenes.color, scenes.shape), strict=True):
+            target = labels.gather(1, sides.clamp(min=0)).masked_fill(sides < 0, -100)
+            loss = loss + _cross_entropy(head(x).view(target.numel(), -1), target.flatten())
+        return loss
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean over the rows whose target is not −100; 0 where there is none."""
+    num_known = (target != -100).sum().clamp_min(1)
+    return F.cross_entropy(logits, target, reduction="sum") / num_known
 
 
 class SceneContrast(nn.Module):

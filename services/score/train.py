@@ -25,7 +25,16 @@ from services.score.negatives import HardNegatives, installed_hard_negatives
 from services.score.objectives import TuningLoss
 from services.score.publication import Publication, open_clip_model
 from services.score.recipe import Recipe, read_recipe
-from services.score.scene_clip import WARMUP_PAIRS, SceneCaptions, SceneContrast, SceneWarmup, create_scene_clip
+from services.score.scene_captions import detail
+from services.score.scene_clip import (
+    READ_PAIRS,
+    SEEN_PAIRS,
+    SceneCaptions,
+    SceneContrast,
+    SceneReading,
+    SceneWarmup,
+    create_scene_clip,
+)
 from services.score.scene_protocol import SceneProtocol
 from services.score.wise_ft import wise_ft
 
@@ -42,12 +51,15 @@ app.command("wise-ft")(wise_ft)
 @app.command("clip-scenes")
 def clip_scenes(
     output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
-    warmup_steps: Annotated[int, typer.Option(help="Steps of the supervised warm-up before; 0 leaves it out.")] = 1000,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 1200,
+    seeing_steps: Annotated[
+        int, typer.Option(help="Steps of the image tower's supervised warm-up; 0 for none.")
+    ] = 1000,
+    reading_steps: Annotated[int, typer.Option(help="Steps of the text tower's supervised warm-up; 0 for none.")] = 800,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 900,
     batch_size: Annotated[int, typer.Option(help="Scenes a step, over all processes.")] = 96,
-    warmup_batch_size: Annotated[int, typer.Option(help="The same, of the warm-up.")] = 64,
+    warmup_batch_size: Annotated[int, typer.Option(help="The same, of both warm-ups.")] = 64,
     learning_rate: Annotated[
-        float, typer.Option(help="Peak learning rate; the warm-up's is half as high again.")
+        float, typer.Option(help="Peak learning rate; the warm-ups' is half as high again.")
     ] = 1e-3,
     seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
     precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
@@ -61,19 +73,23 @@ def clip_scenes(
 ) -> None:
     """Train the small CLIP that the starter is tuned from, on generated scenes and captions."""
     options = dict(locals())
-    warmup = Run(
-        output, warmup_steps, warmup_batch_size, 1.5 * learning_rate, 0.1, 0.05, seed, stage="warmup",
+    run = Run(
+        output, steps, batch_size, learning_rate, 0.1, 0.05, seed, stage="contrastive",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
-    run = replace(warmup, num_steps=steps, batch_size=batch_size, learning_rate=learning_rate, stage="contrastive")
+    warmup = replace(run, batch_size=warmup_batch_size, learning_rate=1.5 * learning_rate)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     model = create_scene_clip(output, width=width, layers=layers)
-    if warmup_steps > 0:
-        # a seed of its own: the contrastive stage sees other scenes
-        data = SceneCaptions(model.tokenizer, seed + 1_000, warmup.num_examples, WARMUP_PAIRS)
-        train(warmup, SceneWarmup(model.model.visual, model.transform), data)
-    train(run, SceneContrast(model.model, model.transform), SceneCaptions(model.tokenizer, seed, run.num_examples))
+    visual, transform, tokenizer = model.model.visual, model.transform, model.tokenizer
+    # seeds of their own: each stage sees other scenes
+    if seeing_steps > 0:
+        data = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
+        train(replace(warmup, num_steps=seeing_steps, stage="warmup"), SceneWarmup(visual, transform), data)
+    if reading_steps > 0:
+        data = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS, detail)
+        train(replace(warmup, num_steps=reading_steps, stage="reading"), SceneReading(model.model), data)
+    train(run, SceneContrast(model.model, transform), SceneCaptions(tokenizer, seed, run.num_examples))
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
