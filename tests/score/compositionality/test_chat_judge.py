@@ -142,6 +142,13 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(tmp_path: Path) -> None:
     assert len(server.bodies) == 5
 
 
+def test_the_endpoints_own_wait_takes_the_place_of_ours(tmp_path: Path) -> None:
+    with ChatServer(faults=[error(429, "slow down", Retry_After="0.01") for _ in range(3)]).served() as server:
+        # our own would be beyond any test's patience
+        ask(server, color_task(tmp_path).first(1), pace=Pace(1, first_wait_s=60))
+    assert len(server.bodies) == 5
+
+
 def test_a_question_whose_connection_breaks_off_is_asked_again(tmp_path: Path) -> None:
     with ChatServer(faults=[error(503, "busy"), None, None]).served() as server:
         result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 10, 0.001))
