@@ -319,6 +319,22 @@ def test_a_term_without_weight_is_nothing_and_the_others_stay(arrays: dict[str, 
     assert (losses["clip_neg_loss"], losses["local_neg_loss"]) == (whole["clip_neg_loss"], 0.0)
 
 
+def test_a_term_without_weight_looks_at_no_features(arrays: dict[str, Any]) -> None:
+    case = Case(arrays, "c01_small_rand")
+    images = ImageFeatures(case.images.pooled, torch.full_like(case.images.tokens, math.nan))
+    losses = fsc_clip_losses(images, case.texts, case.exists, 10.0, FscClipWeights(lambda_local=0.0))
+    assert losses.total.isfinite()
+
+
+def test_captions_without_any_negative_are_contrasted_with_each_other_alone(arrays: dict[str, Any]) -> None:
+    case = Case(arrays, "c01_small_rand")
+    captions = TextFeatures(case.texts.pooled[:4], case.texts.tokens[:4], case.texts.mask[:4])
+    losses = fsc_clip_losses(case.images, captions, torch.zeros(3, 4, dtype=torch.bool), 10.0, FscClipWeights())
+    assert losses.total.item() == losses.clip.item() > 0
+    for gradient in torch.autograd.grad(losses.total, (captions.pooled, case.images.tokens)):
+        assert gradient.isfinite().all()
+
+
 def test_texts_that_are_not_as_many_as_the_negatives_that_exist_are_refused(arrays: dict[str, Any]) -> None:
     case = Case(arrays, "c01_small_rand")
     fewer = TextFeatures(case.texts.pooled[:-1], case.texts.tokens[:-1], case.texts.mask[:-1])
