@@ -113,6 +113,7 @@ DISTILL_JOBS = (
 # Of the score service: what a caption could say instead, torch-free; what a model makes of images and captions, torch
 # only; and the jobs that teach and compare.
 CAPTIONS = (
+    "agreement",
     "annotation",
     "inflection",
     "lexicon",
@@ -120,8 +121,11 @@ CAPTIONS = (
     "relations",
     "replacements",
     "swaps",
+    "tagging",
+    "turns",
     "vocabulary",
     "wordnet",
+    "wordnet_lexicon",
 )
 SCORING = (
     ("dense_features", ()),
@@ -138,7 +142,9 @@ SCORE_JOBS = (
     "data",
     "evaluate",
     "objectives",
+    "publication",
     "recipe",
+    "released_weights",
     "scene_captions",
     "scene_clip",
     "scene_protocol",
@@ -178,7 +184,7 @@ ROOMS = (
             f"services/score/{stem}.py",
             (
                 *own(*CAPTIONS, *SCORE_JOBS, "checkpoint", "compositionality", "dense_features", "fsc_clip", "lora"),
-                *(f"services.core.{part}" for part in (*STORING, *SHOWING)),
+                *(f"services.core.{part}" for part in (*STORING, *SHOWING, "logs")),
             ),
             WEB,
         )
