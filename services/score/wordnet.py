@@ -11,7 +11,6 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -51,8 +50,7 @@ class Pointer(NamedTuple):
     target: int  # likewise where it ends
 
 
-@dataclass(frozen=True, slots=True)
-class Synset:
+class Synset(NamedTuple):
     """Words of one meaning."""
 
     pos: Pos

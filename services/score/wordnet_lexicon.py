@@ -103,18 +103,14 @@ class WordNetLexicon:
 
     def _cousins(self, sense: Synset) -> Iterable[tuple[str, float]]:
         """Words of the senses below the parents and the grandparents; for adjectives those derived from such words."""
-        if sense.pos != "a":
-            notions = dict.fromkeys((notion.offset, steps) for notion, steps in self._notions(sense))
-            return dict(pair for notion in notions for pair in self._kinds(sense.pos, *notion)).items()
-        nouns = {noun.offset: noun for noun, _ in self.wordnet.related_lemmas(sense, "+") if noun.pos == "n"}
-        found: dict[str, float] = {}
-        for noun in nouns.values():
-            for other in self._cousin_senses(noun):
-                for adjective, place in self.wordnet.related_lemmas(other, "+"):
-                    if adjective.pos == "a":
-                        lemma = adjective.lemmas[place]
-                        found[lemma] = max(self._least(lemma), self.wordnet.count(adjective, place))
-        return found.items()
+        related = [other for other, _ in self.wordnet.related_lemmas(sense, "+")] if sense.pos == "a" else [sense]
+        notions = dict.fromkeys(
+            (tree.pos, notion.offset, steps)
+            for tree in related
+            if tree.pos != "a"
+            for notion, steps in self._notions(tree)
+        )
+        return dict(pair for notion in notions for pair in self._kinds(*notion, sense.pos)).items()
 
     def _least(self, lemma: str) -> float:
         return 1 if lemma in self.wordnet.met_lemmas else _RARE_WEIGHT
@@ -132,13 +128,17 @@ class WordNetLexicon:
             sense, steps = above, steps + 1
         return steps
 
-    def _words_below(self, pos: Pos, offset: int, steps: int) -> tuple[tuple[str, float], ...]:
-        """Words of the senses so many steps below a notion, and how often each was met, at least a little."""
+    def _words_below(self, pos: Pos, offset: int, steps: int, wanted: Pos) -> tuple[tuple[str, float], ...]:
+        """Words of the senses so many steps below a notion, or the adjectives derived from these, by how often met."""
         found: dict[str, float] = {}
         for sense in self._below(self.wordnet.synset(pos, offset), steps):
-            for lemma, count in self._counts(sense).items():
+            pairs: Iterable[tuple[Synset, int]] = ((sense, place) for place in range(len(sense.lemmas)))
+            if wanted != pos:
+                pairs = [pair for pair in self.wordnet.related_lemmas(sense, "+") if pair[0].pos == wanted]
+            for one, place in pairs:
+                lemma = one.lemmas[place]
                 if _PLAIN.fullmatch(lemma):
-                    found[lemma] = max(self._least(lemma), count, found.get(lemma, 0))
+                    found[lemma] = max(self._least(lemma), self.wordnet.count(one, place), found.get(lemma, 0))
         return tuple(found.items())
 
     def _below(self, notion: Synset, steps: int) -> list[Synset]:
@@ -146,10 +146,6 @@ class WordNetLexicon:
         for _ in range(steps):
             kinds = list(islice((kind for one in kinds for kind in self.wordnet.related(one, "~")), _MAX_KINDS))
         return kinds
-
-    def _cousin_senses(self, sense: Synset) -> Iterator[Synset]:
-        for notion, steps in self._notions(sense):
-            yield from self._below(notion, steps)
 
     def _still_true(self, senses: Iterable[Synset]) -> set[str]:
         """Synonyms, hypernyms of all heights and direct hyponyms of the senses."""
