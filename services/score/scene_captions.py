@@ -28,11 +28,9 @@ PLACES = tuple(
 # How many ways there are to word a caption; a caption of two groups knows the first two only.
 NUM_STYLES = 4
 
-# How often a caption of the small CLIP's own training says what: two objects mostly joined by "and", so that it
-# learns no binding that it would have to unlearn, and a bare phrase now and then, so that every attribute gets a
-# place of its own in the text space.
+# How often a caption of the small CLIP's own training is a bare phrase: every attribute gets a place of its own in the
+# text space.
 BARE_FRACTION = 0.35
-RELATION_FRACTION = 0.4
 # How many groups of a caption for tuning are without a colour, and as many without a shape.
 SKETCHED = 0.1
 
@@ -129,7 +127,8 @@ def falsify(said: Facts, kind: NegativeKind, dice: Sequence[float]) -> Facts | N
 
 
 def forget(facts: Facts, dice: Sequence[float]) -> Facts:
-    """What a caption for the small CLIP's own training says. `dice` are twelve uniform numbers in 0..1."""
+    """What a caption for the small CLIP's own training says: of two groups that there is one "and" the other, by chance
+    with some of their attributes. `dice` are eleven uniform numbers in 0..1."""
     if len(facts.groups) == 1 and dice[0] < BARE_FRACTION:
         attributes = [a for a in ATTRIBUTES if a != "position" or facts.place]
         return only(facts, attributes[int(dice[1] * len(attributes))])
@@ -145,10 +144,10 @@ def forget(facts: Facts, dice: Sequence[float]) -> Facts:
             )
             for i, group in enumerate(facts.groups)
         ),
-        relation=facts.relation if dice[8] < RELATION_FRACTION else None,
-        place=facts.place if dice[9] < 0.65 else None,
-        texture=facts.texture if dice[10] < (0.2 if is_pair else 0.5) else None,
-        background=facts.background if dice[11] < (0.3 if is_pair else 0.5) else None,
+        relation=None,
+        place=facts.place if dice[8] < 0.65 else None,
+        texture=facts.texture if dice[9] < (0.2 if is_pair else 0.5) else None,
+        background=facts.background if dice[10] < (0.3 if is_pair else 0.5) else None,
     )
 
 

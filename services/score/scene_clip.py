@@ -1,14 +1,14 @@
 """The small CLIP that the starter is tuned from: its configuration, what it is trained on and what it minimises.
 
 First its towers learn to see and to read, each alone and supervised: contrastive learning alone leaves shapes at chance
-for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is. As
-with large CLIPs, either tower knows what stands where, and image and text are still compared as bags of words.
+for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is, and
+keep at what they know. As with large CLIPs, either tower can tell what stands where, and image and text are still
+compared as bags of words.
 
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,48 +22,55 @@ from services.nn.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale, encode_text
 from services.nn.training import gather
-from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, Facts, forget, scene_vocabulary, sentence
+from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, forget, scene_vocabulary, sentence
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
 IMAGE_SIDE = 64
 # How many scenes hold two groups: while the image tower learns to see, the text tower to read, and both to agree.
-SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.6, 0.4
+SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
+# What keeping at it weighs beside the contrastive loss.
+KEEPING = 0.2
 
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Scenes, rendered where they are trained on, and a tokenized caption of each, (B, W) int64.
+    """Scenes, rendered where they are trained on, and tokenized captions of them, (B, W) int64 each.
 
-    `is_said` (B, 4) bool tells whether a caption says the size, the place, the texture, and the background.
+    `input_ids` mostly list what there is, `detailed_ids` tell how two groups stand too;
+    `is_said` (B, 4) bool tells whether a detailed caption says the size, the place, the texture, and the background.
     """
 
     scenes: GroupScenes
     input_ids: Tensor
+    detailed_ids: Tensor
     is_said: Tensor
 
     def to(self, device: torch.device) -> "SceneBatch":
-        return SceneBatch(self.scenes.to(device), self.input_ids.to(device), self.is_said.to(device))
+        return SceneBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 @dataclass(frozen=True)
 class SceneCaptions:
-    """Endless batches by step number; `says` picks what of a scene its caption says, by uniform numbers."""
+    """Endless batches by step number."""
 
     tokenizer: Tokenizer
     seed: int
     num_scenes: int
-    pair_fraction: float = CAPTION_PAIRS
-    says: Callable[[Facts, Sequence[float]], Facts] = forget
+    pair_fraction: float
 
     def __call__(self, step: int) -> SceneBatch:
         generator = generator_of(self.seed, step)
         scenes = sample_scenes(self.num_scenes, generator, pair_fraction=self.pair_fraction)
-        dice = torch.rand(self.num_scenes, 13, generator=generator).tolist()
-        said = [self.says(facts, draws[:12]) for facts, draws in zip(scene_facts(scenes), dice, strict=True)]
-        captions = [sentence(facts, int(draws[12] * NUM_STYLES)) for facts, draws in zip(said, dice, strict=True)]
-        rows = [(facts.groups and facts.groups[0].size, facts.place, facts.texture, facts.background) for facts in said]
+        dice = torch.rand(self.num_scenes, 17, generator=generator).tolist()
+        known = list(zip(scene_facts(scenes), dice, strict=True))
+        captions = [sentence(forget(facts, draws[:11]), int(draws[11] * NUM_STYLES)) for facts, draws in known]
+        detailed = [detail(facts, draws[12:16]) for facts, draws in known]
+        texts = [
+            sentence(facts, int(draws[16] * NUM_STYLES)) for facts, (_, draws) in zip(detailed, known, strict=True)
+        ]
+        rows = [(facts.groups[0].size, facts.place, facts.texture, facts.background) for facts in detailed]
         is_said = torch.tensor([[bool(word) for word in row] for row in rows])
-        return SceneBatch(scenes, self.tokenizer(captions), is_said)
+        return SceneBatch(scenes, self.tokenizer(captions), self.tokenizer(texts), is_said)
 
 
 class SceneWarmup(nn.Module):
@@ -102,7 +109,7 @@ class SceneReading(nn.Module):
         self.heads = SceneHeads(clip.text_projection.shape[1])
 
     def forward(self, batch: SceneBatch) -> Tensor:
-        loss: Tensor = self.heads(encode_text(self.clip, batch.input_ids), batch.scenes, batch.is_said)
+        loss: Tensor = self.heads(encode_text(self.clip, batch.detailed_ids), batch.scenes, batch.is_said)
         return loss
 
 
@@ -145,19 +152,28 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class SceneContrast(nn.Module):
-    """CLIP's symmetric loss, where rows with the same caption are no negatives of one another."""
+    """CLIP's symmetric loss, where rows with the same caption are no negatives of one another; beside it, what keeps
+    both towers at what they learnt alone."""
 
     def __init__(self, clip: Any, transform: ImageTransform) -> None:
         super().__init__()
         self.clip = clip
         self.transform = transform
+        width = clip.text_projection.shape[1]
+        self.seen, self.read = SceneHeads(width), SceneHeads(width)
 
     def forward(self, batch: SceneBatch) -> Tensor:
         pixels = self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
-        image_features = gather(self.clip.encode_image(pixels, normalize=True))
-        text_features = gather(F.normalize(encode_text(self.clip, batch.input_ids), dim=-1))
+        images = self.clip.encode_image(pixels)
+        num_images = len(images)
+        texts = encode_text(self.clip, torch.cat([batch.input_ids, batch.detailed_ids]))
+        image_features = gather(F.normalize(images, dim=-1))
+        text_features = gather(F.normalize(texts[:num_images], dim=-1))
         scale = clamped_scale(self.clip.logit_scale)
-        return distinct_caption_loss(image_features, text_features, gather(batch.input_ids), scale)
+        contrast = distinct_caption_loss(image_features, text_features, gather(batch.input_ids), scale)
+        kept: Tensor = self.seen(images, batch.scenes, torch.ones_like(batch.is_said))
+        kept = kept + self.read(texts[num_images:], batch.scenes, batch.is_said)
+        return contrast + KEEPING * kept
 
 
 def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_ids: Tensor, scale: Tensor) -> Tensor:

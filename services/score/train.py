@@ -25,8 +25,8 @@ from services.score.negatives import HardNegatives, installed_hard_negatives
 from services.score.objectives import TuningLoss
 from services.score.publication import Publication, open_clip_model
 from services.score.recipe import Recipe, read_recipe
-from services.score.scene_captions import detail
 from services.score.scene_clip import (
+    CAPTION_PAIRS,
     READ_PAIRS,
     SEEN_PAIRS,
     SceneCaptions,
@@ -54,8 +54,10 @@ def clip_scenes(
     seeing_steps: Annotated[
         int, typer.Option(help="Steps of the image tower's supervised warm-up; 0 for none.")
     ] = 1000,
-    reading_steps: Annotated[int, typer.Option(help="Steps of the text tower's supervised warm-up; 0 for none.")] = 800,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 900,
+    reading_steps: Annotated[
+        int, typer.Option(help="Steps of the text tower's supervised warm-up; 0 for none.")
+    ] = 1200,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 700,
     batch_size: Annotated[int, typer.Option(help="Scenes a step, over all processes.")] = 96,
     warmup_batch_size: Annotated[int, typer.Option(help="The same, of both warm-ups.")] = 64,
     learning_rate: Annotated[
@@ -87,9 +89,10 @@ def clip_scenes(
         data = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
         train(replace(warmup, num_steps=seeing_steps, stage="warmup"), SceneWarmup(visual, transform), data)
     if reading_steps > 0:
-        data = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS, detail)
+        data = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS)
         train(replace(warmup, num_steps=reading_steps, stage="reading"), SceneReading(model.model), data)
-    train(run, SceneContrast(model.model, transform), SceneCaptions(tokenizer, seed, run.num_examples))
+    data = SceneCaptions(tokenizer, seed, run.num_examples, CAPTION_PAIRS)
+    train(run, SceneContrast(model.model, transform), data)
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
