@@ -45,18 +45,16 @@ drinking:VBG cooking:VBG petting:VBG reading:VBG eating:VBG skating:VBG hiking:V
 """
 # What people and animals do in pictures. In newspapers these are mostly nouns.
 _ACTS_TEXT = """
-cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean look pass play pose post race rest ride roll
-run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use wait walk
-watch wind work
+cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean look pass play pose post race rest ride
+roll run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use
+wait walk watch wind work
 """
 # -ing words that stand before a noun as nouns do
 _GERUNDS = frozenset(("living", "dining", "parking", "cutting", "wedding", "baking", "swimming", "washing", "shopping"))
 _BE = frozenset(("is", "are", "was", "were", "be", "been", "being", "am", "'s", "'re"))
-_PARTICLES = frozenset(("up", "down", "off", "out", "away"))
+_PLACE_WORDS = frozenset(("to", "left", "right", "close", "next", "past", "up", "down", "off", "out", "away"))
 _NOMINAL = ("NN", "NNS", "NNP", "NNPS")
 _BEFORE_NOUN = frozenset(("DT", "JJ", "JJR", "JJS", "PRP$", "CD", "POS", "PDT"))
-
-
 _ACTS = frozenset(_ACTS_TEXT.split())
 _ACTS_S = frozenset(verb_form(verb, "VBZ") for verb in _ACTS)
 
@@ -133,21 +131,16 @@ def _by_neighbours(words: Sequence[str], tags: list[str]) -> list[str]:
         after = tags[place + 1] if place + 1 < len(tags) else ""
         word_before = words[place - 1] if place else ""
         word_after = words[place + 1] if place + 1 < len(words) else ""
-        if word in ("to", "left", "right", "close", "next", "past", *_PARTICLES):
+        if word in _PLACE_WORDS:
             tags[place] = _place_word(word, tag, before, after, word_after)
         elif tag.startswith("V") or tag == "MD":
             tags[place] = _verb(word, tag, before, after, tags[place - 2] if place > 1 else "")
         elif tag in _NOMINAL:
             tags[place] = _noun(word, tag, before, after, word_before)
-        elif (
-            tag in ("JJ", "RB")
-            and before in ("DT", "PRP$")
-            and after not in (*_NOMINAL, *_BEFORE_NOUN)
-            and word != "other"
-        ):
+        elif tag in ("JJ", "RB") and before in ("DT", "PRP$") and word != "other":
             # "in the dark", "an orange on a plate"
-            if not (after.startswith(("V", "RB", "CC")) or after == ","):
-                tags[place] = "NN"
+            goes_on = after in _NOMINAL or after in _BEFORE_NOUN or after.startswith(("V", "RB", "CC", ","))
+            tags[place] = tag if goes_on else "NN"
         elif word == "that" and tag == "IN":
             tags[place] = "WDT" if before in _NOMINAL else "DT" if before in ("", "IN") else tag
         elif tag == "POS" and before in ("PRP", "EX", "WP", "WDT"):

@@ -1,16 +1,20 @@
 """A thing, a property, a deed, a place or a number gives way to what excludes it, in its form and capitals."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.score.agreement import agreeing_articles
 from services.score.annotation import TextBlobAnnotator
 from services.score.lexicon import Candidates, Vocabulary
 from services.score.relations import OPPOSITES, Reading
 from services.score.replacements import place_candidates, replace
+from tests.score.captions import captions
 
-TEXTBLOB = TextBlobAnnotator()
+TEXTBLOB, VOCABULARY = TextBlobAnnotator(), Vocabulary()
 
 
 class Spoken:
@@ -69,13 +73,11 @@ def test_a_compound_that_the_lexicon_knows_is_replaced_as_one() -> None:
 
 @pytest.mark.parametrize("caption", ["", "a dog", "a small red circle", "dogs and cats", "it is red", "running fast"])
 def test_two_things_and_a_word_more_are_needed(caption: str) -> None:
-    assert not replaced(caption, Vocabulary())
+    assert not replaced(caption, VOCABULARY)
 
 
 def test_scenes_need_no_wordnet() -> None:
-    found = replaced(
-        "two small red circles left of a large blue square on a striped gray background", Vocabulary(), 400
-    )
+    found = replaced("two small red circles left of a large blue square on a striped gray background", VOCABULARY, 400)
     assert found >= {
         "two large red circles left of a large blue square on a striped gray background",
         "two small red circles right of a large blue square on a striped gray background",
@@ -117,6 +119,15 @@ def test_a_place_gives_way_to_places_that_exclude_it() -> None:
 def test_opposites_are_drawn_more_often_than_all_other_places() -> None:
     weights = dict(place_candidates("in front of"))
     assert weights["behind"] > sum(weight for text, weight in weights.items() if text != "behind")
+
+
+@settings(deadline=None)
+@given(captions, st.integers(0, 1000))
+def test_spans_that_are_replaced_do_not_overlap(caption: str, seed: int) -> None:
+    read = TEXTBLOB.annotate(caption)
+    edits = replace(Reading(read), VOCABULARY, Random(seed))
+    spans = sorted(agreeing_articles(read, edits or {}))
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
 
 
 def test_heavier_candidates_are_drawn_more_often() -> None:

@@ -1,5 +1,6 @@
 """Where things are is turned round: to the opposite, or with the two things in each other's place."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -114,3 +115,5 @@ def test_whatever_is_turned_differs_and_only_there(caption: str) -> None:
     if edits is not None:
         assert all(text != read.text(span) for span, text in edits.items())
         assert all(text for text in edits.values())
+        spans = sorted(agreeing_articles(read, edits))
+        assert all(one[1] <= other[0] for one, other in pairwise(spans))
