@@ -24,14 +24,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "convolutional stem": {"conv_stem": [8, 16]},
     "layer scale": {"vision": {"ls_init_value": 0.1}, "text": {"ls_init_value": 0.1}},
     "other blocks": {"vision": {"block_type": "custom", "qk_norm": True}},
-    "end of text by its id": {"custom_text": True, "text": {"pool_type": "eos", "eos_id": 49407}},
     "biased projection": {"text": {"proj_bias": True}},
 }
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def clip(request: pytest.FixtureRequest) -> ClipModel:
-    return tiny_clip(**MODELS[request.param])
+    clip = tiny_clip(**MODELS[request.param])
+    noise = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in clip.model.parameters():
+            if weight.ndim == 1:  # gains and biases begin as ones and zeros
+                weight += 0.1 * torch.randn(weight.shape, generator=noise)
+    return clip
 
 
 @pytest.fixture
@@ -95,6 +100,17 @@ def test_an_exclamation_mark_counts_as_a_word_though_its_id_is_that_of_padding()
     input_ids = clip.tokenizer(["!= !="])
     assert input_ids[0, 1] == input_ids[0, 3] == 0
     assert encode_texts(clip.model, input_ids).mask.tolist() == [[False, True, True, True, True, True]]
+
+
+def test_a_text_ends_at_its_mark_where_other_ids_are_higher() -> None:
+    clip = tiny_clip(custom_text=True, text={"pool_type": "eos", "eos_id": 7})
+    input_ids = torch.tensor([[1, 900, 7, 0, 0], [1, 20, 30, 9, 7]])
+    input_ids = F.pad(input_ids, (0, CONTEXT_LENGTH - 5))
+    with torch.inference_mode():
+        features = encode_texts(clip.model, input_ids)
+        own = clip.model.encode_text(input_ids, normalize=True)
+    assert features.mask.tolist() == [[False, True, True, False, False], [False, True, True, True, True]]
+    torch.testing.assert_close(features.pooled, own, atol=1e-6, rtol=0)
 
 
 def test_a_text_is_the_same_alone_and_beside_a_longer_one_and_one_that_fills_the_context_is_whole() -> None:
