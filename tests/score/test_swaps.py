@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.score.annotation import Annotation, Span
+from services.score.annotation import Annotation, Span, TextBlobAnnotator
 from services.score.swaps import bigram_shuffle, negclip
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "fsc_text_negatives.json").read_text())
@@ -49,3 +49,22 @@ def test_shuffled_pairs_equal_the_released_codes(doc: dict[str, Any]) -> None:
     for golden in doc["bigram_shuffle"]:
         shuffled = bigram_shuffle(annotated(doc), Random(golden["seed"]))
         assert [text for text in [shuffled] if text is not None] == golden["out"]
+
+
+def shuffles(caption: str) -> set[str]:
+    """All that 60 seeds make of a caption."""
+    read = TextBlobAnnotator().annotate(caption)
+    return {text for seed in range(60) if (text := bigram_shuffle(read, Random(seed))) is not None}
+
+
+def test_a_full_stop_that_stands_alone_is_put_behind_any_pair() -> None:
+    assert shuffles("A dog sees red.") == {". sees red A dog", "sees red. A dog", "sees red A dog.", "A dog. sees red"}
+
+
+def test_what_clings_to_the_word_before_still_does_within_a_pair() -> None:
+    assert {"tail dog's the big", "dog's tail the big"} <= shuffles("the big dog's tail")
+
+
+@pytest.mark.parametrize("caption", ["", "dog", "a dog", "a dog.", "dog dog Dog dog", "... !"])
+def test_nothing_is_shuffled_that_would_stay_the_same(caption: str) -> None:
+    assert not shuffles(caption)
