@@ -65,6 +65,17 @@ def test_what_clings_to_the_word_before_still_does_within_a_pair() -> None:
     assert {"tail dog's the big", "dog's tail the big"} <= shuffles("the big dog's tail")
 
 
-@pytest.mark.parametrize("caption", ["", "dog", "a dog", "a dog.", "dog dog Dog dog", "... !"])
+@pytest.mark.parametrize("caption", ["", "dog", "a dog", "a dog.", "dog dog Dog dog", "... !", "! ? ."])
 def test_nothing_is_shuffled_that_would_stay_the_same(caption: str) -> None:
     assert not shuffles(caption)
+
+
+def test_pairs_are_shuffled_until_their_order_differs() -> None:
+    read = TextBlobAnnotator().annotate("red dogs chase cats")
+    assert {bigram_shuffle(read, Random(seed)) for seed in range(60)} == {"chase cats red dogs"}
+
+
+def test_things_of_two_words_are_swapped_by_their_nouns() -> None:
+    read = TextBlobAnnotator().annotate("a dog near the cat")
+    swapped = [negclip(read, Random(seed)) for seed in range(20)]
+    assert {read.replaced(one) for one in swapped if one} == {"a cat near the dog"}
