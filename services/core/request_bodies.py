@@ -74,18 +74,23 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def read_form(
-    request: Request, *, max_files: int, fields: Sequence[str], max_field_bytes: int = MAX_FORM_FIELD_BYTES
+    request: Request,
+    *,
+    max_files: int,
+    fields: Sequence[str],
+    max_fields: int = MAX_FORM_FIELDS,
+    max_field_bytes: int = MAX_FORM_FIELD_BYTES,
 ) -> Form:
     """A multipart body. Raises InvalidRequest for a malformed one, InvalidField for one without a file, TooLarge.
 
-    Up to MAX_FORM_FIELDS files more than `max_files` pass: whoever knows what they count as refuses them.
+    Up to `max_fields` files more than `max_files` pass: whoever knows what they count as refuses them.
     """
     body = await request.body()
     # The parser leaves out a last part that is not ended, which would answer for fewer files than were sent.
     if not body.rstrip().endswith(b"--"):
         raise InvalidRequest("The multipart body is truncated: it does not end with its closing boundary.")
-    _check_num_parts(request, body, max_files)
-    form = request.form(max_files=math.inf, max_fields=MAX_FORM_FIELDS, max_part_size=max_field_bytes)
+    _check_num_parts(request, body, max_files, max_fields)
+    form = request.form(max_files=math.inf, max_fields=max_fields, max_part_size=max_field_bytes)
     async with form as parts:
         files = []
         for index, file in enumerate(parts.getlist("file")):
@@ -128,10 +133,10 @@ def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
     return in_body or in_query
 
 
-def _check_num_parts(request: Request, body: bytes, max_files: int) -> None:
+def _check_num_parts(request: Request, body: bytes, max_files: int, max_fields: int) -> None:
     """Refuse a form before it is taken apart: each of its parts costs far more than its bytes."""
     boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary")
-    limit = max_files + MAX_FORM_FIELDS
+    limit = max_files + max_fields
     if boundary and (num_parts := body.count(b"--" + boundary) - 1) > limit:
         raise TooLarge(f"The form has {num_parts} parts; the limit is {limit}, {max_files} of them files.")
 

@@ -9,7 +9,16 @@ from fastapi import Request
 from services.core.errors import InvalidField, TooLarge
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import ImageLimits
-from services.core.request_bodies import agreed, media_type_of, off_loop, read_form, read_json, unsupported, validate
+from services.core.request_bodies import (
+    MAX_FORM_FIELDS,
+    agreed,
+    media_type_of,
+    off_loop,
+    read_form,
+    read_json,
+    unsupported,
+    validate,
+)
 from services.score.schemas import ScoreOptions, ScoreRequest
 from services.score.vllm_calls import is_vllm, read_pairs
 
@@ -61,7 +70,7 @@ async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> 
     if media_type.startswith("image/"):
         call = _of_one_image(ImageInput(await request.body(), "body"), [], ScoreOptions())
     elif media_type == "multipart/form-data":
-        call = await _read_form(request)
+        call = await _read_form(request, limits)
     elif media_type == "application/json":
         body = await read_json(request)
         call = await off_loop(request, lambda: _json_call(body, limits))
@@ -84,8 +93,10 @@ def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:
     return _of_one_image(image, parsed.captions, parsed)
 
 
-async def _read_form(request: Request) -> ScoreCall:
-    form = await read_form(request, max_files=1, fields=("captions", *OPTIONS))
+async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
+    # as many captions more than the limit as there may be options: they are refused by name, not as too many parts
+    max_fields = limits.max_captions + MAX_FORM_FIELDS
+    form = await read_form(request, max_files=1, fields=("captions", *OPTIONS), max_fields=max_fields)
     if len(form.files) > 1:
         raise TooLarge(f"file: The form has {len(form.files)} images; a request scores captions of one.", param="file")
     given: dict[str, Any] = {name: form.fields[name][-1] for name in OPTIONS if form.fields[name]}

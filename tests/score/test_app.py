@@ -142,6 +142,10 @@ def test_the_score_is_the_mix_that_the_model_states(client: TestClient) -> None:
 def test_a_thousand_and_twenty_four_captions_are_scored_in_one_call(client: TestClient, engine: ScoreEngine) -> None:
     captions = [f"an object of number {number}" for number in range(1024)]
     assert_answered(client.post("/score", json={"image": URI, "captions": captions}), engine, captions)
+    form: dict[str, Any] = {"files": {"file": PHOTO}, "data": {"captions": captions}}
+    assert_answered(client.post("/score", **form), engine, captions)
+    form["data"]["captions"].append("one more")
+    assert "1025 captions; the limit is 1024" in error_of(client.post("/score", **form), 413)["message"]
 
 
 def test_the_response_names_its_checkpoint_its_request_and_its_times(client: TestClient) -> None:
