@@ -21,6 +21,7 @@ from services.core.settings import COMMAND_LINE_VARIABLES, ProcessSettings, Sett
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
+from services.score.settings import ScoreSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,6 +31,7 @@ PROCESSES: dict[str, type[ProcessSettings]] = {
     "EMBED": EmbedSettings,
     "GENERATE": GenerateSettings,
     "PREDICT": PredictSettings,
+    "SCORE": ScoreSettings,
     "GATEWAY": GatewaySettings,
 }
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -351,6 +353,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "FOVEA_EMBED_PORT": str(free_port()),
         "FOVEA_GENERATE_PORT": str(free_port()),
         "FOVEA_PREDICT_PORT": str(free_port()),
+        "FOVEA_SCORE_PORT": str(free_port()),
     }
     command = [sys.executable, "-m", "services.cli", "up"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
