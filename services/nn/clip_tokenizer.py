@@ -36,6 +36,15 @@ class Tokenizer:
         input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
         return input_ids
 
+    def decode(self, input_ids: Sequence[int]) -> str:
+        """What tokens say; bytes that are no characters become U+FFFD.
+
+        CLIP's own vocabulary has a space behind each token that ends a word.
+        """
+        vocabulary = self._tokenizer if hasattr(self._tokenizer, "decode") else self._tokenizer.tokenizer
+        text: str = vocabulary.decode(list(input_ids))
+        return text
+
     def _forget_words(self) -> None:
         words: dict[str, str] = getattr(self._tokenizer, "cache", {})
         if len(words) > MAX_REMEMBERED_WORDS:

@@ -33,7 +33,7 @@ def readable_pieces(tokenizer: Tokenizer, text: Text) -> list[str]:
     pieces: list[str] = []
     begins_a_word = True
     for token in compared_ids(text):
-        piece: str = tokenizer._tokenizer.decode([token])
+        piece = tokenizer.decode([token])
         pieces.append(piece.rstrip(" ") if begins_a_word else CONTINUES_A_WORD + piece.rstrip(" "))
         begins_a_word = piece.endswith(" ")
     return pieces

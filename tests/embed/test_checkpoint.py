@@ -155,6 +155,16 @@ def test_a_tokenizer_says_how_long_a_text_is_before_it_cuts_it() -> None:
     assert tokenizer([long]).shape == (1, 16)
 
 
+def test_a_tokenizer_reads_back_what_it_wrote() -> None:
+    tokenizer = create_clip(CONFIG).tokenizer
+    (row,) = tokenizer(["A red circle, 日本"]).tolist()
+    start, *words, _ = row[: row.index(max(row)) + 1]
+    assert tokenizer.decode(words) == "a red circle , 日本 "
+    assert tokenizer.decode([start]) == "<start_of_text>"
+    assert "\N{REPLACEMENT CHARACTER}" in tokenizer.decode(words[-1:])
+    assert tokenizer.decode([]) == ""
+
+
 def test_the_packaged_focallens_was_tuned_from_the_packaged_clip() -> None:
     package = Path(__file__).parents[2] / "services"
     store = Store.open("memory://")
