@@ -19,7 +19,7 @@ from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, loa
 from services.embed.focallens import FocalLens, Readouts
 from services.nn.clip_model import load_clip
 from services.nn.packed_linear import can_pack
-from services.nn.vision_transformer import pack_image_tower
+from services.nn.vision_transformer import pack_tower
 
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -53,7 +53,7 @@ class BulkEmbedder:
         self._transform = checkpoint.transform
         self._dtype = next(checkpoint.model.parameters()).dtype
         if can_pack(device, self._dtype):
-            pack_image_tower(checkpoint.model.clip.visual)
+            pack_tower(checkpoint.model.clip.visual)
         self._conditions: Tensor | None = None
         if conditions:
             with torch.inference_mode():

@@ -21,7 +21,7 @@ from services.embed.focallens import Readouts
 from services.embed.readout_plan import Pair
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
-from services.nn.vision_transformer import pack_image_tower
+from services.nn.vision_transformer import pack_tower
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
@@ -45,7 +45,7 @@ class Encoder:
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
         if can_pack(device, dtype):
-            pack_image_tower(checkpoint.model.clip.visual)
+            pack_tower(checkpoint.model.clip.visual)
         self._transform = checkpoint.transform
         self._device = device
         self._dtype = dtype

@@ -25,9 +25,12 @@ class QueriesKeysValues(NamedTuple):
         return self._replace(query=self.query[:, :, :1])
 
 
-def pack_image_tower(visual: Any) -> None:
-    """Lay the blocks' weights out anew, in place, for a CPU. Nothing but this module can run them from then on."""
-    for block in visual.transformer.resblocks:
+def pack_tower(tower: Any) -> None:
+    """Lay the weights of a tower's blocks out anew, in place, for a CPU. Of images or of texts, its blocks are alike.
+
+    Nothing but this module can run them from then on.
+    """
+    for block in tower.transformer.resblocks:
         attention, mlp = block.attn, block.mlp
         attention.packed_in_proj = PackedLinear(attention.in_proj_weight, attention.in_proj_bias)
         attention.in_proj_weight = None

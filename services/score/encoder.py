@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
-from services.nn.vision_transformer import advance, attend, by_head, pack_image_tower, project
+from services.nn.vision_transformer import advance, attend, by_head, pack_tower, project
 from services.score.checkpoint import FscClipCheckpoint
 from services.score.dense_features import encode_images, encode_texts
 from services.score.features import Features
@@ -36,7 +36,7 @@ class Encoder:
         self._device = device
         self._dtype = dtype
         if can_pack(device, dtype):
-            pack_image_tower(self._model.visual)
+            pack_tower(self._model.visual)
             text_tower = getattr(self._model, "text", self._model)
             text_tower.transformer = _PackedBlocks(text_tower)
 
@@ -61,7 +61,7 @@ class _PackedBlocks(nn.Module):
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
-        pack_image_tower(tower)
+        pack_tower(tower)
         self.resblocks = tower.transformer.resblocks
 
     def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:

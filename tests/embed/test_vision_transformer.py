@@ -8,7 +8,7 @@ import torch
 
 from services.embed.checkpoint import load_focallens
 from services.embed.focallens import Readouts, Visibility
-from services.nn.vision_transformer import pack_image_tower
+from services.nn.vision_transformer import pack_tower
 from tests.embed.tiny import IMAGE_SIZE, write_tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +23,7 @@ def test_a_packed_tower_gives_the_same_embeddings_and_states(
 ) -> None:
     directory = write_tiny_checkpoint(tmp_path, visibility=visibility, condition_layer=condition_layer)
     dense, packed = load_focallens(directory).model, load_focallens(directory).model
-    pack_image_tower(packed.clip.visual)
+    pack_tower(packed.clip.visual)
     pixels = torch.randn(3, 3, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(1))
     tokens = torch.randn(2, 32, generator=torch.Generator().manual_seed(2))
     readouts = Readouts(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, -1, 1]))
@@ -38,5 +38,5 @@ def test_a_packed_tower_gives_the_same_embeddings_and_states(
 
 def test_a_packed_tower_keeps_no_weight_twice(tmp_path: Path) -> None:
     visual = load_focallens(write_tiny_checkpoint(tmp_path)).model.clip.visual
-    pack_image_tower(visual)
+    pack_tower(visual)
     assert not [name for name, weight in visual.transformer.named_parameters() if weight.ndim > 1]

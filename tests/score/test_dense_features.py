@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.nn.clip_model import ClipModel, open_clip
-from services.nn.vision_transformer import pack_image_tower
+from services.nn.vision_transformer import pack_tower
 from services.score.dense_features import check_towers, encode_images, encode_texts
 from tests.score.tiny import CONFIG, CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, tiny_clip
 
@@ -127,7 +127,7 @@ def test_packed_weights_give_the_features_that_they_were_packed_from(pixels: Ten
     clip = tiny_clip()
     with torch.inference_mode():
         before = encode_images(clip.model, pixels)
-        pack_image_tower(clip.model.visual)
+        pack_tower(clip.model.visual)
         after = encode_images(clip.model, pixels)
     torch.testing.assert_close(after.pooled, before.pooled, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.tokens, before.tokens, atol=1e-5, rtol=0)
