@@ -101,6 +101,11 @@ class Addresses:
         """Whether there is any name to look up."""
         return bool(self._bases)
 
+    @property
+    def num_ready(self) -> int:
+        """Addresses that said last that they are ready and are not ejected."""
+        return sum(address.is_ready and address.ejected_until is None for address in self._addresses)
+
     async def refresh(self) -> None:
         """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""
         looked_up = await asyncio.gather(*(self._look_up(base) for base in self._bases))

@@ -44,9 +44,8 @@ class GatewayHealth(Health):
 def _describe(upstream: Upstream) -> CheckReport:
     if not upstream.addresses.is_configured:
         return CheckReport(ok=False, detail="not configured")
-    addresses = list(upstream.addresses)
-    ready = sum(address.is_ready and address.ejected_until is None for address in addresses)
-    return CheckReport(ok=ready > 0, detail=f"{ready} of {len(addresses)} addresses ready")
+    ready = upstream.addresses.num_ready
+    return CheckReport(ok=ready > 0, detail=f"{ready} of {len(list(upstream.addresses))} addresses ready")
 
 
 def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host) -> FastAPI:

@@ -92,6 +92,8 @@ class Upstream:
         self._counters: dict[str, Counter] = {}
         ejections = metrics.upstream_ejections.labels(service)
         addresses.on_ejection = lambda _: ejections.inc()
+        if addresses.is_configured:
+            metrics.upstream_ready_addresses.labels(service).set_function(lambda: addresses.num_ready)
 
     @asynccontextmanager
     async def send(self, request: UpstreamRequest) -> AsyncIterator[aiohttp.ClientResponse]:

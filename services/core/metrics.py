@@ -24,6 +24,12 @@ SECONDS_BUCKETS = (
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 COST_BUCKETS = tuple(4**power for power in range(2, 13))
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
+# Shown as 0 from the start, so that the first one is seen as a rise.
+REJECTIONS = (
+    "queue_full", "decode_queue_full", "too_large", "draining", "loading", "broken",
+    "unauthenticated", "forbidden", "rate_limit",
+)  # fmt: skip
+CANCELLATIONS = ("disconnect", "deadline")
 
 
 class Metrics:
@@ -60,13 +66,16 @@ class Metrics:
         self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
         self.rejected = self._counter(
             "rejected",
-            "Requests refused before any work: queue_full, decode_queue_full, too_large, draining, loading, broken, "
-            "unauthenticated, forbidden, rate_limit.",
+            f"Requests refused before any work: {', '.join(REJECTIONS)}.",
             "reason",
         )
         self.cancelled = self._counter(
-            "cancelled", "Requests whose work was cancelled: disconnect, deadline.", "reason"
+            "cancelled", f"Requests whose work was cancelled: {', '.join(CANCELLATIONS)}.", "reason"
         )
+        for reason in REJECTIONS:
+            self.rejected.labels(reason)
+        for reason in CANCELLATIONS:
+            self.cancelled.labels(reason)
         self.cache_requests = self._counter(
             "cache_requests", "Look-ups in the result cache: hit, miss, error, shared.", "result"
         )
@@ -158,6 +167,11 @@ class Metrics:
         )
         self.gateway_queued_requests = self._gauge(
             "gateway_queued_requests", "Requests held back until a service can take them.", "service"
+        )
+        self.upstream_ready_addresses = self._gauge(
+            "upstream_ready_addresses",
+            "Addresses of a service that say that they are ready and are not left out.",
+            "service",
         )
         self.upstream_ejections = self._counter(
             "upstream_ejections", "Times that an address was left out after failures.", "service"

@@ -37,4 +37,4 @@ def test_two_sets_of_metrics_do_not_share_a_count() -> None:
     first, second = Metrics("a"), Metrics("b")
     first.rejected.labels("queue_full").inc()
     assert b'fovea_rejected_total{reason="queue_full"} 1.0' in first.render()
-    assert b'reason="queue_full"' not in second.render()
+    assert b'fovea_rejected_total{reason="queue_full"} 0.0' in second.render()

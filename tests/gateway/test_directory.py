@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access import digest
 from gateway.openapi import merge_documents
 from gateway.settings import KeyRecord
-from tests.gateway.servers import Service, echo, gateway, respond, serving, until
+from tests.gateway.servers import Service, echo, gateway, metric, respond, serving, until
 
 
 def service_with(**documents: Any) -> Service:
@@ -151,6 +151,7 @@ async def test_readiness_names_each_service_and_does_not_depend_on_them() -> Non
         found = await checks()
         assert found["embed"] == {"ok": True, "detail": "1 of 1 addresses ready"}
         assert found["score"] == {"ok": False, "detail": "0 of 1 addresses ready"}
+        assert await metric(client, "fovea_upstream_ready_addresses", service="embed") == 1
         embed.is_ready = False
 
         async def is_told() -> bool:
