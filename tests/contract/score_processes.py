@@ -1,18 +1,10 @@
 """A score process over a store with a tiny checkpoint, and the gateway before it."""
 
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from tests.contract.served_system import System, running_behind_gateway
 from tests.score.served_tiny import MODEL, publish_tiny
-
-# Its starter brings the line that starts it: `fovea up` starts every service that has one.
-needs_a_process = pytest.mark.skipif(
-    find_spec("services.score.__main__") is None, reason="score is not started yet: its starter is being trained"
-)
 
 
 def running_score(folder: Path, **settings: str) -> AbstractContextManager[System]:

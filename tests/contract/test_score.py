@@ -14,12 +14,10 @@ import pytest
 import requests
 
 from tests.contract.curl import curl
-from tests.contract.score_processes import needs_a_process, running_score
+from tests.contract.score_processes import running_score
 from tests.contract.served_system import System
 from tests.core.image_files import encode, scene
 from tests.score.tiny import CONTEXT_LENGTH
-
-pytestmark = needs_a_process
 
 CAPTIONS = ["a red square left of a blue circle", "a blue square left of a red circle", "a dog"]
 CAPTION = "A small red circle is left of two blue squares."

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from tests.contract.documented_answers import operations, statuses_of
-from tests.contract.score_processes import needs_a_process, running_score
+from tests.contract.score_processes import running_score
 from tests.contract.served_system import System
 from tests.core.image_files import every_kind
-
-pytestmark = needs_a_process
 
 REFUSALS = {400, 404, 413, 415, 422}
 PHOTO = base64.b64encode(every_kind()["png"]).decode()
