@@ -19,6 +19,7 @@ from services.embed.checkpoint import FocalLensCheckpoint
 from services.embed.condition_tokens import ConditionTokens
 from services.embed.focallens import Readouts
 from services.embed.readout_plan import Pair
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
@@ -28,10 +29,6 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 # A readout copies its image's keys and values, so a batch of many is read out in slices.
 MAX_READOUTS_AT_ONCE = 256
-
-
-class BrokenModel(RuntimeError):
-    """The model answered with something that is no embedding: not finite, not of unit length, not reproducible."""
 
 
 class Encoder:

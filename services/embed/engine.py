@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
-from services.embed.encoder import BrokenModel, Encoder
+from services.embed.encoder import Encoder
 from services.embed.readout_plan import ReadoutPlan
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions
 

@@ -31,6 +31,7 @@ from services.generate.ranking import (
 )
 from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
 from services.generate.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 
 # Two orders of summation of one logit differ, relative to the largest; a wrong mask or position differs by far more.
@@ -40,10 +41,6 @@ SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page")
 # How many times a prompt is run, roughly, to estimate its bias.
 TREE_PROMPTS = 2
 SINGLE_PROMPTS = 1
-
-
-class BrokenModel(Exception):
-    """A checkpoint whose known computations come out wrong."""
 
 
 @dataclass(frozen=True)

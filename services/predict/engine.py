@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from services.core.errors import InvalidField, TooLarge
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.predict.scoring import Candidates
 from services.predict.student import Decoded, Encoded, Student
@@ -25,10 +26,6 @@ WARM_UP_TOKENS = 4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 INT8_SELF_CHECK_TOLERANCE = 0.1
-
-
-class BrokenModel(Exception):
-    """A checkpoint whose known computations come out wrong."""
 
 
 @dataclass(frozen=True)

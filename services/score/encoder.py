@@ -11,16 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import advance, attend, by_head, pack_tower, project
 from services.score.checkpoint import FscClipCheckpoint
 from services.score.dense_features import encode_images, encode_texts
 from services.score.features import Features
-
-
-class BrokenModel(RuntimeError):
-    """The model answered with something that is no feature: not finite, not of unit length, not reproducible."""
 
 
 class Encoder:

@@ -18,11 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.text_transformer import clamped_scale
 from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip
-from services.score.encoder import BrokenModel, Encoder
+from services.score.encoder import Encoder
 from services.score.features import Features
 from services.score.heatmaps import readable_pieces
 from services.score.pairing import PairEngine, PairItem, Similarities

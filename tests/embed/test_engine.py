@@ -15,7 +15,7 @@ from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens
 from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
 from services.embed.condition_tokens import MAX_REMEMBERED_CONDITIONS
-from services.embed.encoder import MAX_READOUTS_AT_ONCE, BrokenModel
+from services.embed.encoder import MAX_READOUTS_AT_ONCE
 from services.embed.engine import (
     SELF_CHECK_TOLERANCE,
     Embeddings,
@@ -25,6 +25,7 @@ from services.embed.engine import (
     Item,
     StateItem,
 )
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint

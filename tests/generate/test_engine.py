@@ -18,12 +18,13 @@ from services.core.metrics import Metrics
 from services.core.step_run import SteppingEngine
 from services.core.stepping import StepLimits, Stepper
 from services.generate.decoding import Sampling
-from services.generate.engine import AnswerOptions, BrokenModel, EngineOptions, GenerateEngine, Item, Outcome
+from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
 from services.generate.generation import Generation, Progress
 from services.generate.language_model import LanguageModel
 from services.generate.profile import OFF, BadProfile, CalibrationProfile, write_profile
 from services.generate.prompts import Document
 from services.generate.ranking import Ranking, rank, reorder
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, is_out_of_memory
 from tests.generate.tiny_models import save_tiny
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from services.core.errors import InvalidField, TooLarge
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
-from services.predict.engine import BrokenModel, PredictEngine
+from services.predict.engine import PredictEngine
 from services.predict.student import Student
 from services.predict.task_description import TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task

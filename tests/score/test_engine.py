@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from services.core.batching import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
+from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from services.score import encoder
 from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip, save_fsc_clip
 from services.score.dense_features import encode_images, encode_texts
-from services.score.encoder import BrokenModel
 from services.score.engine import MAX_REMEMBERED_CHARACTERS, ImageItem, Item, ScoreEngine
 from services.score.features import Features
 from services.score.fsc_clip import mean_local_similarity, patch_weights, token_cosines
