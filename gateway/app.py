@@ -59,7 +59,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
-        async with open_session(connect_timeout_s=settings.connect_timeout_s) as session:
+        async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
             for service, base_urls in settings.urls().items():
                 addresses = Addresses(base_urls, resolve=resolve)
                 upstreams[service] = Upstream(service, addresses, session, settings, metrics)

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
+from opentelemetry import propagate
 
 # Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
 KEEP_ALIVE_S = 30.0
@@ -17,10 +18,16 @@ class Attempt:
     is_on_reused_connection: bool = False
 
 
-def open_session(*, connect_timeout_s: float) -> aiohttp.ClientSession:
-    """A session that passes bodies as they are and takes nothing from the environment."""
+def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohttp.ClientSession:
+    """A session that passes bodies as they are and takes nothing from the environment.
+
+    With `telemetry` what it asks belongs to the trace of the request that it asks for. Without, the trace that a
+    client began is passed on as it came.
+    """
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_reuseconn.append(_note_reuse)
+    if telemetry:
+        tracing.on_request_start.append(_carry_trace_on)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -36,3 +43,10 @@ async def _note_reuse(session: aiohttp.ClientSession, context: object, params: o
     attempt = getattr(context, "trace_request_ctx", None)
     if isinstance(attempt, Attempt):
         attempt.is_on_reused_connection = True
+
+
+async def _carry_trace_on(
+    session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestStartParams
+) -> None:
+    # In place of the client's own `traceparent`, which the gateway's span has as its parent.
+    propagate.inject(params.headers)

@@ -9,14 +9,15 @@ from importlib.metadata import version
 import structlog
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from services.core.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
 from services.core.health import Health, health_router
 from services.core.metrics import CONTENT_TYPE, Metrics
-from services.core.middleware import QUIET_PATHS, http_middleware
+from services.core.middleware import http_middleware
 from services.core.settings import ProcessSettings
+from services.core.telemetry import NO_TRACES, RequestSpan, traces
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,15 @@ class AppParts:
 def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     """Routes are declared once and answer with and without `/v1`; `app.state.health` is the process's health."""
     paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
+    middleware = http_middleware(settings, parts.metrics, parts.health, paths)
+    if settings.telemetry:
+        middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
     app = FastAPI(
         title=parts.title,
         description=parts.description,
         version=version("fovea"),
         lifespan=_lifespan(parts),
-        middleware=http_middleware(settings, parts.metrics, parts.health, paths),
+        middleware=middleware,
         exception_handlers={
             RequestValidationError: raise_for_validation,
             HTTPException: raise_for_http_exception,
@@ -55,7 +59,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         redirect_slashes=False,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        telemetry=_telemetry(settings),
+        telemetry=traces(parts.service) if settings.telemetry else NO_TRACES,
     )
     app.state.health = parts.health
     # Routers are tried in this order, and a miss costs more than a probe is worth.
@@ -104,14 +108,3 @@ def _report_failure(warming: asyncio.Future[None], health: Health) -> None:
 async def _stop(warming: asyncio.Future[None]) -> None:
     warming.cancel()
     await asyncio.wait([warming])
-
-
-def _telemetry(settings: ProcessSettings) -> TelemetryConfig:
-    """Traces alone: metrics are Prometheus's, and exported logs would carry exception messages out of the process."""
-    return TelemetryConfig(
-        tracing=settings.telemetry,
-        metrics=False,
-        logs=False,
-        auto_configure=settings.telemetry,
-        exclude=lambda scope: scope["path"] in QUIET_PATHS,
-    )

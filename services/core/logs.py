@@ -25,6 +25,11 @@ def configure_logging(settings: ProcessSettings) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if settings.telemetry:
+        # Imported for those who trace: a command that only warns has no use for it.
+        from services.core.telemetry import add_trace
+
+        shared.append(add_trace)
     rendering = _rendering(settings)
     structlog.configure(
         processors=[*shared, *rendering],

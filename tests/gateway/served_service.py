@@ -9,7 +9,7 @@ from services.core.app import AppParts, create_app
 from services.core.health import Health
 from services.core.metrics import Metrics
 from services.core.server import run
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, read_settings
 
 
 class EchoSettings(ProcessSettings):
@@ -32,4 +32,4 @@ def create_echo(settings: ProcessSettings) -> FastAPI:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(create_echo, EchoSettings()))
+    raise SystemExit(run(create_echo, read_settings(EchoSettings)))
