@@ -24,8 +24,10 @@ from services.score.wordnet_lexicon import WordNetLexicon
 Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-MAX_CACHED = 32_768
-# longer captions are read each time, so that the cache stays small
+# A caption of a picture takes some 4 KB, one of as many words as are annotated up to 60: 16 MB as a rule and 256 at
+# most, in each process that makes negatives.
+MAX_CACHED = 4_096
+# longer captions are read each time, so that their texts add little to that
 MAX_CACHED_CHARACTERS = 1_000
 # how often another text is drawn where one says the same as the caption
 DRAWS = 3

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from services.score.annotation import TextBlobAnnotator
 from services.score.inflection import article
 from services.score.lexicon import FirstOf, Vocabulary
-from services.score.negatives import KINDS, HardNegatives, Kind, installed_hard_negatives
+from services.score.negatives import (
+    KINDS,
+    MAX_CACHED,
+    MAX_CACHED_CHARACTERS,
+    HardNegatives,
+    Kind,
+    installed_hard_negatives,
+)
 from services.score.scene_captions import Facts, Group, sentence
 from services.score.swaps import normalised
 from services.score.wordnet import WordNet, find_wordnet
@@ -92,6 +100,21 @@ def test_what_is_past_the_limit_of_a_long_caption_is_kept() -> None:
     for text in SMALL.make(caption, KINDS, 0).values():
         assert text is not None and text.endswith(", the end")
         assert abs(len(text) - len(caption)) < 100
+
+
+def test_what_is_kept_of_captions_fits_256_megabytes() -> None:
+    # words that no other caption has, each a thing of its own
+    texts = ["".join(chr(0x20000 + 200 * i + k) * 6 + "," for k in range(200)) for i in range(20)]
+    negatives = HardNegatives(ANNOTATOR, VOCABULARY)
+    negatives.make(texts[0][:MAX_CACHED_CHARACTERS], KINDS, 1)
+    tracemalloc.start()
+    try:
+        for text in texts[1:]:
+            negatives.make(text[:MAX_CACHED_CHARACTERS], KINDS, 1)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 10_000 < kept / len(texts[1:]) < 256_000_000 / MAX_CACHED
 
 
 def test_a_caption_without_counterpart_has_none() -> None:
