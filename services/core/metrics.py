@@ -86,7 +86,7 @@ class Metrics:
     def _create_batching_metrics(self) -> None:
         self.stage_seconds = self._histogram(
             "stage_seconds",
-            "Time in one stage: fetch, decode, tokenize, queue, infer, store, search, serialize.",
+            "Time in one stage: fetch, decode, tokenize, queue, infer, negatives, store, search, serialize.",
             SECONDS_BUCKETS,
             "stage",
         )
