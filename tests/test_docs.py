@@ -437,9 +437,19 @@ def test_the_readmes_problem_is_solved_as_it_says(gateway: str) -> None:
     assert prediction["rationale"] == " ".join(rationale.split())
 
 
+def test_the_readmes_captions_are_told_apart_as_it_says(gateway: str) -> None:
+    pattern = r"```sh\n(curl \S+/score .*?)```\n\nsays the second \(`best` is (\d)\), with a probability of ([\d.]+)"
+    (command, best, probability) = re.findall(pattern, README, re.DOTALL)[0]
+    command = command.replace("http://127.0.0.1:8080", gateway)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=ROOT)
+    answer = json.loads(done.stdout)
+    assert answer["best"] == int(best)
+    assert answer["scores"][answer["best"]]["probability"] == pytest.approx(float(probability), abs=0.011)
+
+
 @pytest.mark.parametrize(
     ("page", "num_commands", "num_programs"),
-    [("embed", 8, 3), ("search", 12, 0), ("generate", 3, 1), ("predict", 3, 0)],
+    [("embed", 8, 3), ("search", 12, 0), ("generate", 3, 1), ("predict", 3, 0), ("score", 2, 0)],
 )
 def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
     guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
