@@ -102,6 +102,11 @@ class Addresses:
         return bool(self._bases)
 
     @property
+    def has_ready(self) -> bool:
+        """Whether any address, ejected or not, said last that it is ready."""
+        return any(address.is_ready for address in self._addresses)
+
+    @property
     def num_ready(self) -> int:
         """Addresses that said last that they are ready and are not ejected."""
         return sum(address.is_ready and address.ejected_until is None for address in self._addresses)

@@ -67,7 +67,7 @@ class GatewaySettings(ProcessSettings):
     wait_for_service_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds that a request waits for a service without a running instance (scale from zero).",
+        description="Seconds that a request waits for a service without a ready instance (scale from zero).",
     )
     keys_file: Path | None = Field(
         None,

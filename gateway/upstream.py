@@ -113,16 +113,20 @@ class Upstream:
             self.gate.leave()
 
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
+        """Where requests wait for a service, they also wait while every instance says that it is loading or leaving;
+        when the time is over, whoever there is is asked, and says what is wrong."""
         self._budget.deposit()
         give_up_at = time.monotonic() + self._wait_s
         while True:
+            is_over = time.monotonic() + WAIT_POLL_S > give_up_at
             try:
-                return await self._send_with_retries(request)
+                if is_over or self.addresses.has_ready:
+                    return await self._send_with_retries(request)
             except _Unsent:
-                if time.monotonic() + WAIT_POLL_S > give_up_at:
+                if is_over:
                     raise self._not_running() from None
-                async with self.gate.held_back():
-                    await asyncio.sleep(WAIT_POLL_S)
+            async with self.gate.held_back():
+                await asyncio.sleep(WAIT_POLL_S)
 
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Raises _Unsent where every address that was tried refused the connection."""

@@ -238,6 +238,33 @@ async def test_a_request_waits_for_a_service_that_is_coming_up_and_is_counted_me
         assert await metric(client, "fovea_gateway_queued_requests", service="embed") == 0
 
 
+async def test_a_request_waits_for_a_service_that_listens_and_is_still_loading() -> None:
+    service = Service(echo)
+    service.is_ready = False
+    async with serving(service) as url, gateway(embed_urls=url, wait_for_service_s=30) as client:
+
+        async def ask() -> bytes:
+            async with client.post("/embed", data=b"hello") as response:
+                return await response.read()
+
+        asking = asyncio.create_task(ask())
+        await until_queued(client, 1)
+        assert not service.requests
+        service.is_ready = True
+        assert await asking == b"hello"
+
+
+async def test_a_service_that_stays_unready_is_asked_when_the_wait_is_over_and_says_why() -> None:
+    service = Service(DRAINING)
+    service.is_ready = False
+    async with (
+        serving(service) as url,
+        gateway(embed_urls=url, wait_for_service_s=0.3) as client,
+        client.post("/embed", data=b"hello") as response,
+    ):
+        assert (response.status, await response.read()) == (503, b"draining")
+
+
 @pytest.mark.parametrize("is_killed_before_head", [True, False])
 async def test_other_requests_go_on_when_an_instance_dies(is_killed_before_head: bool) -> None:
     """One of two instances resets every connection; clients see that of the requests it had, and no others."""
