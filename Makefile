@@ -28,7 +28,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy services gateway tests benchmarks
 
 bench: $(INSTALLED)
-	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info
