@@ -26,6 +26,7 @@ from services.nn.torchvision_operators import declare_torchvision_operators
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 MERGES = "bpe.txt.gz"
+PREPROCESSING = ("mean", "std", "interpolation", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,16 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
     )
 
 
+def uses_quick_gelu(name: str, pretrained: str | None) -> bool:
+    """Whether weights of a model that open_clip knows were trained with QuickGELU, which `force_quick_gelu` must say.
+
+    open_clip's configurations of plain names say GELU, also where the weights of a tag (OpenAI's above all) were
+    trained with the other. Of a file nothing is known but the name that it is loaded under: `ViT-B-32-quickgelu`.
+    """
+    of_tag = open_clip().get_pretrained_cfg(name, pretrained) if pretrained else {}
+    return bool(of_tag.get("quick_gelu") or open_clip().get_model_config(name).get("quick_gelu"))
+
+
 def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
     """An open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
     weights (a tag, or a file of any kind that open_clip reads).
@@ -89,11 +100,10 @@ def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
     model_config = open_clip().get_model_config(name)
     if model_config is None:
         raise ValueError(f"{name!r} is neither a directory with {OPEN_CLIP_CONFIG} nor a model that open_clip knows")
-    model = open_clip().create_model(name, pretrained=pretrained)
-    preprocess = {key: list(value) for key, value in _mean_and_std(model.visual).items()}
-    # `-quickgelu` names and OpenAI's weights change the activation, not the configuration file
-    uses_quick_gelu = type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
-    clip = create_clip({"model_cfg": {**model_config, "quick_gelu": uses_quick_gelu}, "preprocess_cfg": preprocess})
+    quick_gelu = uses_quick_gelu(name, pretrained)
+    model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
+    preprocess = {key: model.visual.preprocess_cfg[key] for key in PREPROCESSING}
+    clip = create_clip({"model_cfg": {**model_config, "quick_gelu": quick_gelu}, "preprocess_cfg": preprocess})
     clip.model.load_state_dict(model.state_dict())
     return clip
 
@@ -148,9 +158,3 @@ def _tokenizer(text_config: dict[str, Any], merges: Path | None) -> Tokenizer:
     context_length = text_config.get("context_length", 77)
     arguments = {} if merges is None else {"bpe_path": str(merges)}
     return Tokenizer(open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments), context_length)
-
-
-def _mean_and_std(visual: Any) -> dict[str, Any]:
-    mean = getattr(visual, "image_mean", None) or open_clip().OPENAI_DATASET_MEAN
-    std = getattr(visual, "image_std", None) or open_clip().OPENAI_DATASET_STD
-    return {"mean": mean, "std": std}

@@ -20,7 +20,7 @@ from services.core.starters import packaged_starters
 from services.core.store import Store
 from services.embed.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
 from services.embed.focallens import Readouts
-from services.nn.clip_model import ClipModel, load_clip, open_clip
+from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 
@@ -218,7 +218,8 @@ def _known_clip(name: str, pretrained: str) -> ClipModel:
     model_config = open_clip().get_model_config(name)
     if model_config is None:
         raise ValueError(f"open_clip knows no model {name!r}")
-    model = open_clip().create_model(name, pretrained=pretrained)
+    quick_gelu = uses_quick_gelu(name, pretrained)
+    model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
     tokenizer = open_clip().get_tokenizer(name)
     config = model.visual.preprocess_cfg
     size = config["size"]
@@ -232,5 +233,5 @@ def _known_clip(name: str, pretrained: str) -> ClipModel:
             interpolation=config["interpolation"],
             resize_mode=config["resize_mode"],
         ),
-        config={"model_cfg": model_config},
+        config={"model_cfg": {**model_config, "quick_gelu": quick_gelu}},
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from services.nn.clip_model import ClipModel, load_clip, open_clip
+from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.score.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
 from services.score.compositionality.judges import CannotJudge, OnScores, open_image
@@ -73,10 +73,8 @@ class Clip:
             raise ValueError(f"open_clip knows no model {name!r}")
         if not pretrained:
             raise ValueError(f"{name!r} needs weights, as in {name}:openai")
-        # OpenAI's weights were trained with another activation than the configurations of those names say
-        uses_quick_gelu = open_clip().get_pretrained_cfg(name, pretrained).get("quick_gelu", False)
         model, _, preprocess = open_clip().create_model_and_transforms(
-            name, pretrained=pretrained, force_quick_gelu=uses_quick_gelu
+            name, pretrained=pretrained, force_quick_gelu=uses_quick_gelu(name, pretrained)
         )
         tokenizer = open_clip().get_tokenizer(name)
         model.eval().requires_grad_(False).to(device)
