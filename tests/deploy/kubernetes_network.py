@@ -1,0 +1,70 @@
+"""Who may talk to whom under NetworkPolicies: the rules of networking.k8s.io/v1, for pods of one namespace."""
+
+from typing import Any
+
+from tests.deploy.kubernetes_manifests import Manifests, Object, Pod, selects
+
+
+class Network:
+    """Answers for the pods and policies of one deployment. Peers outside of it have labels and a namespace's labels."""
+
+    def __init__(self, manifests: Manifests) -> None:
+        self._policies = manifests.of_kind("NetworkPolicy")
+
+    def may(self, source: Pod, target: Pod, port: int) -> bool:
+        return self._leaves(source, target.labels, port, {}) and self.enters(target, source.labels, port)
+
+    def enters(self, target: Pod, labels: dict[str, str], port: int, namespace: dict[str, str] | None = None) -> bool:
+        """Whether a peer reaches the pod; `namespace` holds the labels of another namespace, None is the pods' own."""
+        rules = self._rules(target, "Ingress", "ingress")
+        return rules is None or any(
+            _names_port(rule, port, target) and _names_peer(rule.get("from"), labels, namespace) for rule in rules
+        )
+
+    def _leaves(self, source: Pod, labels: dict[str, str], port: int, ports: dict[str, int]) -> bool:
+        rules = self._rules(source, "Egress", "egress")
+        return rules is None or any(
+            _names_port(rule, port, None) and _names_peer(rule.get("to"), labels, None) for rule in rules
+        )
+
+    def ways_out(self, source: Pod) -> list[Object]:
+        """The rules by which the pod reaches what is not a pod of its own namespace; each with ports and one peer."""
+        rules = self._rules(source, "Egress", "egress")
+        assert rules is not None, f"{source.name} may reach everything"
+        return [
+            {"ports": rule.get("ports"), "to": peer}
+            for rule in rules
+            for peer in rule.get("to", [None])
+            if peer is None or "namespaceSelector" in peer or "ipBlock" in peer
+        ]
+
+    def _rules(self, pod: Pod, kind: str, field: str) -> list[Object] | None:
+        """The rules of all policies that hold for the pod; None where there is none, and all is allowed."""
+        chosen = [
+            policy["spec"]
+            for policy in self._policies
+            if kind in policy["spec"]["policyTypes"] and selects(policy["spec"]["podSelector"], pod.labels)
+        ]
+        return [rule for spec in chosen for rule in spec.get(field, ())] if chosen else None
+
+
+def _names_port(rule: Object, port: int, target: Pod | None) -> bool:
+    if "ports" not in rule:
+        return True
+    for one in rule["ports"]:
+        first = target.ports.get(one["port"], -1) if target and isinstance(one["port"], str) else one["port"]
+        if one.get("protocol", "TCP") == "TCP" and first <= port <= one.get("endPort", first):
+            return True
+    return False
+
+
+def _names_peer(peers: list[Any] | None, labels: dict[str, str], namespace: dict[str, str] | None) -> bool:
+    if peers is None:
+        return True
+    for peer in peers:
+        if "ipBlock" in peer:
+            continue
+        is_there = selects(peer["namespaceSelector"], namespace or {}) if "namespaceSelector" in peer else not namespace
+        if is_there and selects(peer.get("podSelector", {}), labels):
+            return True
+    return False

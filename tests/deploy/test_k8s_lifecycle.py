@@ -1,0 +1,186 @@
+"""Times of the manifests that must fit one another and the code's: starting, stopping, scaling, answering."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.upstream import PROBE_TIMEOUT
+from services.core.server import ACCEPT_GRACE_S, IDLE_GRACE_S
+from tests.deploy.kubernetes_manifests import OVERLAYS, Manifests, Pod, overlay
+from tests.deploy.kubernetes_names import settings_of
+
+# What closing the cache, the compute thread and the indexes may take after the last answer.
+LEAVING_S = 5.0
+
+
+def stopping_s(manifests: Manifests, pod: Pod) -> float:
+    """The longest that a pod takes from its deletion to its end, by the code and the settings."""
+    settings = settings_of(manifests, pod)
+    hook_s = pod.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    draining_s = settings.drain_delay_s + ACCEPT_GRACE_S + IDLE_GRACE_S + settings.drain_timeout_s
+    return float(hook_s + draining_s + LEAVING_S)
+
+
+def starting_s(pod: Pod) -> float:
+    """How long a pod may take to start before it is killed."""
+    probe = pod.container["startupProbe"]
+    return float(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+def gateways(manifests: Manifests) -> list[Any]:
+    return [settings_of(manifests, pod) for pod in manifests.processes() if pod.program == "gateway"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_no_pod_is_killed_before_it_has_drained(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        assert pod.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pod), pod.name
+
+
+def test_a_longer_drain_without_a_longer_grace_is_found() -> None:
+    manifests = overlay("production")
+    pod = manifests.pod("embed")
+    grace_s = pod.spec["terminationGracePeriodSeconds"]
+    config = pod.container["envFrom"][0]["configMapRef"]["name"]
+    found = manifests.get("ConfigMap", config)
+    assert found is not None
+    before = found["data"]["FOVEA_DRAIN_TIMEOUT_S"]
+    try:
+        found["data"]["FOVEA_DRAIN_TIMEOUT_S"] = "70"
+        assert stopping_s(manifests, pod) > grace_s
+    finally:
+        found["data"]["FOVEA_DRAIN_TIMEOUT_S"] = before
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_gateway_notices_that_a_service_stops_before_it_refuses_connections(name: str) -> None:
+    manifests = overlay(name)
+    probe_timeout_s = PROBE_TIMEOUT.total or 0
+    slowest_s = max(one.probe_interval_s for one in gateways(manifests)) + probe_timeout_s
+    for pod in manifests.processes():
+        if pod.program != "gateway":
+            assert settings_of(manifests, pod).drain_delay_s >= slowest_s, pod.name
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_request_that_names_no_deadline_outlives_a_drain_of_the_gateway_and_of_its_service(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        settings = settings_of(manifests, pod)
+        assert settings.drain_timeout_s >= settings.request_timeout_s, pod.name
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_whatever_balances_over_gateways_sees_one_leave_while_it_still_answers(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        probe = pod.container["readinessProbe"]
+        noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+        if pod.program == "gateway":
+            assert settings_of(manifests, pod).drain_delay_s >= noticed_s
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_requests_wait_for_a_service_whose_only_pod_is_replaced_and_have_time_left_when_it_is_back(name: str) -> None:
+    manifests = overlay(name)
+    for settings in gateways(manifests):
+        assert settings.wait_for_service_s > 0
+        assert settings.request_timeout_s > settings.wait_for_service_s
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_stalled_process_is_restarted_and_a_busy_one_is_not(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        probe = pod.container["livenessProbe"]
+        # `/livez` itself waits for FOVEA_STALL_TIMEOUT_S; what the probe adds is for an event loop that hangs.
+        assert probe["failureThreshold"] >= 3
+        assert probe["timeoutSeconds"] >= 5
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_scaling_waits_longer_than_a_pod_may_take_to_start_and_mistrusts_silence(name: str) -> None:
+    manifests = overlay(name)
+    scaled = [one for one in manifests.of_kind("ScaledObject") if one["metadata"]["name"] != "gateway"]
+    assert len(scaled) >= 3
+    for one in scaled:
+        spec = one["spec"]
+        pod = manifests.pod(spec["scaleTargetRef"]["name"])
+        assert spec["cooldownPeriod"] > starting_s(pod) + spec["pollingInterval"], pod.name
+        assert spec["initialCooldownPeriod"] > starting_s(pod), pod.name
+        assert spec["fallback"] == {"failureThreshold": 3, "replicas": 2, "behavior": "currentReplicasIfHigher"}
+        (trigger,) = spec["triggers"]
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        assert spec["maxReplicaCount"] > spec["minReplicaCount"]
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_what_scales_to_zero_has_its_requests_held_until_a_pod_is_there(name: str) -> None:
+    manifests = overlay(name)
+    idle = [one for one in manifests.of_kind("ScaledObject") if one["spec"]["minReplicaCount"] == 0]
+    assert {one["metadata"]["name"] for one in idle} == ({"predict", "score"} if name == "gpu" else set())
+    for one in idle:
+        pod = manifests.pod(one["spec"]["scaleTargetRef"]["name"])
+        for settings in gateways(manifests):
+            back_s = one["spec"]["pollingInterval"] + starting_s(pod) + settings.dns_refresh_s
+            # and CoreDNS keeps an answer for 30 s
+            assert settings.wait_for_service_s >= back_s + 30
+            assert settings.max_queued_requests > 0
+
+
+def test_production_runs_two_pods_of_everything_that_can_have_two() -> None:
+    manifests = overlay("production")
+    least = {
+        one["spec"]["scaleTargetRef"]["name"]: one["spec"]["minReplicaCount"]
+        for one in manifests.of_kind("ScaledObject")
+    }
+    for pod in manifests.processes():
+        if pod.name != "collections":
+            assert least.get(pod.name, pod.workload["spec"].get("replicas")) >= 2, pod.name
+    for budget in manifests.of_kind("PodDisruptionBudget"):
+        assert budget["spec"].get("minAvailable", 1) == 1
+
+
+@pytest.mark.parametrize("name", ["cpu-demo", "gpu"])
+def test_the_only_pod_of_a_service_does_not_hold_up_the_drain_of_a_node(name: str) -> None:
+    for budget in overlay(name).of_kind("PodDisruptionBudget"):
+        assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_a_route_lets_a_request_take_as_long_as_fovea_does() -> None:
+    manifests = overlay("production")
+    longest_s = max(one.max_request_timeout_s for one in gateways(manifests))
+    timeouts = [
+        rule["timeouts"]
+        for route in manifests.of_kind("HTTPRoute")
+        for rule in route["spec"]["rules"]
+        if "backendRefs" in rule
+    ]
+    assert len(timeouts) == 2
+    for timeout in timeouts:
+        assert {value.endswith("s") and float(value[:-1]) > longest_s for value in timeout.values()} == {True}
+
+
+def test_keys_are_followed_through_the_kubelets_way_to_update_a_secret(tmp_path: Path) -> None:
+    """A mounted Secret is a folder of links into a folder of that version, which a link names and a rename changes."""
+    from gateway.access import KeyRing, digest
+    from gateway.settings import GatewaySettings
+
+    def mount(version: str, key: str) -> None:
+        (tmp_path / version).mkdir()
+        record = f'{{"name": "one", "sha256": "{digest(key)}", "scopes": ["embed"]}}'
+        (tmp_path / version / "keys.json").write_text(f'{{"keys": [{record}]}}')
+        (tmp_path / "..data_tmp").symlink_to(version)
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    mount("..1", "fovea-old")
+    (tmp_path / "keys.json").symlink_to("..data/keys.json")
+    keys = KeyRing(GatewaySettings(keys_file=tmp_path / "keys.json"))
+    assert keys.find("fovea-old") is not None
+    assert not keys.reload()
+    mount("..2", "fovea-new")
+    assert keys.reload()
+    assert keys.find("fovea-old") is None
+    assert keys.find("fovea-new") is not None

@@ -1,0 +1,258 @@
+"""Every name in k8s/ exists: ports, paths, settings, metrics, commands, Services, Secrets and labels."""
+
+import copy
+from collections.abc import Callable, Set
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.routes import ROUTES
+from services.core.metrics import Metrics
+from tests.deploy import kubernetes_names as names
+from tests.deploy.kubernetes_manifests import (
+    K8S,
+    OVERLAYS,
+    ROOT,
+    Manifests,
+    Object,
+    Pod,
+    load,
+    overlay,
+    render,
+    render_text,
+    selects,
+    with_plain_autoscalers,
+)
+from tests.deploy.kubernetes_queries import check_query, matchers
+
+PATHS = {path for route in ROUTES for path in (route.path.removesuffix("/**"), f"/v1{route.path.removesuffix('/**')}")}
+CHECKS: tuple[Callable[[Manifests], list[str]], ...] = (
+    names.check_settings,
+    names.check_commands,
+    names.check_ports_and_probes,
+    names.check_services,
+    names.check_addresses,
+    names.check_selectors,
+    names.check_images,
+    names.check_folders,
+    names.check_policy_ports,
+)
+SERVICES = names.SETTINGS.keys() - {"gateway"}
+
+
+def deployment(name: str, folder: Path) -> Manifests:
+    """One of the overlays, the jobs, or the base under plain autoscalers."""
+    if name == "train":
+        return render(K8S / "train")
+    return with_plain_autoscalers(folder) if name == "hpa" else overlay(name)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", [*OVERLAYS, "train", "hpa"])
+def test_what_a_deployment_names_exists(name: str, check: Callable[[Manifests], list[str]], tmp_path: Path) -> None:
+    assert check(deployment(name, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_routes_lead_to_the_gateway_by_paths_that_it_has(name: str) -> None:
+    assert names.check_routes(overlay(name), PATHS) == []
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_process_of_fovea_is_deployed(name: str) -> None:
+    assert {pod.program for pod in overlay(name).processes()} == names.SETTINGS.keys()
+
+
+def queries(manifests: Manifests) -> list[str]:
+    """Every query that scales something."""
+    triggers = [one for scaled in manifests.of_kind("ScaledObject") for one in scaled["spec"]["triggers"]]
+    return [one["metadata"]["query"] for one in triggers if one["type"] == "prometheus"]
+
+
+def check_scaling_queries(manifests: Manifests) -> list[str]:
+    return [problem for query in queries(manifests) for problem in check_query(query)]
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_what_scales_asks_for_metrics_labels_and_values_that_exist(name: str) -> None:
+    manifests = overlay(name)
+    assert len(queries(manifests)) >= 3
+    assert check_scaling_queries(manifests) == []
+    known = {
+        "namespace": {"fovea"},
+        "job": {pod.labels["app.kubernetes.io/name"] for pod in manifests.processes()},
+        "service": SERVICES,
+    }
+    for query in queries(manifests):
+        assert all(value in known[label] for _, label, value in matchers(query)), query
+
+
+def check_targets(manifests: Manifests) -> list[str]:
+    """What is scaled exists, is scaled once, and has no number of replicas that would be set again with each apply."""
+    wrong = []
+    targets = []
+    for one in manifests.of_kind("ScaledObject", "HorizontalPodAutoscaler"):
+        reference = one["spec"]["scaleTargetRef"]
+        targets.append(reference["name"])
+        target = manifests.get(reference.get("kind", "Deployment"), reference["name"])
+        if target is None:
+            wrong.append(f"there is no {reference['name']} to scale")
+        elif "replicas" in target["spec"]:
+            wrong.append(f"{reference['name']} is scaled and has replicas")
+        for trigger in one["spec"].get("triggers", ()):
+            query = trigger["metadata"].get("query")
+            if query and {value for _, label, value in matchers(query) if label == "service"} != {reference["name"]}:
+                wrong.append(f"{reference['name']} is scaled by another's load")
+    return wrong + [f"{name} is scaled twice" for name in set(targets) if targets.count(name) > 1]
+
+
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary"])
+def test_what_is_scaled_exists_and_is_scaled_by_its_own_load(name: str) -> None:
+    assert check_targets(overlay(name)) == []
+
+
+def test_plain_autoscalers_read_the_metric_that_their_adapter_makes_of_the_gateways(tmp_path: Path) -> None:
+    manifests = with_plain_autoscalers(tmp_path)
+    rules = manifests.get("ConfigMap", "fovea-prometheus-adapter")
+    assert rules is not None
+    (rule,) = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
+    query = rule["metricsQuery"].replace(",<<.LabelMatchers>>", "")
+    assert check_query(query) == check_query(rule["seriesQuery"].replace('!=""', '=""')) == []
+    external = [
+        metric["external"]["metric"]
+        for one in manifests.of_kind("HorizontalPodAutoscaler")
+        for metric in one["spec"]["metrics"]
+        if metric["type"] == "External"
+    ]
+    assert {one["name"] for one in external} == {rule["name"]["as"]}
+    assert {one["selector"]["matchLabels"]["service"] for one in external} == SERVICES
+    assert check_targets(manifests) == []
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_prometheus_scrapes_every_process_under_the_job_that_queries_name(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        (monitor,) = [one for one in manifests.of_kind("PodMonitor") if selects(one["spec"]["selector"], pod.labels)]
+        # The label's value becomes `job`, and a Service's own `service` stays away from the gateway's.
+        assert pod.labels[monitor["spec"]["jobLabel"]] == pod.container["command"][2]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in pod.ports
+        assert endpoint["path"] == "/metrics"
+        # A gateway with keys shows its metrics to a key of the scope `metrics` alone.
+        assert ("authorization" in endpoint) == (
+            getattr(names.settings_of(manifests, pod), "keys_file", None) is not None
+        )
+    assert b"fovea_gateway_inflight_requests" in Metrics("gateway").render()
+
+
+def test_every_secret_that_a_manifest_needs_is_made_by_the_readme_and_no_other() -> None:
+    needed = set().union(*(names.secrets(overlay(name)) for name in OVERLAYS), names.secrets(render(K8S / "train")))
+    assert needed == names.secrets_that_the_readme_makes()
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+def test_no_secret_has_a_value_in_the_repository(name: str, tmp_path: Path) -> None:
+    assert deployment(name, tmp_path).of_kind("Secret") == []
+
+
+def test_only_the_demonstration_runs_without_keys() -> None:
+    for name in OVERLAYS:
+        manifests = overlay(name)
+        gateways = [pod for pod in manifests.processes() if pod.program == "gateway"]
+        has_keys = {names.settings_of(manifests, pod).keys_file is not None for pod in gateways}
+        assert has_keys == {name != "cpu-demo"}
+
+
+def test_the_canary_follows_the_alias_that_the_guide_publishes_under_and_gets_requests_as_the_others_do() -> None:
+    manifests = overlay("production-canary")
+    canary, stable = manifests.pod("embed-canary"), manifests.pod("embed")
+    alias = names.settings_of(manifests, canary).alias
+    assert names.settings_of(manifests, stable).alias == "latest"
+    for page in (ROOT / "docs" / "guide" / "operate.md", K8S / "README.md"):
+        assert f"--alias {alias}" in page.read_text()
+    service = manifests.get("Service", "embed")
+    assert service is not None
+    assert service["spec"]["selector"].items() <= canary.labels.items()
+    assert service["spec"]["selector"].items() <= stable.labels.items()
+
+
+@pytest.mark.parametrize(
+    ("overlay_name", "copy_name", "original_name", "differences"),
+    [
+        ("production-canary", "embed-canary", "embed", {"FOVEA_EMBED_ALIAS"}),
+        (
+            "production",
+            "gateway-collections",
+            "gateway",
+            {f"FOVEA_GATEWAY_{name.upper()}_URLS" for name in SERVICES},
+        ),
+    ],
+)
+def test_a_workload_that_repeats_another_differs_in_what_makes_it_another_alone(
+    overlay_name: str, copy_name: str, original_name: str, differences: set[str]
+) -> None:
+    manifests = overlay(overlay_name)
+    copied, original = (comparable(manifests.pod(name), but_for=differences) for name in (copy_name, original_name))
+    assert copied == original
+
+
+def test_the_pod_of_the_collections_differs_from_embeds_in_its_disk_alone() -> None:
+    manifests = overlay("production")
+    differences = {"FOVEA_EMBED_MAX_COLLECTIONS", "collections"}
+    copied, original = (comparable(manifests.pod(name), but_for=differences) for name in ("collections", "embed"))
+    assert copied == original
+
+
+def comparable(pod: Pod, *, but_for: Set[str]) -> Object:
+    """A pod's specification without some variables and volumes, and without whom it keeps its distance from."""
+    spec = copy.deepcopy(pod.spec)
+    del spec["topologySpreadConstraints"]
+    (container,) = spec["containers"]
+    for part, field in ((container, "env"), (spec, "volumes")):
+        part[field] = {one["name"]: one for one in part[field] if one["name"] not in but_for}
+    return spec
+
+
+def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
+    for name in OVERLAYS:
+        manifests = overlay(name)
+        holders = [
+            pod
+            for pod in manifests.processes()
+            if pod.program == "embed" and names.settings_of(manifests, pod).max_collections > 0
+        ]
+        (holder,) = holders
+        assert holder.workload["spec"]["replicas"] == 1
+        is_replaced_in_place = (
+            holder.workload["kind"] == "StatefulSet" or holder.workload["spec"]["strategy"]["type"] == "Recreate"
+        )
+        assert is_replaced_in_place
+        scaled: list[Object] = manifests.of_kind("ScaledObject")
+        assert holder.name not in [one["spec"]["scaleTargetRef"]["name"] for one in scaled]
+
+
+@pytest.mark.parametrize(
+    ("check", "breakage"),
+    [
+        (names.check_ports_and_probes, ("containerPort: 8103", "containerPort: 8113")),
+        (names.check_services, ("containerPort: 8103", "containerPort: 8113")),
+        (names.check_addresses, ("http://embed:8103", "http://embed:8113")),
+        (names.check_policy_ports, ("port: 8080", "port: 8081")),
+        (names.check_ports_and_probes, ("path: /startupz", "path: /startup")),
+        (names.check_settings, ("FOVEA_DRAIN_DELAY_S", "FOVEA_DRAIN_DELAYS_S")),
+        (names.check_settings, ("FOVEA_EMBED_DEVICE: cuda", "FOVEA_EMBED_DEVICE: gpu")),
+        (check_scaling_queries, ("fovea_gateway_queued_requests", "fovea_gateway_waiting_requests")),
+        (check_scaling_queries, ('service="embed"', 'upstream="embed"')),
+        (check_targets, ("scaleTargetRef:\n    name: embed", "scaleTargetRef:\n    name: embedder")),
+        (names.check_commands, ("- serve\n        - embed", "- serve\n        - embedd")),
+        (names.check_selectors, ("pool: embed", "app.kubernetes.io/instance: score")),
+        (names.check_images, ("0.1.0-cuda", "latest")),
+        (names.check_folders, ("mountPath: /var/cache/fovea", "mountPath: /var/cache/models")),
+    ],
+)
+def test_a_broken_name_is_found(check: Callable[[Manifests], list[str]], breakage: tuple[str, str]) -> None:
+    text = render_text(K8S / "overlays" / "production")
+    assert breakage[0] in text
+    assert check(load(text.replace(*breakage))) != []
