@@ -13,6 +13,7 @@ from torch import Tensor
 
 # Beyond it the ends of an image are cut off before it is resized; the centre crop never sees them.
 MAX_ASPECT_RATIO = 32
+RESIZE_MODES = ("shortest", "squash")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class ImageTransform:
     """open_clip's image preprocessing, split at the point where pixels are still bytes.
 
     `size` is (height, width) in pixels; `mean` and `std` are those of RGB in 0..1; `resize_mode` is open_clip's
-    `shortest` (resize the shorter side, crop the centre) or `squash` (ignore the aspect ratio).
+    `shortest` (resize the shorter side, crop the centre) or `squash` (ignore the aspect ratio). Raises ValueError for
+    another one (`longest`, which pads).
     """
 
     size: tuple[int, int]
@@ -28,6 +30,10 @@ class ImageTransform:
     std: tuple[float, float, float]
     interpolation: str = "bicubic"
     resize_mode: str = "shortest"
+
+    def __post_init__(self) -> None:
+        if self.resize_mode not in RESIZE_MODES:
+            raise ValueError(f"resize_mode is {self.resize_mode!r}, which is none of {', '.join(RESIZE_MODES)}")
 
     def __call__(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """An RGB image of any size → (height, width, 3) uint8."""

@@ -42,6 +42,11 @@ def test_preprocessing_is_open_clips_own(size: tuple[int, int], resize_mode: str
     torch.testing.assert_close(ours, reference(image), atol=1e-6, rtol=0)
 
 
+def test_a_resize_mode_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ValueError, match="resize_mode is 'longest', which is none of shortest, squash"):
+        create_clip({**CONFIG, "preprocess_cfg": {"resize_mode": "longest"}})
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads its own size from /proc")
 @pytest.mark.parametrize("size", [(1, 600_000), (600_000, 1)])
 def test_a_line_of_pixels_is_cropped_before_it_is_resized(size: tuple[int, int]) -> None:
