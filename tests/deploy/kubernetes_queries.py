@@ -5,8 +5,10 @@ from collections.abc import Set
 
 from tests.test_docs import metrics
 
-# What Prometheus Operator adds to each series of a pod.
-TARGET_LABELS = frozenset({"namespace", "job", "instance", "pod", "container", "endpoint"})
+# What Prometheus Operator adds to each series of a pod, the last as the PodMonitors ask for it.
+TARGET_LABELS = frozenset(
+    {"namespace", "job", "instance", "pod", "container", "endpoint", "app_kubernetes_io_instance"}
+)
 WORDS = frozenset(
     {"sum", "max", "min", "avg", "count", "by", "without", "on", "or", "and", "unless", "rate", "increase"}
 )

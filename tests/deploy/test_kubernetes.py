@@ -81,11 +81,28 @@ def test_what_scales_asks_for_metrics_labels_and_values_that_exist(name: str) ->
     assert check_scaling_queries(manifests) == []
     known = {
         "namespace": {"fovea"},
-        "job": {pod.labels["app.kubernetes.io/name"] for pod in manifests.processes()},
+        "app_kubernetes_io_instance": {pod.name for pod in manifests.processes()},
         "service": SERVICES,
     }
     for query in queries(manifests):
         assert all(value in known[label] for _, label, value in matchers(query)), query
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_a_service_is_scaled_by_what_those_gateways_have_that_send_to_it(name: str) -> None:
+    manifests = overlay(name)
+    for scaled in manifests.of_kind("ScaledObject"):
+        target = manifests.pod(scaled["spec"]["scaleTargetRef"]["name"])
+        for query in queries(Manifests((scaled,))):
+            asked = {value for _, label, value in matchers(query) if label == "app_kubernetes_io_instance"}
+            sending = {
+                pod.labels["app.kubernetes.io/instance"]
+                for pod in manifests.processes()
+                if pod.program == "gateway"
+                for url in names.settings_of(manifests, pod).urls()[target.program]
+                if url == f"http://{target.labels['pool']}:{target.ports['http']}"
+            }
+            assert asked == sending, query
 
 
 def check_targets(manifests: Manifests) -> list[str]:
@@ -137,6 +154,7 @@ def test_prometheus_scrapes_every_process_under_the_job_that_queries_name(name: 
         (monitor,) = [one for one in manifests.of_kind("PodMonitor") if selects(one["spec"]["selector"], pod.labels)]
         # The label's value becomes `job`, and a Service's own `service` stays away from the gateway's.
         assert pod.labels[monitor["spec"]["jobLabel"]] == pod.container["command"][2]
+        assert monitor["spec"]["podTargetLabels"] == ["app.kubernetes.io/instance"]
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] in pod.ports
         assert endpoint["path"] == "/metrics"
@@ -215,6 +233,36 @@ def comparable(pod: Pod, *, but_for: Set[str]) -> Object:
     return spec
 
 
+def test_the_nodes_of_a_training_find_the_first_by_the_name_that_its_service_gives_it() -> None:
+    manifests = render(K8S / "train")
+    pod = manifests.pod("train-several-nodes")
+    job = pod.workload["spec"]
+    options = dict(one.removeprefix("--").split("=", 1) for one in pod.container["command"] if "=" in one)
+    service = manifests.get("Service", pod.spec["subdomain"])
+    assert service is not None
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
+    # What the Job controller calls the host of its first pod.
+    assert options["master-addr"] == f"{pod.name}-0.{service['metadata']['name']}"
+    assert options["master-port"] == str(service["spec"]["ports"][0]["port"])
+    assert job["completionMode"] == "Indexed"
+    assert int(options["nnodes"]) == job["completions"] == job["parallelism"]
+    assert options["node-rank"] == "$(JOB_COMPLETION_INDEX)"
+    assert "JOB_COMPLETION_INDEX" in [one["name"] for one in pod.container["env"]]
+
+
+@pytest.mark.parametrize("name", ["train-one-node", "train-several-nodes"])
+def test_a_training_has_as_many_processes_as_gpus_and_writes_where_a_disk_is(name: str) -> None:
+    pod = render(K8S / "train").pod(name)
+    options = dict(one.removeprefix("--").split("=", 1) for one in pod.container["command"] if "=" in one)
+    assert int(options["nproc-per-node"]) == pod.container["resources"]["limits"]["nvidia.com/gpu"]
+    (runs,) = [one["mountPath"] for one in pod.container["volumeMounts"] if one["name"] == "runs"]
+    assert Path(options["output"]).parent == Path(runs)
+    num_processes = int(options["nproc-per-node"]) * int(options.get("nnodes", 1))
+    assert int(options["batch-size"]) % num_processes == 0
+
+
 def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
     for name in OVERLAYS:
         manifests = overlay(name)
@@ -245,6 +293,7 @@ def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
         (names.check_settings, ("FOVEA_EMBED_DEVICE: cuda", "FOVEA_EMBED_DEVICE: gpu")),
         (check_scaling_queries, ("fovea_gateway_queued_requests", "fovea_gateway_waiting_requests")),
         (check_scaling_queries, ('service="embed"', 'upstream="embed"')),
+        (check_scaling_queries, ("app_kubernetes_io_instance=", "app_instance=")),
         (check_targets, ("scaleTargetRef:\n    name: embed", "scaleTargetRef:\n    name: embedder")),
         (names.check_commands, ("- serve\n        - embed", "- serve\n        - embedd")),
         (names.check_selectors, ("pool: embed", "app.kubernetes.io/instance: score")),
