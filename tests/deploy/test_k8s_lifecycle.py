@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from gateway.access import KeyRing, digest
+from gateway.settings import GatewaySettings
 from gateway.upstream import PROBE_TIMEOUT
 from services.core.server import ACCEPT_GRACE_S, IDLE_GRACE_S
-from tests.deploy.kubernetes_manifests import OVERLAYS, Manifests, Pod, overlay
+from tests.deploy.kubernetes_manifests import K8S, OVERLAYS, Manifests, Pod, load, overlay, render_text
 from tests.deploy.kubernetes_names import settings_of
 
 # What closing the cache, the compute thread and the indexes may take after the last answer.
@@ -39,19 +41,19 @@ def test_no_pod_is_killed_before_it_has_drained(name: str) -> None:
         assert pod.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pod), pod.name
 
 
-def test_a_longer_drain_without_a_longer_grace_is_found() -> None:
-    manifests = overlay("production")
-    pod = manifests.pod("embed")
-    grace_s = pod.spec["terminationGracePeriodSeconds"]
-    config = pod.container["envFrom"][0]["configMapRef"]["name"]
-    found = manifests.get("ConfigMap", config)
-    assert found is not None
-    before = found["data"]["FOVEA_DRAIN_TIMEOUT_S"]
-    try:
-        found["data"]["FOVEA_DRAIN_TIMEOUT_S"] = "70"
-        assert stopping_s(manifests, pod) > grace_s
-    finally:
-        found["data"]["FOVEA_DRAIN_TIMEOUT_S"] = before
+@pytest.mark.parametrize(
+    ("setting", "longer"),
+    [
+        ('FOVEA_DRAIN_TIMEOUT_S: "60"', 'FOVEA_DRAIN_TIMEOUT_S: "70"'),
+        ("sleep:\n              seconds: 2", "sleep:\n              seconds: 12"),
+    ],
+)
+def test_a_longer_drain_without_a_longer_grace_is_found(setting: str, longer: str) -> None:
+    text = render_text(K8S / "overlays" / "production")
+    assert setting in text
+    manifests = load(text.replace(setting, longer))
+    pod = manifests.pod("predict")
+    assert stopping_s(manifests, pod) > pod.spec["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -165,8 +167,6 @@ def test_a_route_lets_a_request_take_as_long_as_fovea_does() -> None:
 
 def test_keys_are_followed_through_the_kubelets_way_to_update_a_secret(tmp_path: Path) -> None:
     """A mounted Secret is a folder of links into a folder of that version, which a link names and a rename changes."""
-    from gateway.access import KeyRing, digest
-    from gateway.settings import GatewaySettings
 
     def mount(version: str, key: str) -> None:
         (tmp_path / version).mkdir()

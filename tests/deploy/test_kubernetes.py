@@ -64,6 +64,12 @@ def test_every_process_of_fovea_is_deployed(name: str) -> None:
     assert {pod.program for pod in overlay(name).processes()} == names.SETTINGS.keys()
 
 
+def test_redis_is_the_one_that_compose_runs() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for name in OVERLAYS:
+        assert overlay(name).pod("redis").container["image"] == compose["services"]["redis"]["image"]
+
+
 def queries(manifests: Manifests) -> list[str]:
     """Every query that scales something."""
     triggers = [one for scaled in manifests.of_kind("ScaledObject") for one in scaled["spec"]["triggers"]]
