@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
+from typer.testing import CliRunner
 
 from gateway.settings import GatewaySettings
+from services.cli import app
 from services.core.metrics import Metrics
 from services.core.settings import COMMAND_LINE_VARIABLES, ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
@@ -34,7 +36,7 @@ PROCESSES: dict[str, type[ProcessSettings]] = {
     "SCORE": ScoreSettings,
     "GATEWAY": GatewaySettings,
 }
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def settings() -> dict[str, SettingRow]:
@@ -328,10 +330,9 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
 @functools.cache
 def subcommands(words: tuple[str, ...]) -> set[str]:
     """What `fovea WORDS --help` lists as commands."""
-    command = [sys.executable, "-m", "services.cli", *words, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
-    box = done.stdout.partition("─ Commands ─")[2]
-    return set(re.findall(r"^│ ([a-z][a-z-]*)", box, re.MULTILINE))
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--help"])
+    assert shown.exit_code == 0, shown.output
+    return set(re.findall(r"^│ ([a-z][a-z-]*)", shown.output.partition("─ Commands ─")[2], re.MULTILINE))
 
 
 def free_port() -> int:
