@@ -17,7 +17,8 @@ COPY constraints.txt pyproject.toml ./
 RUN python -m venv --without-pip /opt/fovea && touch README.md
 
 
-# What all services and jobs need. It changes with the lock alone. (`-x`: a file of torch that only newer Pythons read.)
+# What all services and jobs need; it changes with the lock alone. Of torch goes what others are compiled and tested with.
+# (`-x`: a file that only newer Pythons read.)
 FROM builder AS cpu-dependencies
 ARG EXTRAS=predict,generate,search,score,train,evaluate,telemetry
 # On Linux PyPI's torch is the CUDA build.
@@ -26,6 +27,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[$EXTRAS]" \
     && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
+    && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ /opt/fovea/lib
 
 
@@ -80,6 +83,8 @@ ARG EXTRAS=predict,generate,search,score,train,evaluate,telemetry
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
     && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
+    && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ /opt/fovea/lib
 
 
