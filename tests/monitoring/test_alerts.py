@@ -1,0 +1,135 @@
+"""Each alert fires on a recording of the trouble that it warns of, is silent when all is well, and is explained."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.core.settings import ProcessSettings
+from services.predict.settings import PredictSettings
+from tests.monitoring.prometheus_server import MONITORING, needs_promtool
+from tests.monitoring.promql import labels_by_metric, labels_in, metrics_in, unknown_in
+
+ROOT = MONITORING.parent
+RUNBOOKS = ROOT / "docs" / "runbooks"
+RULES: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+UNIT_TESTS: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"]
+ALERTS = [rule["alert"] for rule in RULES]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=ALERTS)
+
+
+def promtool(*arguments: str, folder: Path = MONITORING) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def raised_by(test: dict[str, Any]) -> set[str]:
+    """The alerts that a unit test expects, all of which fire in its end."""
+    labels = " ".join(sample["labels"] for sample in test["promql_expr_test"][0]["exp_samples"])
+    return set(re.findall(r'alertname="(\w+)"', labels))
+
+
+@needs_promtool
+def test_the_rules_are_prometheus_s_language() -> None:
+    checked = promtool("check", "rules", "alerts.yml")
+    assert checked.returncode == 0, checked.stderr
+
+
+@needs_promtool
+def test_each_recording_raises_the_alerts_that_it_should_and_no_others() -> None:
+    checked = promtool("test", "rules", "alerts_test.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [("fovea_oldest_queued_seconds > 15", "fovea_oldest_queued_seconds > 1500000"), ('code=~"5.."', 'code=~"4.."')],
+)
+def test_a_rule_that_fires_no_more_is_found(tmp_path: Path, was: str, becomes: str) -> None:
+    rules = (MONITORING / "alerts.yml").read_text()
+    assert was in rules
+    (tmp_path / "alerts.yml").write_text(rules.replace(was, becomes))
+    shutil.copy(MONITORING / "alerts_test.yml", tmp_path)
+    assert promtool("test", "rules", "alerts_test.yml", folder=tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_has_a_recording_that_raises_it(alert: str) -> None:
+    assert alert in set().union(*(raised_by(test) for test in UNIT_TESTS))
+
+
+def test_a_recording_in_which_all_is_well_holds_every_job_and_raises_nothing() -> None:
+    (well,) = [test for test in UNIT_TESTS if test["name"] == "all is well"]
+    assert raised_by(well) == set()
+    jobs = set(re.findall(r'up\{[^}]*job="(\w+)"', " ".join(one["series"] for one in well["input_series"])))
+    assert jobs == {"gateway", "predict", "generate", "embed", "score"}
+
+
+@each_rule
+def test_an_alert_names_only_metrics_and_labels_that_exist(rule: dict[str, Any]) -> None:
+    assert metrics_in(rule["expr"])
+    assert unknown_in(rule["expr"]) == set()
+
+
+@each_rule
+def test_a_summary_names_only_labels_that_the_alert_has(rule: dict[str, Any]) -> None:
+    named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    expression = rule["expr"]
+    grouped = labels_in(" ".join(re.findall(r"by \([^)]*\)", expression)))
+    own = set().union(*(labels_by_metric()[metric] for metric in metrics_in(expression)))
+    assert named
+    assert named <= (grouped or own | {"job", "instance"})
+
+
+@each_rule
+def test_an_alert_has_a_severity_and_a_page_that_tells_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    page = ROOT / rule["annotations"]["runbook"]
+    assert page == RUNBOOKS / f"{rule['alert']}.md"
+    headings = re.findall(r"^#+ .*$", page.read_text(), re.MULTILINE)
+    assert headings == [f"# {rule['alert']}", "## First look", "## Likely causes", "## What to do"]
+
+
+def test_every_runbook_is_of_an_alert() -> None:
+    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == sorted(ALERTS)
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_what_a_runbook_names_exists(page: Path) -> None:
+    text = page.read_text()
+    dashboards = {
+        path.stem: [panel["title"] for panel in json.loads(path.read_text())["panels"]]
+        for path in (MONITORING / "dashboards").glob("*.json")
+    }
+    named = re.findall(r"Panels? (.*?) of\s+`(fovea-[a-z]+)`", text.replace("\n", " "))
+    for panels, dashboard in named:
+        assert set(re.findall(r"`([A-Z][^`]*)`", panels)) <= set(dashboards[dashboard])
+    assert named or "curl" in text
+    assert {(page.parent / link).resolve() for link in re.findall(r"\]\((Fovea\w+\.md)\)", text)} <= set(
+        RUNBOOKS.glob("*.md")
+    )
+    settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    assert all(f"`{name}`" in settings for name in re.findall(r"FOVEA_[A-Z_]+", text))
+
+
+def test_a_runbook_holds_no_number_but_status_codes() -> None:
+    for page in RUNBOOKS.glob("*.md"):
+        numbers = set(re.findall(r"\b\d+\b", re.sub(r"^\d\. ", "", page.read_text(), flags=re.MULTILINE)))
+        assert numbers <= {"500", "503", "504"}, page
+
+
+def test_the_thread_counts_as_stalled_when_its_liveness_probe_says_so() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "FoveaComputeThreadStalled"]
+    (seconds,) = re.findall(r"heartbeat_timestamp_seconds > (\d+)", rule["expr"])
+    assert float(seconds) == PredictSettings().stall_timeout_s
+
+
+def test_work_that_counts_as_waiting_long_has_still_time_to_be_done() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "FoveaOldestQueued"]
+    (seconds,) = re.findall(r"oldest_queued_seconds > (\d+)", rule["expr"])
+    assert float(seconds) < ProcessSettings.model_fields["request_timeout_s"].default / 2
