@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup up test lint bench clean
+.PHONY: setup up test lint bench images clean
 
 setup: $(INSTALLED)
 
@@ -20,7 +20,7 @@ up: $(INSTALLED)
 	$(BIN)/fovea up
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -29,6 +29,11 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+
+# The service's other target, cuda, is built as docker/service.Dockerfile says.
+images:
+	docker build -f docker/gateway.Dockerfile -t fovea/gateway:0.1.0 .
+	docker build -f docker/service.Dockerfile --target cpu -t fovea/service:0.1.0 .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

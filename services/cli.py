@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version as installed_version
@@ -38,6 +39,8 @@ app.add_typer(convert, name="convert")
 
 
 def main() -> None:
+    # The first process of a container is deaf to what it has no handler for. A server puts its own in place later.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app(prog_name="fovea")
 
 

@@ -36,7 +36,10 @@ PROCESSES: dict[str, type[ProcessSettings]] = {
     "SCORE": ScoreSettings,
     "GATEWAY": GatewaySettings,
 }
-PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def settings() -> dict[str, SettingRow]:

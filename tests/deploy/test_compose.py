@@ -271,9 +271,9 @@ def test_prometheus_scrapes_every_process_and_finds_its_files() -> None:
     assert SERVICES["prometheus"]["command"][0] == f"--config.file={folder}/prometheus.yml"
 
 
-def test_the_scrapers_key_is_kept_where_git_does_not_look() -> None:
+def test_secrets_are_kept_where_git_does_not_look() -> None:
     assert FILE["secrets"]["metrics-key"] == {"file": ".fovea/metrics.key"}
-    assert ".fovea/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert {".fovea/", ".env"} <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:
