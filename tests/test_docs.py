@@ -201,6 +201,42 @@ PREDICT_FIGURES = [
     ("… two, asked in turn, where the budget holds one", ("predict", "memory", "budget_tasks_resident_bytes")),
     ("… a request that waits for its model to be loaded again, ms", ("predict", "memory", "reload_request_ms")),
 ]
+SCORE_FIGURES = [
+    *(
+        (f"{title}, {name}", ("score", f"{model}, {work}", ratio))
+        for model, name in (("ViT-B-32", "ViT-B-32"), ("small", "a small model"))
+        for title, work, ratio in (
+            ("100 captions of an image over HTTP, times as fast as open_clip in a loop", "1 x 100", "loop_over_http"),
+            ("… as open_clip batched by hand", "1 x 100", "batched_over_http"),
+            ("32 images with 8 captions each, as open_clip in a loop", "32 x 8", "loop_over_http"),
+            ("… as open_clip batched by hand", "32 x 8", "batched_over_http"),
+            ("100 captions asked before, times as fast as new ones", "asked before", "ratio"),
+            ("the local score's share of the time of the global one, in the engine", "local score", "added_share"),
+        )
+    ),
+    *(
+        (f"{title}, {name}", ("tuning", model, ratio))
+        for model, name in (
+            ("ViT-B-32, batch 32, 3 steps", "ViT-B-32, batch 32"),
+            ("small, batch 32, 12 steps", "a small model, batch 32"),
+        )
+        for title, ratio in (
+            (
+                "tuning images/s over open_clip's own loop with the plain loss: `clip`, the same loss",
+                "clip_over_open_clip",
+            ),
+            ("… `fsc-clip` with three hard negatives a caption", "fsc-clip_over_open_clip"),
+        )
+    ),
+    *(
+        (title, ("negatives", "kinds", kinds, f"{known}_captions_per_s"))
+        for title, kinds, known in (
+            ("hard negatives of the paper's three kinds, captions/s on one core", "the paper's three", "new"),
+            ("… of captions made negatives of before", "the paper's three", "known"),
+            ("… all four kinds", "all four", "new"),
+        )
+    ),
+]
 OTHER_FIGURES = [
     ("what the gateway adds to a request's median, µs", ("gateway", "json_gateway_added_p50_us")),
     ("… nginx as the same proxy, µs", ("gateway", "json_nginx_added_p50_us")),
@@ -213,7 +249,7 @@ OTHER_FIGURES = [
 
 def benchmark_table() -> str:
     """The README's table of benchmarks as it must read."""
-    rows = [*EMBED_FIGURES, *SEARCH_FIGURES, *GENERATE_FIGURES, *PREDICT_FIGURES, *OTHER_FIGURES]
+    rows = [*EMBED_FIGURES, *SEARCH_FIGURES, *GENERATE_FIGURES, *PREDICT_FIGURES, *SCORE_FIGURES, *OTHER_FIGURES]
     lines = ["| figure | median (least to greatest) |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {name} | {figure(*path)} |" for name, path in rows)]) + "\n"
 
