@@ -4,6 +4,7 @@ VENV ?= .venv
 # For a CPU-only torch on Linux: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup up test lint bench images clean
@@ -32,8 +33,8 @@ bench: $(INSTALLED)
 
 # The service's other target, cuda, is built as docker/service.Dockerfile says.
 images:
-	docker build -f docker/gateway.Dockerfile -t fovea/gateway:0.1.0 .
-	docker build -f docker/service.Dockerfile --target cpu -t fovea/service:0.1.0 .
+	docker build -f docker/gateway.Dockerfile -t fovea/gateway:$(VERSION) .
+	docker build -f docker/service.Dockerfile --target cpu -t fovea/service:$(VERSION) .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,6 +1,7 @@
 """Fixtures that every test may use; each folder's own fixtures stand in its own conftest."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -24,3 +25,14 @@ def plain_tracebacks_in_logs() -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums come out the same, bit for bit, only in the same order: in a test as in the jobs that it starts."""
+    import torch  # for those who ask: most tests do without
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
+from tests.contract.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -147,13 +147,6 @@ def subcommands(words: tuple[str, ...]) -> set[str]:
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--help"])
     assert shown.exit_code == 0, shown.output
     return set(re.findall(r"^│ ([a-z][a-z-]*)", shown.output.partition("─ Commands ─")[2], re.MULTILINE))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from services.core.settings import describe_settings
 from services.programs import PACKAGES
+from tests.contract.processes import free_port
 from tests.deploy.dockerfiles import ROOT, Dockerfile
 from tests.test_docs import PROCESSES
 
@@ -138,13 +138,6 @@ def test_what_the_images_are_built_from_gets_past_dockerignore_and_nothing_else(
     assert lines[0] == "*"
     assert allowed == sources
     assert all((ROOT / source).exists() for source in sources)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def run_probe(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:

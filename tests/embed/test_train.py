@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +20,11 @@ from services.embed.checkpoint import load_focallens
 from services.embed.train import app
 from services.nn.training import Run, learning_rate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FAST = ["--precision", "no", "--checkpoint-every", "2", "--images-per-class", "4"]
 CLIP = ["clip", "--batch-size", "8", "--width", "64", "--layers", "2", *FAST]
 FOCALLENS = ["focallens", "--batch-size", "4", *FAST]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums come out the same, bit for bit, only in the same order: here as in the jobs started below."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,10 @@ from services.generate.tokenizer_build import build_tokenizer
 from services.generate.train import answer_word_ids, app, stages
 from services.generate.training import Run, Stage, draw_batch, orthogonalised, position_weights
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = ["--lookup-steps", "2", "--doubt-steps", "2", "--bias-steps", "2", "--documents", "3", "--tokens", "250"]
 FAST = [*TINY, "--checkpoint-every", "2", "--questions", "2"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums come out the same, bit for bit, only in the same order: here as in the jobs started below."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def job(*arguments: str) -> None:

@@ -1,7 +1,6 @@
 """A real Prometheus over the committed scrape configuration, its targets moved to where they run in a test."""
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 import requests
 import yaml
+
+from tests.contract.processes import free_port
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 POLL_S = 0.1
@@ -95,9 +96,7 @@ def running_prometheus(
     shutil.copy(MONITORING / "alerts.yml", folder)
     (folder / "metrics.key").write_text(metrics_key)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configuration)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

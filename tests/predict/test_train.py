@@ -6,11 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -21,17 +19,10 @@ from services.predict.train import app
 from services.predict.training_state import STATE_FILE
 from tests.predict.toy_data_sets import write_rationales, write_svamp
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FAST = ["--batch-size", "4", "--evaluate-every", "2", "--max-new-tokens", "4", "--max-target-tokens", "16"]
 TINY = ["--model", "tiny", "--vocab-size", "300", *FAST]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums come out the same, bit for bit, only in the same order: here as in the jobs started below."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def job(*arguments: str | Path, fails: bool = False) -> str:

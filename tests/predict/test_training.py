@@ -29,16 +29,9 @@ from tests.predict.sharing_job import shared_recipe
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = DeviceOptions("cpu", "float32", 1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    """Sums come out the same, bit for bit, only in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def silent(_: str) -> None:

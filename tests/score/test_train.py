@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.score.checkpoint import load_fsc_clip
 from services.score.train import app
 from tests.score.test_data import write_folder, write_shards
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAST = ["--precision", "no", "--checkpoint-every", "2"]
 QUIET = ["--no-publish", "--num-evaluated", "0"]
@@ -38,15 +39,6 @@ BASE = [
     *FAST,
 ]
 TUNING = ["fsc-clip", "--batch-size", "4", *FAST]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums come out the same, bit for bit, only in the same order: here as in the jobs started below."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
