@@ -3,11 +3,11 @@
 import asyncio
 import io
 import shutil
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,6 +15,7 @@ from PIL import Image
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
+from tests.contract.load import NUM_CLIENTS, Load, known_to
 from tests.contract.processes import Process, start_process
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.embed.tiny import write_tiny_checkpoint
@@ -78,72 +79,21 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     redis.stop()
 
 
-@dataclass
-class Load:
-    """What eight clients saw: statuses, the versions that answered, and bodies of what went wrong."""
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    models: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    @property
-    def num_requests(self) -> int:
-        return sum(self.statuses.values())
-
-    async def more(self, num_requests: int) -> None:
-        """Until so many requests more have been answered."""
-        wanted = self.num_requests + num_requests
-        while self.num_requests < wanted:
-            assert not self.failures, self.failures[0]
-            await asyncio.sleep(0.01)  # other tasks send them
-
-
 def photograph(number: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (40, 30), (number % 256, number // 256 % 256, 90)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
-@asynccontextmanager
-async def under_load(system: System) -> AsyncIterator[Load]:
-    """Eight clients that ask without a pause, half of them for what was asked before."""
-    load, is_over = Load(), asyncio.Event()
-
-    async def client(session: aiohttp.ClientSession, number: int) -> None:
-        count = 0
-        while not is_over.is_set():
-            count += 1
-            body = photograph(count if number % 2 else number * 10_000 + count)
-            headers = {"Content-Type": "image/jpeg"}
-            try:
-                async with session.post(f"{system.gateway.url}/embed?condition=color", data=body, headers=headers) as r:
-                    answer = await r.json()
-                    load.statuses[r.status] += 1
-                    if r.status != 200:
-                        load.failures.append(str(answer))
-                    else:
-                        load.models[answer["model"]] += 1
-            except aiohttp.ClientError as error:
-                load.failures.append(repr(error))
-
-    async with aiohttp.ClientSession() as session:
-        clients = [asyncio.create_task(client(session, number)) for number in range(8)]
-        try:
-            yield load
-        finally:
-            is_over.set()
-            await asyncio.gather(*clients)
-    assert not load.failures, load.failures[:3]
-    assert set(load.statuses) == {200}
+def send_photograph(session: aiohttp.ClientSession, url: str, number: int) -> Any:
+    """Every other client asks for what others of them asked for as well."""
+    client, count = number % NUM_CLIENTS, number // NUM_CLIENTS
+    body = photograph(count if client % 2 else client * 10_000 + count)
+    return session.post(f"{url}/embed?condition=color", data=body, headers={"Content-Type": "image/jpeg"})
 
 
-async def both_known_to(gateway: Process) -> None:
-    async with aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{gateway.url}/readyz") as response:
-                if (await response.json())["checks"]["embed"]["detail"] == "2 of 2 addresses ready":
-                    return
-            await asyncio.sleep(0.02)  # the gateway looks once a second and tells nobody
+def under_load(system: System) -> AbstractAsyncContextManager[Load]:
+    return Load(send_photograph, [system.gateway.url]).running()
 
 
 @pytest.mark.slow
@@ -167,7 +117,7 @@ async def test_a_service_is_terminated_and_replaced_and_no_request_fails(system:
             await load.more(50)
             await asyncio.to_thread(system.restart, index)
             await asyncio.to_thread(system.embeds[index].wait_until_ready)
-            await both_known_to(system.gateway)  # as a rolling update waits before it stops the next one
+            await known_to(system.gateway.url, "embed", 2)  # as a rolling update waits before it stops the next one
             await load.more(50)
 
 

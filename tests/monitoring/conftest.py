@@ -7,9 +7,9 @@ import pytest
 
 from gateway.access import KeyFile, digest
 from gateway.settings import KeyRecord
+from tests.contract.running_fovea import SERVICES, running_fovea
 from tests.monitoring.load import ASK, Client
 from tests.monitoring.prometheus_server import Prometheus, moved_configuration, running_prometheus
-from tests.monitoring.running_fovea import SERVICES, running_fovea
 
 KEYS = {"website": "key-of-a-website", "prometheus": "key-of-prometheus"}
 

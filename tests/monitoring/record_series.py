@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
+from tests.contract.running_fovea import SERVICES, Fovea, running_fovea, settings_of_a_test
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.monitoring.faulty_predict import FAULTS
 from tests.monitoring.load import ASK, Client
 from tests.monitoring.prometheus_server import MONITORING, Prometheus, moved_configuration, running_prometheus
 from tests.monitoring.promql import metrics_in
 from tests.monitoring.recording import SCRAPED_S, WRITTEN_S, Series, notation, recorded, values_notation
-from tests.monitoring.running_fovea import SERVICES, Fovea, running_fovea, settings_of_a_test
 from tests.monitoring.scenarios import (
     SMALL_BATCH,
     Answering,

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
+from tests.contract.running_fovea import Fovea
 from tests.core.redis_server import RedisServer
 from tests.monitoring.load import ASK, Client, picture
-from tests.monitoring.running_fovea import Fovea
 
 WELL_S = 8.0
 # A running batch that holds one answer, with few places behind it.

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from services.core.metrics import Metrics
+from tests.contract.running_fovea import PORTS, SERVICES
 from tests.monitoring.prometheus_server import MONITORING, Prometheus, needs_prometheus, needs_promtool
-from tests.monitoring.running_fovea import PORTS, SERVICES
 
 SETTINGS_PAGE = MONITORING.parent / "docs" / "reference" / "settings.md"
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
+from services.programs import PACKAGES, existing_names
 from tests.contract.processes import Process, start_process
 
-PORTS = {"gateway": 8080, "predict": 8101, "generate": 8102, "embed": 8103, "score": 8104}
-SERVICES = tuple(name for name in PORTS if name != "gateway" and find_spec(f"services.{name}.__main__") is not None)
+PORTS = {name: port for name, (_, port) in PACKAGES.items()}
+SERVICES = tuple(name for name in existing_names() if name != "gateway")
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Fovea:
         """Returns once it listens. A second process of a service has another `instance`."""
         name = instance or service
         log = self.folder / f"{name}-{len(list(self.folder.glob(f'{name}-*.log')))}.log"
-        module = module or ("gateway" if service == "gateway" else f"services.{service}")
+        module = module or PACKAGES[service][0]
         environment = {**self.environment, f"FOVEA_{service.upper()}_PORT": str(port), **(settings or {})}
         self.processes[name] = process = start_process(module, log, environment)
         return process

@@ -1,0 +1,82 @@
+"""Clients that ask without a pause while processes come and go."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+NUM_CLIENTS = 8
+
+# A session, where to ask and the number of the request: client i sends i + 8, i + 16, …
+Send = Callable[[aiohttp.ClientSession, str, int], Any]
+
+
+class Load:
+    """What the clients saw: statuses, the models that answered, and what went wrong.
+
+    They ask one of `urls` after another. With `anew` each request has a connection of its own, so that whoever stops
+    is asked by nobody who has not looked where to go.
+    """
+
+    def __init__(self, send: Send, urls: Sequence[str], *, anew: bool = False) -> None:
+        self.urls = urls
+        self.statuses: Counter[int] = Counter()
+        self.models: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._send = send
+        self._anew = anew
+        self._is_over = asyncio.Event()
+
+    @property
+    def num_requests(self) -> int:
+        return self.statuses.total()
+
+    async def more(self, num_requests: int) -> None:
+        """Until so many requests more have been answered."""
+        wanted = self.num_requests + num_requests
+        while self.num_requests < wanted:
+            assert not self.failures, self.failures[0]
+            await asyncio.sleep(0.01)  # the clients are tasks of their own
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Load"]:
+        """In the end nothing may have failed."""
+        connector = aiohttp.TCPConnector(force_close=self._anew)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=100)) as session:
+            clients = [asyncio.create_task(self._ask(session, number)) for number in range(NUM_CLIENTS)]
+            try:
+                yield self
+            finally:
+                self._is_over.set()
+                await asyncio.gather(*clients)
+        assert not self.failures, self.failures[:3]
+        assert set(self.statuses) == {200}
+
+    async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
+        while not self._is_over.is_set():
+            number += NUM_CLIENTS
+            try:
+                async with self._send(session, self.urls[number % len(self.urls)], number) as response:
+                    answer = await response.json()
+            except aiohttp.ClientError as error:
+                self.failures.append(repr(error))
+                continue
+            self.statuses[response.status] += 1
+            if response.status == 200:
+                self.models[answer["model"]] += 1
+            else:
+                self.failures.append(str(answer))
+
+
+async def known_to(gateway_url: str, service: str, num_addresses: int) -> None:
+    """Until the gateway knows that all addresses of a service are ready."""
+    detail = f"{num_addresses} of {num_addresses} addresses ready"
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{gateway_url}/readyz") as response:
+                if (await response.json())["checks"][service]["detail"] == detail:
+                    return
+            await asyncio.sleep(0.02)  # the gateway looks once a second and tells nobody
