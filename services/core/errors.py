@@ -134,6 +134,12 @@ class InternalError(FoveaError):
     type = "internal_error"
 
 
+def check_count(param: str, value: int, limit: int, what: str | None = None) -> None:
+    """Raises TooLarge for more than the limit of `what` (unless told: of what the field is called)."""
+    if value > limit:
+        raise TooLarge(f"{param}: The request asks for {value} {what or param}; the limit is {limit}.", param=param)
+
+
 @contextmanager
 def blaming(param: str) -> Iterator[None]:
     """Errors that name no field of the request name this one."""

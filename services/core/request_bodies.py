@@ -120,12 +120,6 @@ def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
         raise RequestValidationError(complaints, body=body) from None
 
 
-def check_count(what: str, value: int, limit: int) -> None:
-    """Raises TooLarge for more than the limit."""
-    if value > limit:
-        raise TooLarge(f"The request asks for {value} {what}; the limit is {limit}.")
-
-
 def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
     """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
     if in_query and in_body and in_query != in_body:

@@ -6,12 +6,11 @@ from typing import Any
 
 from fastapi import Request
 
-from services.core.errors import InvalidField, InvalidRequest
+from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import ImageLimits
 from services.core.request_bodies import (
     agreed,
-    check_count,
     media_type_of,
     off_loop,
     read_form,
@@ -193,10 +192,8 @@ def _within(call: EmbedCall, limits: CallLimits) -> EmbedCall:
     """Raises TooLarge for a call over the limits."""
     num_images = sum(isinstance(one, ImageInput) for one in call.inputs)
     num_embeddings = num_images * max(1, len(call.conditions)) + len(call.inputs) - num_images
-    for what, value, limit in (
-        ("inputs", len(call.inputs), limits.max_inputs),
-        ("conditions", len(call.conditions), limits.max_conditions),
-        ("embeddings (images x conditions, and texts)", num_embeddings, limits.max_embeddings),
-    ):
-        check_count(what, value, limit)
+    param = call.inputs[0].param.partition(".")[0]
+    check_count(param, len(call.inputs), limits.max_inputs, "inputs")
+    check_count("condition", len(call.conditions), limits.max_conditions, "conditions")
+    check_count(param, num_embeddings, limits.max_embeddings, "embeddings (images x conditions, and texts)")
     return call

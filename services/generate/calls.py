@@ -7,23 +7,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.core.errors import InvalidField
+from services.core.errors import InvalidField, check_count
 from services.generate.generation import Progress, PromptFacts
 from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts import Document
-from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport, too_many
+from services.generate.schemas import AnyDocument, CalibrationOptions, DocumentReport
 
 
 def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Document, ...]:
     """The documents of a request. Raises TooLarge for more than the limit."""
     check_count("documents", len(given), max_documents)
     return tuple(Document(one) if isinstance(one, str) else Document(one.text, one.title, one.id) for one in given)
-
-
-def check_count(param: str, value: int, limit: int) -> None:
-    """Raises TooLarge for more than the limit, naming both."""
-    if value > limit:
-        raise too_many(param, value, limit)
 
 
 def calibration_of(

@@ -12,9 +12,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from services.core.errors import blaming
+from services.core.errors import blaming, check_count
 from services.core.json_bodies import JsonRoute
-from services.generate.calls import begun_with_text, calibration_of, check_count, documents_of, reports_of
+from services.generate.calls import begun_with_text, calibration_of, documents_of, reports_of
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation import Generation, Progress
 from services.generate.interleaving import interleaved
@@ -83,7 +83,7 @@ def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
-    check_count("n", body.n or 1, service.limits.max_choices)
+    check_count("n", body.n or 1, service.limits.max_choices, "answers")
     if body.stream:
         return await EventStream.begin(_events(service, request, body))
     with service.lease(request, body.model) as served:
@@ -175,7 +175,7 @@ def _prepared(
 
 def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
     if asked is not None:
-        check_count("max_tokens", asked, limits.max_tokens)
+        check_count("max_tokens", asked, limits.max_tokens, "tokens")
     return asked
 
 

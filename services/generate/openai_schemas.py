@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from services.core.errors import InvalidRequest
+from services.core.errors import InvalidRequest, check_count
 from services.core.json_bodies import JsonList
 from services.generate.schemas import (
     MAX_LISTED,
@@ -18,7 +18,6 @@ from services.generate.schemas import (
     DocumentReport,
     FinishReason,
     Reorder,
-    too_many,
 )
 
 MAX_PROMPTS = 128
@@ -104,15 +103,14 @@ def check_messages(given: Any) -> Any:
     if isinstance(given, list):
         contents = [message.get("content") for message in given if isinstance(message, dict)]
         number = len(given) + sum(len(content) for content in contents if isinstance(content, list))
-        if number > MAX_LISTED:
-            raise too_many("messages", number, MAX_LISTED)
+        check_count("messages", number, MAX_LISTED, "messages and parts of them")
     return given
 
 
 def check_prompts(given: Any) -> Any:
     """The prompt as it was given, ahead of its items. Raises TooLarge for more than MAX_PROMPTS of them."""
-    if isinstance(given, list) and len(given) > MAX_PROMPTS and not isinstance(given[0], int):
-        raise too_many("prompt", len(given), MAX_PROMPTS)
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        check_count("prompt", len(given), MAX_PROMPTS, "prompts")
     return given
 
 

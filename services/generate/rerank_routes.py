@@ -12,10 +12,9 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
 from services.core.error_responses import error_responses
-from services.core.errors import FoveaError, InvalidRequest, blaming
+from services.core.errors import FoveaError, InvalidRequest, blaming, check_count
 from services.core.json_bodies import JsonRoute
 from services.core.tei import TeiError, tei_error_body, tei_headers
-from services.generate.calls import check_count
 from services.generate.prompts import Document
 from services.generate.ranking import Ranking
 from services.generate.ranking_prompts import RankMethod

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from services.core.errors import check_count
 from services.core.json_bodies import JsonRoute
 from services.core.model_objects import model_fields
-from services.generate.calls import begun_with_text, calibration_of, check_count, documents_of, reports_of
+from services.generate.calls import begun_with_text, calibration_of, documents_of, reports_of
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions
 from services.generate.generation import Generation, Progress, PromptFacts
@@ -87,7 +88,7 @@ def generate_router(service: GenerateService) -> APIRouter:
         What the model saw in each document is told in the order of the request.
         """
         documents = documents_of(body.documents, service.limits.max_documents)
-        check_count("max_tokens", body.max_tokens, service.limits.max_tokens)
+        check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
         answers = _answers(service, request, body, documents)
         if body.stream:
             return await EventStream.begin(_events(answers))

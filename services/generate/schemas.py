@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
-from services.core.errors import TooLarge
+from services.core.errors import check_count
 from services.core.json_bodies import JsonList
 from services.core.model_objects import ModelObject
 from services.generate.profile import BiasKind, Layer
@@ -27,14 +27,9 @@ class DocumentInput(BaseModel):
 
 def check_length(given: Any, info: ValidationInfo) -> Any:
     """The list as it was given, ahead of its items. Raises TooLarge for more than MAX_LISTED of them."""
-    if isinstance(given, list) and len(given) > MAX_LISTED:
-        raise too_many(str(info.field_name), len(given), MAX_LISTED)
+    if isinstance(given, list):
+        check_count(str(info.field_name), len(given), MAX_LISTED, "entries")
     return given
-
-
-def too_many(param: str, value: int, limit: int) -> TooLarge:
-    """What to raise for more than the limit, naming both."""
-    return TooLarge(f"{param}: The request asks for {value}; the limit is {limit}.", param=param)
 
 
 # A plain text is a document without title and id.

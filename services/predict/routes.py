@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
 from services.core.error_responses import ErrorEnvelope, error_responses
-from services.core.errors import NotFound, TooLarge
+from services.core.errors import NotFound, check_count
 from services.core.json_bodies import JsonRoute
 from services.core.tei import TeiError, tei_error_body
 from services.predict.engine import Prediction
@@ -51,8 +51,7 @@ def predict_router(service: PredictService) -> APIRouter:
             return  # no JSON, which FastAPI complains of itself
         if is_tei(body):
             request.state.error_body = tei_error_body
-        if (num := num_inputs(body)) > service.max_inputs:
-            raise TooLarge(f"inputs: The request asks for {num}; the limit is {service.max_inputs}.", param="inputs")
+        check_count("inputs", num_inputs(body), service.max_inputs)
 
     @router.get("/tasks")
     async def tasks() -> TaskList:

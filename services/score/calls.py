@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Request
 
-from services.core.errors import InvalidField, TooLarge
+from services.core.errors import InvalidField, TooLarge, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import ImageLimits
 from services.core.request_bodies import (
@@ -133,16 +133,11 @@ def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
     if not call.captions:
         raise InvalidField("captions: The request holds none.", param="captions")
     what = "pairs" if call.is_vllm else "captions"
-    _check_count(what, len(call.pairs), limits.max_captions)
-    _check_count("images", len(call.images), limits.max_images)
+    check_count(what, len(call.pairs), limits.max_captions)
+    check_count("images", len(call.images), limits.max_images)
     if call.explain:
-        _check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
+        check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
     for caption in call.captions:
         if not caption.text.strip():
             raise InvalidField(f"{caption.param}: The text is empty.", param=caption.param)
     return call
-
-
-def _check_count(param: str, value: int, limit: int, what: str = "") -> None:
-    if value > limit:
-        raise TooLarge(f"{param}: The request holds {value} {what or param}; the limit is {limit}.", param=param)

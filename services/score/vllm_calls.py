@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from services.core.errors import InvalidField, TooLarge
+from services.core.errors import InvalidField, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import ImageLimits
 from services.core.request_bodies import validate
@@ -65,10 +65,7 @@ def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> 
     )
     entries = [_entries(body, name) for name in (first_name, second_name)]
     num_pairs = len(entries[1])
-    if num_pairs > max_pairs:
-        raise TooLarge(
-            f"{second_name}: The request holds {num_pairs} pairs; the limit is {max_pairs}.", param=second_name
-        )
+    check_count(second_name, num_pairs, max_pairs, "pairs")
     if len(entries[0]) not in (1, num_pairs):
         raise InvalidField(
             f"{first_name}: {len(entries[0])} inputs can't be paired with {num_pairs}: give one, or as many.",

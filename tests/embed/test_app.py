@@ -274,13 +274,15 @@ def test_a_broken_file_among_others_is_named(client: TestClient) -> None:
 
 def test_more_conditions_than_the_limit_are_refused(client: TestClient) -> None:
     conditions = [f"condition {number}" for number in range(65)]
-    message = error_of(client.post("/embed", params={"condition": conditions}, files={"file": PHOTO}), 413)["message"]
-    assert "65 conditions; the limit is 64" in message
+    error = error_of(client.post("/embed", params={"condition": conditions}, files={"file": PHOTO}), 413)
+    assert error["param"] == "condition"
+    assert "65 conditions; the limit is 64" in error["message"]
 
 
 def test_more_inputs_than_the_limit_are_refused(client: TestClient) -> None:
-    message = error_of(client.post("/embed", json={"texts": ["a"] * 4097}), 413)["message"]
-    assert "4097 inputs; the limit is 4096" in message
+    error = error_of(client.post("/embed", json={"texts": ["a"] * 4097}), 413)
+    assert error["param"] == "texts"
+    assert "4097 inputs; the limit is 4096" in error["message"]
 
 
 def test_a_form_without_a_file_part_is_refused(client: TestClient) -> None:

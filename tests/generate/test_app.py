@@ -412,14 +412,14 @@ def test_half_a_character_is_refused_and_not_answered_with(client: TestClient, f
 def test_more_documents_than_the_limit_are_refused_naming_both(client: TestClient) -> None:
     error = error_of(client.post("/generate", json=asked(documents=["a"] * (MAX_DOCUMENTS + 1))), 413)
 
-    assert f"{MAX_DOCUMENTS + 1}; the limit is {MAX_DOCUMENTS}" in error["message"]
+    assert f"{MAX_DOCUMENTS + 1} documents; the limit is {MAX_DOCUMENTS}" in error["message"]
     assert (error["type"], error["param"]) == ("request_too_large", "documents")
 
 
 def test_longer_answers_than_the_limit_are_refused_naming_both(client: TestClient) -> None:
     error = error_of(client.post("/generate", json=asked(max_tokens=MAX_TOKENS + 1)), 413)
 
-    assert f"{MAX_TOKENS + 1}; the limit is {MAX_TOKENS}" in error["message"]
+    assert f"{MAX_TOKENS + 1} tokens; the limit is {MAX_TOKENS}" in error["message"]
     assert error["param"] == "max_tokens"
 
 

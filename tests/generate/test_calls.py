@@ -93,7 +93,7 @@ def test_a_plain_text_is_a_document_without_title_and_id() -> None:
 
 
 def test_more_documents_than_the_limit_are_refused_naming_both_numbers() -> None:
-    with pytest.raises(TooLarge, match=r"4; the limit is 3") as refused:
+    with pytest.raises(TooLarge, match="4 documents; the limit is 3") as refused:
         documents_of(["a"] * 4, 3)
 
     assert refused.value.param == "documents"

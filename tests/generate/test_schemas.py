@@ -60,7 +60,7 @@ def test_of_the_bad_items_of_a_list_only_the_first_is_complained_of(
 def test_very_long_lists_are_refused_ahead_of_their_items(
     model: type[BaseModel], body: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(TooLarge, match=rf"{param}: The request asks for \d+; the limit is \d+") as refused:
+    with pytest.raises(TooLarge, match=rf"{param}: The request asks for \d+ .+; the limit is \d+") as refused:
         model.model_validate(body)
 
     assert refused.value.param == param

@@ -253,7 +253,7 @@ def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:
 
 def test_limits_are_named_with_what_was_asked(client: TestClient) -> None:
     error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR] * (MAX_INPUTS + 1)}), 413)
-    assert error["message"] == f"inputs: The request asks for {MAX_INPUTS + 1}; the limit is {MAX_INPUTS}."
+    assert error["message"] == f"inputs: The request asks for {MAX_INPUTS + 1} inputs; the limit is {MAX_INPUTS}."
     long = {**PAIR, "hypothesis": "dog " * 200}
     error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [long]}), 413)
     assert re.search(rf"has \d+ tokens; the limit is {MAX_INPUT_TOKENS}", error["message"])

@@ -7,13 +7,12 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from services.core.errors import InvalidField, InvalidRequest
+from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import StoredImage
 from services.core.request_bodies import (
     Form,
     agreed,
-    check_count,
     media_type_of,
     off_loop,
     read_form,
@@ -101,7 +100,7 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
 
 
 def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
-    check_count("images", len(form.files), limits.max_inputs)
+    check_count("file", len(form.files), limits.max_inputs, "images")
     metadata = _metadata_of_form(form)
     for file in form.files:
         if file.name:

@@ -117,7 +117,7 @@ def test_every_path_answers_with_the_version_in_front(client: TestClient, path: 
         ({"json": {"conditions": [COLOR, 3]}}, 422, "conditions.1"),
         ({"json": {"model": 3}}, 422, "model"),
         ({"json": []}, 422, None),
-        ({"json": {"conditions": ["a", "b", "c", "d"]}}, 413, None),
+        ({"json": {"conditions": ["a", "b", "c", "d"]}}, 413, "conditions"),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, None),
         ({"content": b"[" * 100_000, "headers": {"content-type": "application/json"}}, 400, None),
         ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, None),
@@ -241,7 +241,7 @@ GOOD = {"image": as_base64(PHOTO)}
         ({"images": [GOOD, GOOD, GOOD, BROKEN]}, 400, "images.3.image"),
         ({"images": [GOOD, {"image": {"id": "nowhere"}}]}, 422, "images.1.image"),
         ({"images": [{"image": as_base64(bytes(100_001))}]}, 413, "images.0.image"),
-        ({"images": [GOOD] * 9}, 413, None),
+        ({"images": [GOOD] * 9}, 413, "images"),
     ],
 )
 def test_images_in_json_that_do_not_fit_are_named_and_nothing_is_added(
@@ -274,9 +274,14 @@ def test_metadata_of_a_form_that_does_not_fit_is_named_and_nothing_is_added(
 def test_more_images_than_the_limit_are_refused_naming_both(client: TestClient, library: InMemory) -> None:
     assert client.post("/collections/things/images", files=[("file", ("a", PHOTO))] * 8).status_code == 201
     library.added = ()
-    for form in ({"files": [("file", ("a", PHOTO))] * 9}, {"json": {"images": [GOOD] * 9}}):
-        message = error_of(client.post("/collections/things/images", **form), 413)["message"]
-        assert "9 images; the limit is 8" in message
+    forms: dict[str, Any] = {
+        "file": {"files": [("file", ("a", PHOTO))] * 9},
+        "images": {"json": {"images": [GOOD] * 9}},
+    }
+    for param, form in forms.items():
+        error = error_of(client.post("/collections/things/images", **form), 413)
+        assert error["message"] == f"{param}: The request asks for 9 images; the limit is 8."
+        assert error["param"] == param
     message = error_of(client.post("/collections/things/images", files=[("file", PHOTO)] * 265), 413)["message"]
     assert "265 parts; the limit is 264" in message
     assert not library.added
