@@ -132,9 +132,8 @@ def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
     """Raises InvalidField for a call without a caption or with a blank one, TooLarge for one over the limits."""
     if not call.captions:
         raise InvalidField("captions: The request holds none.", param="captions")
-    what = "pairs" if call.is_vllm else "captions"
-    check_count(what, len(call.pairs), limits.max_captions)
-    check_count("images", len(call.images), limits.max_images)
+    check_count("captions", len(call.captions), limits.max_captions)
+    check_count(call.images[0].param.partition(".")[0], len(call.images), limits.max_images, "images")
     if call.explain:
         check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
     for caption in call.captions:
