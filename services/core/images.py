@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from urllib.parse import unquote
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageChops, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -173,13 +173,32 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I;16":
-        # `convert` would clip at 255 instead of scaling; the high byte is what Pillow keeps of 16-bit colour.
-        image = Image.frombytes("L", image.size, image.tobytes("raw", "I;16")[1::2])
+        image = _upper_bytes(image)
     if image.has_transparency_data:
         pixels = image.convert("RGBA")
         image = Image.new("RGB", pixels.size, "white")
         image.paste(pixels, mask=pixels)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _upper_bytes(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey, with an alpha channel where one of its values means transparent.
+
+    `convert` would clip at 255 instead of scaling; the upper byte is what Pillow keeps of 16-bit colour.
+    """
+    pixels = image.tobytes("raw", "I;16")
+    upper, lower = (Image.frombytes("L", image.size, pixels[start::2]) for start in (1, 0))
+    transparent = image.info.get("transparency")
+    if transparent is not None:
+        # a value is that one where both of its bytes are
+        differs = (_unlike(upper, transparent >> 8), _unlike(lower, transparent & 0xFF))
+        upper.putalpha(ImageChops.lighter(*differs))
+    return upper
+
+
+def _unlike(image: Image.Image, value: int) -> Image.Image:
+    """8-bit grey that is 255 where an image of the kind has another value, and 0 where it has this one."""
+    return image.point([0 if one == value else 255 for one in range(256)])
 
 
 def _parse_text(text: str, param: str, limits: ImageLimits) -> bytes | ImageUrl:

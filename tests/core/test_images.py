@@ -104,6 +104,18 @@ def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
     assert [image.getpixel((x, 0)) for x in range(4)] == [(v, v, v) for v in (0, 0x0F, 0x80, 0xFF)]
 
 
+def test_a_16_bit_grey_that_means_transparent_is_white_and_its_neighbours_are_not() -> None:
+    values = [0x1234, 0x1235, 0x1334, 0]
+    header = struct.pack(">IIBBBBB", len(values), 1, 16, 0, 0, 0, 0)
+    row = zlib.compress(b"\0" + struct.pack(">4H", *values))
+    for transparent, expected in ((0x1234, [255, 0x12, 0x13, 0]), (0, [0x12, 0x12, 0x13, 255])):
+        key = struct.pack(">H", transparent)
+        chunks = ((b"IHDR", header), (b"tRNS", key), (b"IDAT", row), (b"IEND", b""))
+        file = encode(scene(), "PNG")[:8] + b"".join(png_chunk(kind, body) for kind, body in chunks)
+        image = decode_image(file, LIMITS)
+        assert [image.getpixel((x, 0)) for x in range(4)] == [(v, v, v) for v in expected]
+
+
 def test_16_bit_colour_keeps_its_upper_bytes() -> None:
     row = b"\0" + struct.pack(">HHH", 0x12FF, 0x8000, 0xFF00)
     header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
