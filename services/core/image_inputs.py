@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from PIL import Image
 
-from services.core.errors import InvalidRequest, NotFound, Overloaded
+from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
 from services.core.fetch import FetchLimits, ImageFetcher
 from services.core.images import ImageLimits, ImageReference, ImageUrl, StoredImage, decode_image, parse_image_reference
 from services.core.json_bodies import JsonImage
@@ -74,7 +74,8 @@ class ImageInputs:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def bytes_of(self, reference: ImageReference, param: str) -> bytes:
-        """Raises NotFound, InvalidRequest where URLs are turned off, and what fetching raises, all naming `param`."""
+        """Raises NotFound, InvalidField for a stored image where there are no collections, InvalidRequest where URLs
+        are turned off, and what fetching raises, all naming `param`."""
         if isinstance(reference, StoredImage):
             return await self._stored(reference, param)
         if not isinstance(reference, ImageUrl):
@@ -107,7 +108,9 @@ class ImageInputs:
 
     async def _stored(self, reference: StoredImage, param: str) -> bytes:
         if self.stored_image is None:
-            raise NotFound(f"There is no collection {reference.collection!r}.", param=param)
+            raise InvalidField(
+                "This service keeps no collections, so no image has an id here; send the image itself.", param=param
+            )
         try:
             return await self.stored_image(reference)
         except NotFound as error:

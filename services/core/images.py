@@ -129,7 +129,8 @@ def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> 
         case {"url": str(url), **rest} if not rest.keys() & {"id", "image_url"}:
             return _parse_text(url.strip(), param, limits)
     raise InvalidField(
-        'An image is a data URI, base64, an http(s) URL, {"url": …} or {"id": "collection/image-id"}.',
+        'An image is a data URI, base64, an http(s) URL, {"url": …} or, where collections are kept,'
+        ' {"id": "collection/image-id"}.',
         param=param,
     )
 

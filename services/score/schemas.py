@@ -24,7 +24,7 @@ class ScoreOptions(BaseModel):
 class ScoreRequest(ScoreOptions):
     """One image and the captions to be told apart on it."""
 
-    image: JsonImage = Field(description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.')
+    image: JsonImage = Field(description="Data URI, base64 or `http(s)` URL.")
     captions: JsonList[str] = Field(description="In any order; equal ones are computed once.")
 
 

@@ -214,7 +214,6 @@ def test_a_json_body_that_does_not_fit_names_the_field(client: TestClient, body:
         ({"image": base64.b64encode(b"no image").decode(), "captions": CAPTIONS}, 400, "image"),
         ({"image": "?", "captions": CAPTIONS}, 400, "image"),
         ({"image": "http://127.0.0.1/a.png", "captions": CAPTIONS}, 400, "image"),
-        ({"image": {"id": "birds/1"}, "captions": CAPTIONS}, 404, "image"),
         ({"image": "data:text/plain;base64,aGk=", "captions": CAPTIONS}, 415, "image"),
         ({"image": URI, "captions": CAPTIONS, "model": "another"}, 404, "model"),
         ({"image": URI, "captions": ["a dog"] * 1025}, 413, "captions"),
@@ -223,6 +222,19 @@ def test_a_json_body_that_does_not_fit_names_the_field(client: TestClient, body:
 )
 def test_an_input_that_cannot_be_scored_names_itself(client: TestClient, body: Any, status: int, param: str) -> None:
     assert error_of(client.post("/score", json=body), status)["param"] == param
+
+
+def test_an_image_of_a_collection_is_refused_because_this_service_keeps_none(client: TestClient) -> None:
+    stored = {"id": "birds/1"}
+    for body, param in (
+        ({"image": stored, "captions": CAPTIONS}, "image"),
+        ({"data_1": {"image": stored}, "data_2": CAPTIONS}, "data_1.image"),
+    ):
+        error = error_of(client.post("/v1/score", json=body), 422)
+        assert error["param"] == param
+        assert "keeps no collections" in error["message"]
+    routes = client.get("/openapi.json").json()["paths"]
+    assert "collection" not in str(routes["/score"])
 
 
 def test_limits_are_named_with_what_was_asked(client: TestClient) -> None:
