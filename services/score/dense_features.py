@@ -79,7 +79,7 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
     """
     check_towers(clip)
     tower = _text_tower(clip)
-    end = _end_of_text(tower, input_ids)
+    end = end_of_text(clip, input_ids)
     num_tokens = int(end.max()) + 1
     x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
     x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
@@ -87,6 +87,16 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
     pooled = _unit(tokens[torch.arange(len(end), device=end.device), end])
     position = torch.arange(num_tokens, device=end.device)
     return TextFeatures(pooled, tokens, (position > 0) & (position <= end[:, None]))
+
+
+def end_of_text(clip: Any, input_ids: Tensor) -> Tensor:
+    """Where a model's text tower takes texts (N, W) to end, (N,) int64: at the first of a text's highest ids, or where
+    a tower of another vocabulary has its mark first. What stands behind is read by nobody."""
+    tower = _text_tower(clip)
+    if _text_pool(tower) == "argmax":
+        return input_ids.argmax(dim=-1)
+    eos_id: int = tower.text_eos_id if hasattr(tower, "text_eos_id") else tower.eos_id
+    return (input_ids == eos_id).int().argmax(dim=-1)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -105,14 +115,6 @@ def _text_tower(clip: Any) -> Any:
 
 def _text_pool(tower: Any) -> str | None:
     return getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
-
-
-def _end_of_text(tower: Any, input_ids: Tensor) -> Tensor:
-    """Where each text ends, (N,): at its highest id, or where a tower of another vocabulary has its mark."""
-    if _text_pool(tower) == "argmax":
-        return input_ids.argmax(dim=-1)
-    eos_id: int = tower.text_eos_id if hasattr(tower, "text_eos_id") else tower.eos_id
-    return (input_ids == eos_id).int().argmax(dim=-1)
 
 
 def _projected(tower: Any, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.text_transformer import clamped_scale
 from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip
+from services.score.dense_features import end_of_text
 from services.score.encoder import Encoder
 from services.score.features import Features
 from services.score.heatmaps import readable_pieces
@@ -73,6 +74,7 @@ class ScoreEngine:
         self._transform = clip.transform
         self._device = device
         self._dtype = dtype
+        self._end_of_text = functools.partial(end_of_text, clip.model)
         self._encoder = Encoder(checkpoint, device, dtype)
         self._tokenise = functools.partial(tokenise, clip.tokenizer)
         self._remembered = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(self._tokenise)
@@ -118,8 +120,10 @@ class ScoreEngine:
         return ImageItem(digest, self._transform(image))
 
     def pieces(self, text: Text) -> list[str]:
-        """The tokens of a caption that are compared with an image, as `readable_pieces` shows them."""
-        return readable_pieces(self._tokenizer, text)
+        """The tokens of a caption that are compared with an image, as `readable_pieces` shows them: from the first
+        word to where the text tower ends, which is ahead of the last where a caption spells the end of text out."""
+        end = int(self._end_of_text(torch.from_numpy(text.input_ids)[None]))
+        return readable_pieces(self._tokenizer, text.input_ids[1 : end + 1].tolist())
 
     def mix(self, similarities: Similarities) -> Cosines:
         """What ranks: (1 − local_weight) · global + local_weight · local, (N,)."""

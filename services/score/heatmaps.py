@@ -6,11 +6,11 @@ token, 1 at the one that is most. A token to which all patches are alike attends
 Shapes: P patches, W text tokens.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from services.nn.clip_texts import Text
 from services.nn.clip_tokenizer import Tokenizer
 
 Heatmaps = np.ndarray[Any, np.dtype[np.float32]]
@@ -20,19 +20,14 @@ DECIMALS = 4
 CONTINUES_A_WORD = "##"
 
 
-def compared_ids(text: Text) -> list[int]:
-    """The tokens that are compared with an image: from the first word to the end of the text."""
-    return [int(token) for token in text.input_ids[1 : text.num_tokens]]
-
-
-def readable_pieces(tokenizer: Tokenizer, text: Text) -> list[str]:
-    """A string for each of `compared_ids`: pieces of words, then `<end_of_text>`.
+def readable_pieces(tokenizer: Tokenizer, input_ids: Sequence[int]) -> list[str]:
+    """A string for each token (W,): pieces of words, then `<end_of_text>`.
 
     One that continues a word begins with `##`; a byte that is no character of its own is the replacement character.
     """
     pieces: list[str] = []
     begins_a_word = True
-    for token in compared_ids(text):
+    for token in input_ids:
         piece = tokenizer.decode([token])
         pieces.append(piece.rstrip(" ") if begins_a_word else CONTINUES_A_WORD + piece.rstrip(" "))
         begins_a_word = piece.endswith(" ")
