@@ -83,6 +83,13 @@ def test_each_process_starts_with_the_settings_that_it_is_given(
     assert settings.host == "0.0.0.0"
 
 
+def test_settings_that_the_example_does_not_show_come_from_a_file_that_may_be_absent() -> None:
+    for name in PROCESS:
+        assert SERVICES[name]["env_file"] == [{"path": "settings.env", "required": False}]
+    passed_on = {variable for name in PROCESS for variable in SERVICES[name]["environment"]}
+    assert {variable for variable in SUGGESTED if variable.startswith("FOVEA_")} <= passed_on
+
+
 def test_settings_for_one_process_reach_only_that_one() -> None:
     """The code passes over another process's settings, so that nobody would see one that has no effect."""
     for name, process in PROCESS.items():
@@ -273,7 +280,7 @@ def test_prometheus_scrapes_every_process_and_finds_its_files() -> None:
 
 def test_secrets_are_kept_where_git_does_not_look() -> None:
     assert FILE["secrets"]["metrics-key"] == {"file": ".fovea/metrics.key"}
-    assert {".fovea/", ".env"} <= set((ROOT / ".gitignore").read_text().splitlines())
+    assert {".fovea/", ".env", "settings.env"} <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:
