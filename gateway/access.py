@@ -98,27 +98,34 @@ class KeyRing:
         return self._visitors.get(digest(key))
 
     def reload(self) -> bool:
-        """Read the file if it has changed since, and say whether it had. Raises OSError and ValueError."""
+        """Read the file if it has changed since, and say whether it had. Raises OSError and ValueError.
+
+        A file that could not be read counts as changed: to give its owner or mode back leaves no other trace.
+        """
         if self._path is None:
             return False
         status = self._path.stat()
         stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
         if stamp == self._stamp:
             return False
+        self._visitors = _visitors([*self._configured, *read_key_file(self._path).keys])
         # Taken before reading, so that a change in between is seen at the next look.
         self._stamp = stamp
-        self._visitors = _visitors([*self._configured, *read_key_file(self._path).keys])
         return True
 
     async def follow(self) -> None:
         """Look at the file again and again, until cancelled."""
+        reported: str | None = None
         while True:
             await asyncio.sleep(self._poll_s)
             try:
                 if await asyncio.to_thread(self.reload):
                     log.info("keys_reloaded", keys=len(self._visitors))
+                reported = None
             except (OSError, ValueError) as broken:
-                log.error("keys_not_reloaded", reason=str(broken))
+                if (reason := str(broken)) != reported:  # once, not at each look
+                    log.error("keys_not_reloaded", reason=reason)
+                reported = reason
 
 
 class Access:

@@ -62,9 +62,10 @@ class _ClosedWhileIdle(Exception):
 class Upstream:
     """The addresses of one service behind one gate.
 
-    A request is sent again only where the service cannot have worked on it: the connection was refused, or an idle
-    one was closed as it was used again, or an instance that drains said 503; never once a byte of a body that
-    can't be repeated was sent, nor beyond the retry budget.
+    A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
+    where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
+    dies of a request within IDLE_CLOSE_S looks the same. Never once a byte of a body that can't be repeated was sent,
+    nor beyond the retry budget. All that services do may be done twice: what is stored is stored under its name.
     """
 
     def __init__(
@@ -115,6 +116,8 @@ class Upstream:
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Where requests wait for a service, they also wait while every instance says that it is loading or leaving;
         when the time is over, whoever there is is asked, and says what is wrong."""
+        if not self.addresses.is_configured:
+            raise self._not_running()
         self._budget.deposit()
         give_up_at = time.monotonic() + self._wait_s
         while True:

@@ -1,6 +1,7 @@
 """Who gets in: keys, scopes and public paths, at a real gateway."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import aiohttp
 import pytest
 from fastapi.routing import APIRoute
 
-from gateway.access import digest, new_key
+from gateway.access import KeyRing, digest, new_key
 from gateway.app import create_gateway
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, ROUTES
 from gateway.settings import GatewaySettings, KeyRecord
@@ -160,6 +161,32 @@ async def test_a_changed_keys_file_is_followed_and_a_broken_one_leaves_the_keys_
             return not await is_let_in("third")()
 
         await until(is_shut)
+
+
+def test_a_keys_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_path: Path) -> None:
+    """Mended without another time, size or inode, as `chmod` mends a file of the wrong mode."""
+    path = tmp_path / "keys.json"
+
+    def write(content: bytes) -> None:
+        path.write_bytes(content)
+        os.utime(path, ns=(0, 0))
+
+    write_keys(path, record("first", "embed"))
+    first = path.read_bytes()
+    write_keys(path, record("other", "embed"))
+    other = path.read_bytes()
+    assert len(first) == len(other)
+    write(first)
+    keys = KeyRing(GatewaySettings(keys_file=path))
+    path.write_bytes(b" " * len(first))
+    with pytest.raises(ValueError, match="is not a keys file"):
+        keys.reload()
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(other)
+    os.utime(path, ns=(stamp, stamp))
+    assert keys.reload()
+    assert keys.find("other") is not None
+    assert keys.find("first") is None
 
 
 async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:

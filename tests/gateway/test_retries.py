@@ -238,6 +238,15 @@ async def test_a_request_waits_for_a_service_that_is_coming_up_and_is_counted_me
         assert await metric(client, "fovea_gateway_queued_requests", service="embed") == 0
 
 
+async def test_nobody_waits_for_a_service_that_the_gateway_does_not_have() -> None:
+    """The wait is longer than this test may take."""
+    async with gateway(score_urls="", wait_for_service_s=3600) as client:
+        async with asyncio.timeout(60), client.post("/score", data=b"{}") as response:
+            assert response.status == 503
+            assert "no score service" in (await response.json())["error"]["message"]
+        assert await metric(client, "fovea_gateway_queued_requests", service="score") == 0
+
+
 async def test_a_request_waits_for_a_service_that_listens_and_is_still_loading() -> None:
     service = Service(echo)
     service.is_ready = False
