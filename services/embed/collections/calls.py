@@ -27,6 +27,8 @@ from services.embed.collections.schemas import AddRequest, CreateRequest, FormMe
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10
+# What a search may be for; one of them.
+QUERIES = ("image", "text", "id")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class SearchParameters:
     conditions: Sequence[str]
     k: int | None
     model: str | None
+    filter: str | None
 
 
 async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
@@ -82,7 +85,7 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
     if media_type.startswith("image/"):
         query, asked = ImageInput(await request.body(), "body"), SearchRequest()
     elif media_type == "multipart/form-data":
-        form = await read_form(request, max_files=1, fields=("condition", "k", "filter", "model"))
+        form = await read_form(request, max_files=1, fields=("condition", "k", "filter", "model", *QUERIES))
         query, asked = _query_of_form(form), _options_of_form(form)
     elif media_type == "application/json":
         body = await read_json(request)
@@ -94,7 +97,7 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
         input=query,
         condition=_one_condition(agreed("condition", in_url.conditions, conditions_of(asked.condition))),
         k=_within(agreed("k", in_url.k, asked.k) or DEFAULT_K, limits),
-        filter=asked.filter,
+        filter=agreed("filter", _filter_of_url(in_url), asked.filter),
         model=agreed("model", in_url.model, asked.model),
     )
 
@@ -143,6 +146,11 @@ def _images_of_json(body: dict[str, Any], limits: CallLimits) -> Sequence[ImageT
 
 
 def _query_of_form(form: Form) -> ImageInput:
+    given = ["file", *(name for name in QUERIES if form.fields[name])]
+    if len(given) > 1:
+        raise InvalidField(
+            f"The query of a search is exactly one; the form has {' and '.join(given)}.", param=given[-1]
+        )
     if len(form.files) > 1:
         raise InvalidField(f"file.1: A search has one query; the form has {len(form.files)} files.", param="file.1")
     return ImageInput(form.files[0].data, form.files[0].param)
@@ -155,8 +163,14 @@ def _options_of_form(form: Form) -> SearchRequest:
     return validate(SearchRequest, {**options, "condition": form.fields["condition"]})
 
 
+def _filter_of_url(in_url: SearchParameters) -> Metadata | None:
+    if in_url.filter is None:
+        return None
+    return validate(SearchRequest, {"filter": _json_field("filter", in_url.filter)}).filter
+
+
 def _query_of_json(asked: SearchRequest, collection: str, limits: CallLimits) -> ImageInput | TextInput:
-    given = [name for name in ("image", "text", "id") if getattr(asked, name) is not None]
+    given = [name for name in QUERIES if getattr(asked, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise InvalidField(
@@ -187,4 +201,4 @@ def _json_field(param: str, value: str | bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"{param}: The part is not valid JSON: {error}.", param=param) from None
+        raise InvalidRequest(f"{param}: This is not valid JSON: {error}.", param=param) from None

@@ -209,14 +209,18 @@ def _add_search_route(router: APIRouter, collections: Collections, limits: CallL
         request: Request,
         name: Name,
         condition: Annotated[list[str] | None, Query(description="What to look for; at most one.")] = None,
-        k: Annotated[int | None, Query(ge=1, le=limits.max_k, description="Most results; 10 by default.")] = None,
+        k: Annotated[
+            int | None,
+            Query(ge=1, json_schema_extra={"maximum": limits.max_k}, description="Most results; 10 by default."),
+        ] = None,
+        filter: Annotated[str | None, Query(description="The JSON object of a filter.")] = None,
         model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
     ) -> Response:
         """The images nearest to an image or a text under a condition.
 
         A condition that is asked about for the first time is answered at once, and indexed from then on.
         """
-        query = await read_search(request, name, SearchParameters(condition or [], k, model), limits)
+        query = await read_search(request, name, SearchParameters(condition or [], k, model, filter), limits)
         state = request.state
         answer = await collections.search(name, query, deadline=state.deadline, timing=state.timing)
         state.model = answer.model

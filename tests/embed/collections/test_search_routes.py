@@ -1,5 +1,6 @@
 """The wire of a search: every form of a query, what the library is asked, and everything that is refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_search_answers_its_hits_and_which_index_gave_them(filled: TestClient)
 def test_the_query_may_be_the_body_with_everything_else_in_the_url(client: TestClient, library: InMemory) -> None:
     response = client.post(
         "/collections/things/search",
-        params={"condition": COLOR, "k": 7, "model": "tiny"},
+        params={"condition": COLOR, "k": 7, "model": "tiny", "filter": '{"n": [1, 2]}'},
         content=PHOTO,
         headers={"content-type": "image/png"},
     )
@@ -50,7 +51,7 @@ def test_the_query_may_be_the_body_with_everything_else_in_the_url(client: TestC
     query = query_of(library)
     assert isinstance(query.input, ImageInput)
     assert (query.input.reference, query.input.param) == (PHOTO, "body")
-    assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, None, "tiny")
+    assert (query.condition, query.k, query.filter, query.model) == (COLOR, 7, {"n": [1, 2]}, "tiny")
 
 
 def test_the_query_may_be_the_file_of_a_form(client: TestClient, library: InMemory) -> None:
@@ -107,6 +108,27 @@ def test_options_stand_in_the_url_or_in_the_body_or_agree(
     assert (query.condition, query.k, query.model) == (COLOR, 3, "tiny")
 
 
+@pytest.mark.parametrize(
+    ("in_url", "in_body"),
+    [('{"n": 1}', None), (None, {"n": 1}), ('{"n": 1}', {"n": 1}), ('{"n": 1}', {}), ("null", {"n": 1})],
+)
+def test_a_filter_stands_in_the_url_or_in_the_body_or_both_agree(
+    client: TestClient, library: InMemory, in_url: str | None, in_body: Any
+) -> None:
+    params = {} if in_url is None else {"filter": in_url}
+    for send in (
+        {"json": {"text": "a", "filter": in_body}},
+        {"files": {"file": PHOTO}, "data": {} if in_body is None else {"filter": json.dumps(in_body)}},
+    ):
+        response = client.post("/collections/things/search", params=params, **send)
+        assert response.status_code == 200, response.text
+        assert query_of(library).filter == {"n": 1}
+    refused = client.post(
+        "/collections/things/search", params={"filter": '{"n": 2}'}, json={"text": "a", "filter": {"n": 1}}
+    )
+    assert error_of(refused, 400)["param"] == "filter"
+
+
 @pytest.mark.parametrize(("param", "one", "other"), [("condition", COLOR, SHAPE), ("k", 3, 4), ("model", "a", "b")])
 def test_options_that_contradict_each_other_are_refused(
     client: TestClient, library: InMemory, param: str, one: Any, other: Any
@@ -153,6 +175,7 @@ def test_a_search_that_does_not_fit_names_the_field(
         ({"k": 51}, "k", "50"),
         ({"k": "x"}, "k", "integer"),
         ({"condition": [COLOR, SHAPE]}, "condition", "not 2"),
+        ({"filter": "3"}, "filter", "dictionary"),
     ],
 )
 def test_options_of_the_url_that_do_not_fit_are_named(
@@ -173,6 +196,9 @@ def test_options_of_the_url_that_do_not_fit_are_named(
         ({"k": "51"}, 1, 422, "k"),
         ({"filter": "{"}, 1, 400, "filter"),
         ({"filter": "3"}, 1, 422, "filter"),
+        ({"text": "a red bird"}, 1, 422, "text"),
+        ({"image": as_base64(PHOTO)}, 1, 422, "image"),
+        ({"text": "a red bird", "id": "a"}, 1, 422, "id"),
     ],
 )
 def test_a_form_that_does_not_fit_names_the_field(
@@ -180,6 +206,25 @@ def test_a_form_that_does_not_fit_names_the_field(
 ) -> None:
     response = client.post("/collections/things/search", files=[("file", PHOTO)] * num_files, data=fields)
     assert error_of(response, status)["param"] == param
+    assert library.query is None
+
+
+def test_more_results_than_the_limit_are_refused_alike_in_the_url_in_json_and_in_a_form(client: TestClient) -> None:
+    for send in (
+        {"params": {"k": 51}, "json": {"text": "a"}},
+        {"json": {"text": "a", "k": 51}},
+        {"files": {"file": PHOTO}, "data": {"k": "51"}},
+    ):
+        error = error_of(client.post("/collections/things/search", **send), 422)
+        assert error["param"] == "k"
+        assert error["message"] == "k: The request asks for 51 results; the limit is 50."
+
+
+def test_a_filter_in_the_url_that_is_no_json_is_refused(client: TestClient, library: InMemory) -> None:
+    response = client.post(
+        "/collections/things/search", params={"filter": "{"}, content=PHOTO, headers={"content-type": "image/png"}
+    )
+    assert error_of(response, 400)["param"] == "filter"
     assert library.query is None
 
 
