@@ -1,7 +1,7 @@
 """The next token of each sequence of a batch, from its logits: greedy or sampled, every row on its own terms.
 
-Each answer has a random generator of its own and one draw a token from it, so that what is drawn for a seed depends
-neither on what shares the batch nor on the device.
+Each answer has a random generator of its own and one draw a token from it, so that the random numbers of a seed
+depend neither on what shares the batch nor on the device; the logits that they choose by do, in their last bits.
 
 Shapes: B rows, V vocabulary, R rows that sample.
 """
@@ -21,8 +21,8 @@ class Sampling:
     """How tokens are drawn, in OpenAI's terms.
 
     `temperature` 0 takes the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach
-    it. `seed` makes an answer repeatable; None draws anew each time. `num_logprobs` asks for the log-probability of
-    each token and of so many most likely ones beside it; None for neither. The penalties lower the logits of tokens
+    it. `seed` repeats the random numbers of an answer; None draws anew each time. `num_logprobs` asks for the
+    log-probability of each token and of so many most likely ones beside it; None for neither. The penalties lower the logits of tokens
     that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to its logit).
     Raises ValueError for a value out of range.
     """

@@ -80,7 +80,8 @@ class ModelConfig:
 
 
 class LanguageModel:
-    """Runs one model; on one thread at a time. An answer does not depend on what shares its passes."""
+    """Runs one model; on one thread at a time. An answer depends on what shares its passes only by the rounding of
+    logits' last bits."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         """`model` is transformers', of the architectures above with the attention "fovea", on its device, for

@@ -13,6 +13,8 @@ from services.core.errors import InvalidRequest, check_count
 from services.core.json_bodies import JsonList
 from services.generate.schemas import (
     MAX_LISTED,
+    REORDER_DESCRIPTION,
+    SEED_DESCRIPTION,
     CalibrationOptions,
     DocumentList,
     DocumentReport,
@@ -69,7 +71,7 @@ class SamplingRequest(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers to each prompt.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as OpenAI's.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -125,7 +127,7 @@ class ChatRequest(SamplingRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="Needs `logprobs`.")
     documents: DocumentList | None = Field(None, description="What the last message of the user asks about.")
     calibration: CalibrationOptions | None = None
-    reorder: Reorder = Field("none", description="How documents are ranked first; the best then comes last.")
+    reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
     tools: list[Any] | None = Field(None, description="Refused, like all that follow.")
     tool_choice: Any = None
     functions: list[Any] | None = None

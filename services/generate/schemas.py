@@ -14,6 +14,14 @@ MAX_STOPS = 16
 MAX_LISTED = 65_536
 
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+REORDER_DESCRIPTION = (
+    "By what documents are ranked before the prompt is written: the most relevant comes first, but with `attention`,"
+    " which is attention sorting, the most attended comes last."
+)
+SEED_DESCRIPTION = (
+    "Equal seeds draw equal answers, unless another batch rounds the last bits of logits otherwise and so tips a token"
+    " that is as good as equally likely as another."
+)
 FinishReason = Literal["stop", "length"]
 
 
@@ -57,16 +65,14 @@ class GenerateRequest(BaseModel):
     documents: DocumentList = []
     model: str | None = Field(None, description="Checked against the served model.")
     calibration: CalibrationOptions | None = None
-    reorder: Reorder = Field("none", description="How documents are ranked first; the best then comes last.")
+    reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(0.0, description="0: greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: Annotated[JsonList[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] = Field(
         [], description="Texts before which the answer ends."
     )
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
-        None, description="Equal seeds draw equal answers."
-    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     stream: bool = False
 
 

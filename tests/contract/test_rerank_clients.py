@@ -1,6 +1,7 @@
 """Reranking by the clients that people really use, through the gateway."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,14 @@ def test_haystack_shows_its_user_what_is_wrong(haystack_ranker: Any) -> None:
 
     with pytest.raises(RuntimeError, match="jina-reranker-v1-base-en"):
         haystack_ranker("jina-reranker-v1-base-en").run(query=QUERY, documents=[Document(content="a")])
+
+
+def test_the_guide_tells_each_client_the_address_that_it_is_given_here() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "generate.md").read_text()
+    rows = dict(re.findall(r"^\| (.+) \| `http://127\.0\.0\.1:8080([^`]*)`", guide, re.MULTILINE))
+    assert {path for clients, path in rows.items() if "JinaRanker" in clients} == {"/v1/rerank"}
+    assert {path for clients, path in rows.items() if "JinaRerank" in clients} == {"/v1"}
+    assert {path for clients, path in rows.items() if "CohereRerank" in clients} == {""}
 
 
 # --- bare HTTP ---

@@ -70,3 +70,11 @@ def test_a_prompt_may_have_more_tokens_than_there_may_be_prompts() -> None:
     ids = [5] * 10 * MAX_PROMPTS
 
     assert CompletionRequest.model_validate({"prompt": ids}).prompt == ids
+
+
+@pytest.mark.parametrize("model", [GenerateRequest, ChatRequest])
+def test_the_schema_says_where_a_reordering_puts_the_best_document(model: type[BaseModel]) -> None:
+    """As `services.generate.ranking.reorder` does it, and as the guide says."""
+    described = model.model_json_schema()["properties"]["reorder"]["description"]
+    assert "the most relevant comes first" in described
+    assert "with `attention`, which is attention sorting, the most attended comes last" in described
