@@ -125,7 +125,7 @@ class CollectionList(BaseModel):
 
 class SearchResult(BaseModel):
     id: str
-    score: float = Field(description="Cosine to the query under the condition.")
+    score: float = Field(ge=-1, le=1, description="Cosine to the query under the condition.")
     metadata: Metadata
 
 
@@ -183,7 +183,7 @@ def render_search(answer: SearchAnswer) -> bytes:
         "object": "search",
         "model": answer.model,
         "condition": answer.condition,
-        "results": [{"id": hit.id, "score": hit.score, "metadata": hit.metadata} for hit in answer.hits],
+        "results": [{"id": hit.id, "score": _cosine(hit.score), "metadata": hit.metadata} for hit in answer.hits],
         "index": {
             "condition": index.condition,
             "kind": index.kind,
@@ -194,6 +194,11 @@ def render_search(answer: SearchAnswer) -> bytes:
         },
     }
     return orjson.dumps(body)
+
+
+def _cosine(score: float) -> float:
+    """The dot product of two vectors of rounded numbers may be a last digit over 1."""
+    return max(-1.0, min(1.0, score))
 
 
 def _condition_of(index: IndexStatus) -> ConditionIndex:

@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.core.errors import NotFound
@@ -43,6 +43,7 @@ class InMemory:
         self.waited = False
         self.query: SearchQuery | None = None
         self.deadline = 0.0
+        self.cosine: Callable[[StoredImage], float] = lambda image: 1 - image.row / 8
 
     async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
         self.conditions, self.model = conditions, model
@@ -97,7 +98,7 @@ class InMemory:
     async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
         stored = self._images(name)
         self.query, self.deadline = query, deadline
-        hits = [SearchHit(image.id, 1 - image.row / 8, image.metadata) for image in stored.values()]
+        hits = [SearchHit(image.id, self.cosine(image), image.metadata) for image in stored.values()]
         return SearchAnswer(MODEL, query.condition, hits, dataclasses.replace(COLORS, condition=query.condition))
 
     def _images(self, name: str) -> dict[str, StoredImage]:

@@ -40,6 +40,14 @@ def test_a_search_answers_its_hits_and_which_index_gave_them(filled: TestClient)
     assert response.headers["x-fovea-model"] == MODEL
 
 
+def test_a_score_is_a_cosine_where_rounding_makes_a_dot_product_longer_than_one(
+    filled: TestClient, library: InMemory
+) -> None:
+    library.cosine = lambda image: 1.0000001192092896 if image.row == 1 else -1.0000001192092896
+    hits = filled.post("/collections/things/search", json={"text": "red"}).json()["results"]
+    assert [hit["score"] for hit in hits] == [1.0] + [-1.0] * 7
+
+
 def test_the_query_may_be_the_body_with_everything_else_in_the_url(client: TestClient, library: InMemory) -> None:
     response = client.post(
         "/collections/things/search",
