@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
 from gateway.addresses import Addresses, Resolve, resolve_host
@@ -88,6 +89,8 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     )
     # The framework's own document knows the gateway alone; the directory serves the merged one in its place.
     app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
+    if settings.trusted_proxies:
+        app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     app.user_middleware.append(Middleware(Proxy, access=Access(keys, limits, settings, metrics), upstreams=upstreams))
     return app
 

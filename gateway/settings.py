@@ -1,5 +1,6 @@
 """What can be configured at the gateway."""
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -79,14 +80,19 @@ class GatewaySettings(ProcessSettings):
         None,
         description="Requests that a key (without keys: a client address) may send, as `600/minute`; unset, any.",
     )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of the proxies in front, separated by commas: from them alone "
+        "`X-Forwarded-For` tells a client's address.",
+    )
     rate_limit_timeout_s: float = Field(
         0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
     )
 
-    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", mode="before")
+    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", "trusted_proxies", mode="before")
     @classmethod
-    def split_urls(cls, urls: Any) -> Any:
-        return tuple(url.strip() for url in urls.split(",") if url.strip()) if isinstance(urls, str) else urls
+    def split_at_commas(cls, given: Any) -> Any:
+        return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
 
     @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls")
     @classmethod
@@ -98,6 +104,13 @@ class GatewaySettings(ProcessSettings):
             if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
                 raise ValueError(f"{url!r} must be scheme, host and port alone")
         return urls
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def check_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            ip_network(proxy)  # raises ValueError that quotes what is none
+        return proxies
 
     @field_validator("rate_limit")
     @classmethod

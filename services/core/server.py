@@ -46,6 +46,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # whoever asked from this machine could choose the address that limits are counted by
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),

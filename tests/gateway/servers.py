@@ -54,7 +54,7 @@ async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Async
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False)
+    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False, proxy_headers=False)
     server = Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     await server.is_up.wait()

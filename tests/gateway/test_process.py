@@ -135,3 +135,15 @@ async def test_a_wrong_setting_ends_the_process_with_one_sentence(
 def test_the_gateway_imports_no_torch() -> None:
     code = "import gateway.app, gateway.keys_cli, sys; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_an_address_that_a_client_on_the_same_machine_names_is_not_believed(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    log = tmp_path / "log"
+    processes.append(start(log, FOVEA_GATEWAY_EMBED_URLS="", FOVEA_GATEWAY_RATE_LIMIT="1/hour"))
+    url = await started(log)
+    async with aiohttp.ClientSession() as client:
+        for address, status in (("9.9.9.1", 503), ("9.9.9.2", 429)):
+            async with client.post(f"{url}/embed", headers={"X-Forwarded-For": address}) as response:
+                assert response.status == status

@@ -7,10 +7,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from gateway.access import digest
-from gateway.settings import KeyRecord
+from gateway.settings import GatewaySettings, KeyRecord
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.gateway.servers import Service, gateway, metric, serving, until
 
@@ -125,3 +126,32 @@ async def test_redis_stopped_hung_and_started_under_load_costs_no_request(redis:
         is_over = True
         await asyncio.gather(*load)
     assert seen == {200}
+
+
+async def ask_as(client: aiohttp.ClientSession, *addresses: str) -> list[int]:
+    """As a request that came to the proxy from each address."""
+    statuses = []
+    for address in addresses:
+        async with client.post("/embed", headers={"X-Forwarded-For": address}) as response:
+            statuses.append(response.status)
+    return statuses
+
+
+@pytest.mark.parametrize("proxies", ["", "10.0.0.1,192.168.0.0/16"])
+async def test_nobody_escapes_a_limit_by_naming_another_address(proxies: str) -> None:
+    settings: dict[str, Any] = {"rate_limit": RATE, "trusted_proxies": proxies}
+    async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
+        assert await ask_as(client, "9.9.9.1", "9.9.9.2", "9.9.9.3", "9.9.9.4") == [200, 200, 200, 429]
+
+
+async def test_behind_a_trusted_proxy_each_address_has_its_own_limit() -> None:
+    settings: dict[str, Any] = {"rate_limit": "1/hour", "trusted_proxies": "10.0.0.1, 127.0.0.0/8"}
+    async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
+        assert await ask_as(client, "9.9.9.1", "9.9.9.2", "9.9.9.1") == [200, 200, 429]
+        # What a client wrote itself stands ahead of what the proxy added.
+        assert await ask_as(client, "8.8.8.8, 9.9.9.1") == [429]
+
+
+def test_a_proxy_that_is_no_address_is_refused() -> None:
+    with pytest.raises(ValidationError, match="caddy"):
+        GatewaySettings(trusted_proxies=("caddy",))
