@@ -132,7 +132,9 @@ class SearchResult(BaseModel):
 class SearchIndex(BaseModel):
     """What answered."""
 
-    condition: str | None = Field(description="The wording that is indexed, which may be another that means the same.")
+    condition: str | None = Field(
+        description="The wording under which query and images were compared, which may be another that means the same."
+    )
     kind: IndexKind
     size: int = Field(description="Images that the index holds.")
     exact: bool = Field(description="Whether every image was compared exactly.")

@@ -9,12 +9,14 @@ import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from itertools import chain, zip_longest
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, takewhile, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.errors import DeadlineExceeded
 from services.core.exchange import Timing
 from services.core.image_inputs import ImageInput
 from services.embed.calls import EmbedCall, TextInput
@@ -33,12 +35,15 @@ ENCODING_COST = 8
 MAX_SHORTLISTING_INDEXES = 8
 # Fewer images than this say too little about whether two wordings mean the same.
 MIN_COMPARED_IMAGES = 16
+# What is read over the budget is read until so long before the deadline, at which nothing would be answered.
+FINISHING_S = 2.0
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """`shortlist_size` images with a kept state are read for one search at most. Wordings under which the same
-    images' embeddings have a mean cosine of `share_index_cosine` or more share one index; None: none do."""
+    """`shortlist_size` images with a kept state are read for one search, more only where its answer has to hold more
+    results. Wordings under which the same images' embeddings have a mean cosine of `share_index_cosine` or more share
+    one index; None: none do."""
 
     shortlist_size: int
     share_index_cosine: float | None = None
@@ -66,6 +71,19 @@ class Nearest:
     index: ConditionIndex | None
 
 
+@dataclass(frozen=True)
+class Shortlist:
+    """Rows to be read for one search: those that the budget allows, and those that an answer of `k` results needs
+    besides."""
+
+    rows: Sequence[int]
+    further_rows: Sequence[int] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.further_rows)
+
+
 class Searcher:
     """Searches one collection."""
 
@@ -88,47 +106,41 @@ class Searcher:
     ) -> Nearest:
         """Raises what is wrong with the query, Overloaded, DeadlineExceeded."""
         index = indexes.get(question.text)
-        (query,) = await self._embed(checkpoint, question, [question.text])
         if index is not None:
             index.used = time.time()
-            if index.vectors.through >= last_row:
-                rows, scores = await self._among_indexed(index, query, question)
-                return Nearest(rows, scores, index.vectors.is_exact, index)
-        return await self._search_unfinished(checkpoint, indexes, question, query, index)
-
-    async def _search_unfinished(
-        self,
-        checkpoint: Checkpoint,
-        indexes: CheckpointIndexes,
-        question: Question,
-        query: Embeddings,
-        index: ConditionIndex | None,
-    ) -> Nearest:
+            # of one answer everything is compared under one wording: the one that is indexed
+            question = replace(question, text=index.text)
+        (query,) = await self._embed(checkpoint, question, [question.text])
+        if index is not None and index.vectors.through >= last_row:
+            rows, scores = await self._among_indexed(index, query, question)
+            return Nearest(rows, scores, index.vectors.is_exact, index)
         lacking = await asyncio.to_thread(self._lacking, index, question.among)
-        chosen = await self._shortlist(checkpoint, indexes, question, lacking)
-        wanted = Wanted(chosen.tolist(), [question.text], indexes.sources)
+        rows, held = await self._among_indexed(index, query, question) if index is not None else ([], [])
+        scores_of = dict(zip(rows, held, strict=True))
+        shortlist = await self._shortlist(checkpoint, indexes, question, lacking, question.k - len(rows))
+        wanted = Wanted(shortlist.rows, [question.text], indexes.sources)
         reads = await self._reader.read(checkpoint, wanted, deadline=question.deadline)
-        scores = {read.row: float(read.vectors[0] @ query) for read in reads}
-        if index is None and (index := self._same_in_other_words(indexes, question.text, reads)) is not None:
+        if index is None and (same := self._same_in_other_words(indexes, question.text, reads)) is not None:
             assert question.text is not None  # the unconditional embedding has an index always
-            indexes.share(question.text, index)
-        if index is not None:
-            rows, held = await self._among_indexed(index, query, question)
-            scores |= dict(zip(rows, held, strict=True))
-        best = sorted(scores, key=lambda row: (-scores[row], row))[: question.k]
-        is_exact = len(chosen) == len(lacking) and (index is None or index.vectors.is_exact)
-        return Nearest(best, [scores[row] for row in best], is_exact, index)
+            indexes.share(question.text, same)
+            return await self.search(checkpoint, indexes, question, last_row=last_row)
+        wanted = replace(wanted, rows=shortlist.further_rows)
+        further, is_whole = await self._read_in_time(checkpoint, wanted, until=question.deadline - FINISHING_S)
+        scores_of |= {read.row: float(read.vectors[0] @ query) for read in (*reads, *further)}
+        best = sorted(scores_of, key=lambda row: (-scores_of[row], row))[: question.k]
+        is_exact = is_whole and shortlist.size == len(lacking) and (index is None or index.vectors.is_exact)
+        return Nearest(best, [scores_of[row] for row in best], is_exact, index)
 
     async def _shortlist(
-        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, lacking: Rows
-    ) -> Rows:
+        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
+    ) -> Shortlist:
         """The images among `lacking` that are worth reading: all of them where they are few, else those that the
-        other indexes rank first, taken in turns, and then the newest. Ascending."""
+        other indexes rank first, taken in turns, and then the newest; `num_wanted` at least, if there are as many."""
         states = indexes.states
         kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
         if sum(cost.values()) <= self._options.shortlist_size:
-            return lacking
+            return Shortlist(lacking.tolist())
         others = [
             other for other in indexes if other.vectors.num_vectors and key_of(other.text) != key_of(question.text)
         ]
@@ -136,20 +148,25 @@ class Searcher:
         ranked = [lacking[::-1].tolist()]
         if others:
             queries = await self._embed(checkpoint, question, [other.text for other in others])
-            wanted = Question(
-                question.input, None, self._options.shortlist_size, lacking, question.deadline, question.timing
-            )
-            found = [await self._among_indexed(o, q, wanted) for o, q in zip(others, queries, strict=True)]
+            among = replace(question, k=max(self._options.shortlist_size, num_wanted), among=lacking)
+            found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
             in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
             ranked.insert(0, [row for row in in_turns if row is not None])
-        chosen = []
-        budget = self._options.shortlist_size
-        for row in dict.fromkeys(chain.from_iterable(ranked)):
-            budget -= cost[row]
-            if budget < 0:
-                break
-            chosen.append(row)
-        return np.array(sorted(chosen), dtype=np.int64)
+        in_order = list(dict.fromkeys(chain.from_iterable(ranked)))
+        spent = accumulate(cost[row] for row in in_order)
+        size = sum(1 for _ in takewhile(lambda so_far: so_far <= self._options.shortlist_size, spent))
+        return Shortlist(sorted(in_order[:size]), in_order[size : max(size, num_wanted)])
+
+    async def _read_in_time(self, checkpoint: Checkpoint, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
+        """What of all that is wanted can be read until then (`time.monotonic()`), and whether it is all."""
+        reads: list[Read] = []
+        async with aclosing(self._reader.in_pieces(checkpoint.engine, wanted)) as prepared:
+            try:
+                async for piece in prepared:
+                    reads += await self._reader.run(checkpoint, piece, deadline=until)
+            except DeadlineExceeded:
+                return reads, False
+        return reads, True
 
     def _lacking(self, index: ConditionIndex | None, among: Rows | None) -> Rows:
         rows = self._store.rows(after=index.vectors.through if index is not None else 0)

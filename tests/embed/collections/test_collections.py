@@ -17,6 +17,7 @@ from PIL import Image
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.embed.app import create_embed
+from services.embed.collections.search import FINISHING_S
 from services.embed.settings import EmbedSettings
 from tests.core.image_files import encode
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
@@ -243,6 +244,39 @@ def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("state_bytes", [0, 2**30])
+def test_an_answer_under_a_new_condition_has_as_many_results_as_were_asked_for(
+    checkpoint: Path, tmp_path: Path, state_bytes: int
+) -> None:
+    with running(settings_in(tmp_path, checkpoint, shortlist_size=8, collection_state_bytes=state_bytes)) as service:
+        service.create()
+        service.add(PICTURES, {name: {"half": place % 2} for place, name in enumerate(PICTURES)})
+        query = picture(108)
+        for k, kept, num_results in ((20, None, 20), (100, None, 24), (11, {"half": 1}, 11)):
+            condition = f"What is in the first {k}?"
+            answer = service.search(image=as_base64(query), condition=condition, k=k, filter=kept)
+            assert len(answer["results"]) == num_results
+            assert answer["index"]["exact"] == (k == 100)
+            expected = service.expected(query, condition)
+            for hit in answer["results"]:
+                assert hit["score"] == pytest.approx(expected[hit["id"]], abs=COSINE_TOLERANCE)
+
+
+def test_where_the_time_is_short_an_answer_has_fewer_results_and_says_that_it_is_not_exact(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with running(settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
+        service.create()
+        service.add(PICTURES)
+        body = {"text": "a thing", "condition": SHAPE, "k": 100}
+        short = {"x-request-timeout": str(FINISHING_S - 0.1)}
+        response = service.client.post("/collections/things/search", json=body, headers=short)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        assert len(answer["results"]) == 8
+        assert (answer["index"]["exact"], answer["index"]["state"]) == (False, "building")
+
+
+@pytest.mark.parametrize("state_bytes", [0, 2**30])
 @pytest.mark.parametrize(("visibility", "layer"), [("readout", 0), ("readout", 1), ("full", 0), ("full", 1)])
 def test_every_kind_of_checkpoint_finds_the_same_with_kept_states_and_without(
     tmp_path: Path, visibility: Any, layer: int, state_bytes: int
@@ -386,6 +420,28 @@ def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_
         assert answer["condition"] == "Tell me about the color, please."
         assert answer["index"]["condition"] == COLOR
         assert [index["condition"] for index in service.describe()["conditions"]] == [None, COLOR]
+
+
+def test_under_a_shared_wording_the_query_is_read_as_the_images_were(checkpoint: Path, tmp_path: Path) -> None:
+    other_words = "Tell me about the color, please."
+    query = as_base64(picture(109))
+    later = {f"later-{number}": picture(300 + number) for number in range(24)}
+    with running(settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
+        service.create(COLOR)
+        service.add(PICTURES)
+        expected = service.expected(picture(109), COLOR)
+        in_other_words = service.expected(picture(109), other_words)
+        assert max(abs(expected[name] - in_other_words[name]) for name in PICTURES) > 2 * COSINE_TOLERANCE
+        for _ in ("when the index is found", "from then on"):
+            answer = service.search(image=query, condition=other_words)
+            assert answer["index"]["condition"] == COLOR
+            assert answer["index"]["exact"]
+            assert_alike({hit["id"]: hit["score"] for hit in answer["results"]}, expected)
+        # also while the index lacks images, which are read for the search
+        expected |= service.expected(picture(109), COLOR, later)
+        images = [{"id": name, "image": as_base64(data)} for name, data in later.items()]
+        assert service.client.post("/collections/things/images", json={"images": images}).status_code == 201
+        assert_alike(service.scores(image=query, condition=other_words), expected)
 
 
 def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(checkpoint: Path, tmp_path: Path) -> None:
