@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from services.core.health import Health
+from services.core.http_protocol import BoundedHeadProtocol
 from services.core.logs import configure_logging
 from services.core.settings import ProcessSettings
 
@@ -41,6 +42,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
     server = DrainingServer(
         uvicorn.Config(
             app,
+            http=BoundedHeadProtocol,
             lifespan="on",
             ws="none",
             log_config=None,

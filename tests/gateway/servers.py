@@ -48,13 +48,15 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The base URL of `app` while it is served."""
+async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, **options: Any) -> AsyncIterator[str]:
+    """The base URL of `app` while it is served, with further `options` of uvicorn."""
     # The protocol is named because asyncio turns Nagle's delay off only where it is.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", server_header=False, proxy_headers=False)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, ws="none", server_header=False, proxy_headers=False, **options
+    )
     server = Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     await server.is_up.wait()
