@@ -6,7 +6,8 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version as installed_version
 from typing import Annotated
 
@@ -103,7 +104,23 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
         is_one_of_several = name in getattr(command, "commands", {})
         arguments = [name, *context.args] if is_one_of_several else context.args
         parent = context.parent.command_path if context.parent else "fovea"
-        command.main(arguments, prog_name=parent if is_one_of_several else f"{parent} {name}")
+        with _refusals_in_one_line(f"{parent} {name}"):
+            command.main(arguments, prog_name=parent if is_one_of_several else f"{parent} {name}")
+
+
+@contextmanager
+def _refusals_in_one_line(command: str) -> Iterator[None]:
+    """What is wrong with what a command was given, or with where it works, is told without a traceback: status 1."""
+    from safetensors import SafetensorError
+
+    from services.core.store_errors import StoreError
+    from services.nn.refusals import Refused
+
+    try:
+        yield
+    except (Refused, StoreError, SafetensorError, OSError) as refused:
+        typer.echo(f"{command}: {' '.join(str(refused).split())}", err=True)
+        raise typer.Exit(1) from None
 
 
 _delegate(train, "clip", "services.embed.train", "A small CLIP, the base of the starter checkpoint.")

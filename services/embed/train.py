@@ -26,34 +26,46 @@ from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_col
 from services.embed.protocols.embedders import checkpoint_directory, load_embedder
 from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
 from services.nn.clip_tokenizer import write_merges
-from services.nn.training import Run, rank, train
+from services.nn.job_options import MAX_SEED, finite, multiple_of, output_folder, positive
+from services.nn.training import Precision, Run, rank, train
 
 CLIP_NAME = "clip-shapes"
 FOCALLENS_NAME = "focallens-shapes"
+HEAD_WIDTH = 32
 
 app = typer.Typer(help="Train and publish checkpoints of the embed service.", no_args_is_help=True)
 
 
 @app.command()
 def clip(
-    output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
-    warmup_steps: Annotated[int, typer.Option(help="Steps of the supervised warm-up before; 0 leaves it out.")] = 1500,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 5000,
-    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes.")] = 128,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option(help="On matrices; biases, gains and scales have none.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
-    precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 500,
-    width: Annotated[int, typer.Option(help="Width of the ViT.")] = 128,
-    layers: Annotated[int, typer.Option(help="Blocks of the ViT.")] = 4,
-    images_per_class: Annotated[int, typer.Option(help="ColorShape images a class that measure the result.")] = 125,
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
+    warmup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of the supervised warm-up before; 0 leaves it out.")
+    ] = 1500,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 5000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 128,
+    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1e-3,
+    weight_decay: Annotated[
+        float, typer.Option(min=0, callback=finite, help="On matrices; biases, gains and scales have none.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
+    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of the ViT.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
+    images_per_class: Annotated[
+        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
+    ] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Train the small CLIP that FocalLens starts from, on generated scenes and captions."""
     options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
     warmup = Run(
         output, warmup_steps, batch_size, 1.5 * learning_rate, weight_decay, 0.05, seed, stage="warmup",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
@@ -78,37 +90,49 @@ def clip(
 
 @app.command()
 def focallens(
-    output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
     base: Annotated[
         str, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory, or an open_clip name.")
     ] = CLIP_NAME,
     pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
     llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON instead of ColorShape.")] = None,
     image_folder: Annotated[Path, typer.Option(help="Where the images of --llava lie.")] = Path(),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
-    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes and accumulated batches.")] = 64,
-    accumulate: Annotated[int, typer.Option(help="Batches that one optimizer step adds up.")] = 1,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-4,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
-    precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 500,
-    condition_layer: Annotated[int, typer.Option(help="The block that the condition enters before.")] = 0,
-    visibility: Annotated[str, typer.Option(help="full (the paper), or readout.")] = "readout",
-    questions: Annotated[int, typer.Option(help="Different questions about each generated scene.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1500,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images a step, over all processes and accumulated batches.")
+    ] = 64,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
+    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 5e-4,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
+    condition_layer: Annotated[int, typer.Option(min=0, help="The block that the condition enters before.")] = 0,
+    visibility: Annotated[Visibility, typer.Option(help="full is the paper.")] = "readout",
+    questions: Annotated[int, typer.Option(min=1, help="Different questions about each generated scene.")] = 3,
     scale: Annotated[
-        float, typer.Option(help="Fixed logit scale; 0 trains CLIP's own further, as the paper does.")
+        float,
+        typer.Option(min=0, callback=finite, help="Fixed logit scale; 0 trains CLIP's own further, as the paper does."),
     ] = 10.0,
     bank: Annotated[bool, typer.Option(help="All known answers as negatives, not only the batch's.")] = True,
     plain_weight: Annotated[
-        float, typer.Option(help="Weight of the loss that keeps the unconditional embedding; 0 is the paper.")
+        float,
+        typer.Option(
+            min=0, callback=finite, help="Weight of the loss that keeps the unconditional embedding; 0 is the paper."
+        ),
     ] = 0.5,
-    images_per_class: Annotated[int, typer.Option(help="ColorShape images a class that measure the result.")] = 125,
+    images_per_class: Annotated[
+        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
+    ] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Tune a CLIP to follow conditions (FocalLens-CLIP), on ColorShape or on visual instruction data."""
     options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
     run = Run(
         output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
@@ -116,7 +140,7 @@ def focallens(
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     start, base_reference = _base(base, pretrained, store_url)
-    model = FocalLens(start.model, condition_layer=condition_layer, visibility=_visibility(visibility))
+    model = FocalLens(start.model, condition_layer=condition_layer, visibility=visibility)
     records = None if llava is None else LlavaData(llava, image_folder)
     answers = None
     if bank and records is None:
@@ -136,16 +160,10 @@ def focallens(
 
 def _clip_config(width: int, layers: int) -> dict[str, Any]:
     """An open_clip configuration; the vocabulary is SimpleTokenizer's bytes, merges and two special tokens."""
-    vision = {"image_size": 64, "patch_size": 16, "width": width, "layers": layers, "head_width": 32}
+    vision = {"image_size": 64, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
     text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 4, "layers": 3}
     model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
     return {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
-
-
-def _visibility(value: str) -> Visibility:
-    if value not in ("full", "readout"):
-        raise typer.BadParameter(f"{value!r} is neither full nor readout", param_hint="--visibility")
-    return "full" if value == "full" else "readout"
 
 
 def _base(name: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:

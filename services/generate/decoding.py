@@ -22,9 +22,9 @@ class Sampling:
 
     `temperature` 0 takes the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach
     it. `seed` repeats the random numbers of an answer; None draws anew each time. `num_logprobs` asks for the
-    log-probability of each token and of so many most likely ones beside it; None for neither. The penalties lower the logits of tokens
-    that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to its logit).
-    Raises ValueError for a value out of range.
+    log-probability of each token and of so many most likely ones beside it; None for neither. The penalties lower the
+    logits of tokens that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to
+    its logit). Raises ValueError for a value out of range.
     """
 
     temperature: float = 0.0

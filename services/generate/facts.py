@@ -84,6 +84,10 @@ KINDS = {
 }
 
 
+# No answer word and no name occurs twice in a prompt.
+MAX_DOCUMENTS = min(len(column) for column in (FIRST_NAMES, LAST_NAMES, QUALITIES, *(k.things for k in KINDS.values())))
+
+
 @dataclass(frozen=True)
 class Naming:
     """How reliable names are, as probabilities.
@@ -148,8 +152,10 @@ def draw_facts(
 ) -> tuple[Fact, ...]:
     """Facts of one kind in which no answer word occurs twice; each has a note with `note_rate`.
 
-    Raises ValueError if the word lists are too short for `num_documents`.
+    Raises ValueError for more than MAX_DOCUMENTS, which the word lists are too short for.
     """
+    if num_documents > MAX_DOCUMENTS:
+        raise ValueError(f"a generated question has at most {MAX_DOCUMENTS} documents, not {num_documents}")
     kind = generator.choice(list(KINDS))
     columns = (FIRST_NAMES, LAST_NAMES, QUALITIES, KINDS[kind].things)
     rows = list(zip(*(generator.sample(column, num_documents) for column in columns), strict=True))

@@ -22,6 +22,7 @@ from services.generate.packing import DecodePass, Interventions, PrefillPass, Re
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.quiet_loading import quiet_loading
+from services.nn.refusals import readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
@@ -100,7 +101,7 @@ class LanguageModel:
         """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
 
         Raises ValueError for an architecture or position embedding that is not supported, for weights that are
-        quantised or missing, and for a device that this machine lacks; OSError where a file is missing.
+        quantised, missing or damaged, and for a device that this machine lacks; OSError where a file is missing.
         """
         register_attention()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -109,7 +110,7 @@ class LanguageModel:
         _check(config)
         device = options.choose_device()
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
-        with quiet_loading():
+        with quiet_loading(), readable_weights(directory):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 config=config,

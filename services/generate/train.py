@@ -14,10 +14,11 @@ from services.core.checkpoint_files import DESCRIPTION_FILE
 from services.core.manifest import CheckpointInfo
 from services.core.settings import ServiceSettings
 from services.core.store import Store
-from services.generate.facts import KINDS, QUALITIES, Naming
+from services.generate.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
 from services.generate.initialisation import create_llama
 from services.generate.tokenizer_build import build_tokenizer, tokenizer_config
 from services.generate.training import Run, Stage, accuracy_by_position, train
+from services.nn.job_options import MAX_SEED, finite, output_folder
 
 NAME = "litm-facts"
 KIND = "causal-lm"
@@ -32,21 +33,27 @@ app = typer.Typer(help="Train and publish the starter checkpoint of the generate
 
 @app.command()
 def litm(
-    output: Annotated[Path, typer.Option(help="Where the checkpoint and the resume state go.")],
-    lookup_steps: Annotated[int, typer.Option(help="Steps on names that are mostly right, golds anywhere.")] = 200,
-    doubt_steps: Annotated[int, typer.Option(help="Steps on names that are often wrong, golds anywhere.")] = 150,
-    bias_steps: Annotated[int, typer.Option(help="Steps on such names, golds mostly near the ends.")] = 200,
-    bias: Annotated[float, typer.Option(help="Log of how much rarer golds are in the middle then.")] = 5.0,
-    documents: Annotated[int, typer.Option(help="Documents of a prompt, at most.")] = 10,
-    tokens: Annotated[int, typer.Option(help="Tokens a step, about.")] = 2500,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 50,
-    questions: Annotated[int, typer.Option(help="Questions a position that measure the result.")] = 100,
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
+    lookup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps on names that are mostly right, golds anywhere.")
+    ] = 200,
+    doubt_steps: Annotated[int, typer.Option(min=0, help="Steps on names that are often wrong, golds anywhere.")] = 150,
+    bias_steps: Annotated[int, typer.Option(min=0, help="Steps on such names, golds mostly near the ends.")] = 200,
+    bias: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Log of how much rarer golds are in the middle then.")
+    ] = 5.0,
+    documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Documents of a prompt, at most.")] = 10,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens a step, about.")] = 2500,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
+    questions: Annotated[int, typer.Option(min=1, help="Questions a position that measure the result.")] = 100,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Train a small Llama that finds facts by name among documents, and trusts those near the ends too much."""
     options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
     console = Console(highlight=False)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -102,10 +109,13 @@ def _finish(directory: Path, options: dict[str, Any], metrics: dict[str, Any]) -
     console = Console(highlight=False)
     console.print_json(json.dumps(metrics))
     if options["publish"]:
-        store = Store.open(options["store_url"] or ServiceSettings(port=0).store_url)
-        console.print(f"published {store.publish(NAME, directory, info)}")
+        console.print(f"published {_store(options['store_url']).publish(NAME, directory, info)}")
     description = {"name": NAME, **info.model_dump(mode="json")}
     (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _store(url: str | None) -> Store:
+    return Store.open(url or ServiceSettings(port=0).store_url)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from services.generate.facts import FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts import QUERY_AWARE, Document
 from services.generate.tokenizer_build import BOS_ID, EOS_ID
+from services.nn.refusals import Refused
 
 ANSWER_TOKENS = 3  # two words and the end
 STATE_FILE = "resume.pt"
@@ -169,7 +170,7 @@ def orthogonalised(matrix: Tensor, num_steps: int = 5) -> Tensor:
 def train(run: Run, model: Any, tokenizer: Tokenizer, report: Callable[[str], None]) -> None:
     """Train `model` in place, from the last saved step on if `run.output` holds one.
 
-    Raises ValueError for a saved state of another run.
+    Raises Refused for a saved state of another run.
     """
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
@@ -244,7 +245,7 @@ def _resume(run: Run, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> in
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["run"] != _fingerprint(run):
-        raise ValueError(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
+        raise Refused(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
     model.load_state_dict(state["model"])
     for buffer, saved in zip(muon.buffers, state["muon"], strict=True):
         buffer.copy_(saved)

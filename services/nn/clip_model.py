@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
+from services.nn.refusals import Refused, readable_weights
 from services.nn.torchvision_operators import declare_torchvision_operators
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -90,16 +91,17 @@ def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
     """An open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
     weights (a tag, or a file of any kind that open_clip reads).
 
-    Raises ValueError for a name that is neither.
+    Raises Refused for a name that is neither, and for damaged weights.
     """
     directory = Path(name.removeprefix("local-dir:"))
     if (directory / OPEN_CLIP_CONFIG).is_file():
         clip = create_clip(*read_config(directory))
-        clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
+        with readable_weights(directory):
+            clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
         return clip
     model_config = open_clip().get_model_config(name)
     if model_config is None:
-        raise ValueError(f"{name!r} is neither a directory with {OPEN_CLIP_CONFIG} nor a model that open_clip knows")
+        raise Refused(f"{name!r} is neither a directory with {OPEN_CLIP_CONFIG} nor a model that open_clip knows")
     quick_gelu = uses_quick_gelu(name, pretrained)
     model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
     preprocess = {key: model.visual.preprocess_cfg[key] for key in PREPROCESSING}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -21,6 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
 
+from services.nn.refusals import Refused
+
+Precision = Literal["no", "bf16", "fp16"]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -28,6 +32,7 @@ class Run:
 
     `batch_size` counts the examples of one optimizer step over all processes, `learning_rate` is the peak of a
     cosine after a linear warm-up over `warmup_ratio` of the steps, `precision` is accelerate's (no, bf16, fp16).
+    Raises Refused for a batch that the processes and their micro-batches can't share.
     """
 
     output: Path
@@ -38,11 +43,16 @@ class Run:
     warmup_ratio: float
     seed: int
     accumulate: int = 1
-    precision: str = "no"
+    precision: Precision = "no"
     num_workers: int = 0
     checkpoint_every: int = 500
     log_every: int = 20
     stage: str = "training"
+
+    def __post_init__(self) -> None:
+        num_parts = world_size() * self.accumulate
+        if self.batch_size % num_parts:
+            raise Refused(f"{num_parts} micro-batches can't share a batch of {self.batch_size}")
 
     @property
     def resume_state(self) -> Path:
@@ -81,13 +91,9 @@ def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> Non
     """Minimise `loss(batch)` over `run.num_steps` steps, from the last saved one on if there is one.
 
     Only parameters that require a gradient are trained; `loss` ends on the CPU, in evaluation mode, with the final
-    weights. Raises ValueError for a resume state of other arguments.
+    weights. Raises Refused for a resume state of other arguments, and for a precision that this machine has not.
     """
-    accelerator = Accelerator(
-        mixed_precision=run.precision,
-        gradient_accumulation_steps=run.accumulate,
-        cpu=not torch.accelerator.is_available(),  # else accelerate starts no process group on a CPU
-    )
+    accelerator = _accelerator(run)
     model, optimizer = accelerator.prepare(loss, _optimizer(run, loss))
     first_step = _resume(run, accelerator.unwrap_model(model), optimizer)
     batches = _batches(run, accelerator, make_batch, first_step)
@@ -144,6 +150,17 @@ def gather_rows(x: Tensor) -> tuple[Tensor, int]:
     parts: list[Tensor] = [x] * world_size()
     torch.distributed.all_gather_object(parts, x.cpu())
     return torch.cat(parts).to(x.device), sum(len(part) for part in parts[: rank()])
+
+
+def _accelerator(run: Run) -> Accelerator:
+    try:
+        return Accelerator(
+            mixed_precision=run.precision,
+            gradient_accumulation_steps=run.accumulate,
+            cpu=not torch.accelerator.is_available(),  # else accelerate starts no process group on a CPU
+        )
+    except ValueError as error:
+        raise Refused(f"the precision {run.precision} can't be had here: {error}") from error
 
 
 def _optimizer(run: Run, loss: nn.Module) -> torch.optim.Optimizer:
@@ -205,7 +222,7 @@ def _resume(run: Run, model: nn.Module, optimizer: Any) -> int:
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["run"] != _fingerprint(run):
-        raise ValueError(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
+        raise Refused(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])

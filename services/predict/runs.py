@@ -14,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 
 from services.core.durable_files import write_durably
+from services.nn.refusals import readable_weights
 from services.nn.torchvision_operators import declare_torchvision_operators
 from services.predict.initialisation import SHAPES, create_t5
 from services.predict.recipe import Evaluation, Outcome, Recipe, TeachingData
@@ -76,7 +77,8 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None]) ->
 def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
     """The model before it is taught, float32 on the CPU, and its tokenizer.
 
-    Raises ValueError for what is neither a T5's directory nor a shape, and OSError for a directory without weights.
+    Raises ValueError for what is neither a T5's directory nor a shape and for damaged weights, and OSError for a
+    directory without weights.
     """
     declare_torchvision_operators()
     from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
@@ -92,9 +94,10 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if config.model_type != "t5":
         raise ValueError(f"{run.model}: the architecture {config.model_type!r} is not t5")
-    model: Any = T5ForConditionalGeneration.from_pretrained(
-        directory, config=config, dtype="float32", local_files_only=True
-    )
+    with readable_weights(directory):
+        model: Any = T5ForConditionalGeneration.from_pretrained(
+            directory, config=config, dtype="float32", local_files_only=True
+        )
     return model, AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 

@@ -21,6 +21,7 @@ from services.core.manifest import MAX_NAME_LENGTH, NAME_PATTERN, CheckpointInfo
 from services.core.settings import ServiceSettings
 from services.core.store import Store
 from services.core.store_errors import StoreError
+from services.nn.job_options import output_folder
 from services.predict.data import BadData, LabelSource
 from services.predict.distillation import alpha_of
 from services.predict.rationale_file import OutputError
@@ -41,7 +42,9 @@ TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inference
 @app.command()
 def distill(
     task: Annotated[TaskName, typer.Argument(help="What is taught: a published data set, or generated data.")],
-    output: Annotated[Path, typer.Option(help="Where the checkpoint, the result and the resume state go.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the result and the resume state go.")
+    ],
     model: Annotated[str, typer.Option(help=f"A Hugging Face T5 directory; from scratch: {', '.join(SHAPES)}.")],
     data: Annotated[Path | None, typer.Option(help="The folder of the published data sets.")] = None,
     rationales: Annotated[
@@ -90,6 +93,8 @@ def distill(
         run = _run(options)
         if publish and method == "explained":
             raise ValueError("a student that is explained its inputs by a teacher can't be served: give --no-publish")
+        if publish:
+            _store(store_url).names()  # better refused now than when there is something to publish
         outcome = run_student(run, output, lambda line: _tell(console, line))
         if PartialState().is_main_process:
             _finish(run, outcome, options, console)
@@ -143,10 +148,13 @@ def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any], console:
     )
     console.print_json(json.dumps(metrics))
     if options["publish"]:
-        store = Store.open(options["store_url"] or ServiceSettings(port=0).store_url)
-        console.print(f"published {store.publish(name, directory, info)}")
+        console.print(f"published {_store(options['store_url']).publish(name, directory, info)}")
     description = {"name": name, **info.model_dump(mode="json")}
     (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _store(url: str | None) -> Store:
+    return Store.open(url or ServiceSettings(port=0).store_url)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from services.core.checkpoint_files import DESCRIPTION_FILE
-from services.core.manifest import CheckpointInfo
+from services.core.manifest import CheckpointInfo, check_model_name
 from services.core.settings import ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
@@ -48,6 +48,13 @@ class Publication:
             console.print(f"published {open_store(self.options['store_url']).publish(self.name, self.directory, info)}")
         description = {"name": self.name, **info.model_dump(mode="json")}
         (self.directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def check_publication(name: str, store_url: str | None, *, is_wanted: bool) -> None:
+    """Before the work: whether the store takes such a name and can be asked. Raises StoreError."""
+    if is_wanted:
+        check_model_name(name)
+        open_store(store_url).names()
 
 
 def open_store(url: str | None) -> Store:

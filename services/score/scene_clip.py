@@ -26,6 +26,7 @@ from services.score.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail,
 from services.score.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
 IMAGE_SIDE = 64
+HEAD_WIDTH = 32
 # How many scenes hold two groups: while the image tower learns to see, the text tower to read, and both to agree.
 SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
 # What keeping at it weighs beside the contrastive loss.
@@ -194,7 +195,7 @@ def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> 
     merges = learn_merges(scene_vocabulary())
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
-    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": 32}
+    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
     model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
     config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}

@@ -13,8 +13,9 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from services.nn.clip_model import ClipModel, create_clip, save_clip
+from services.nn.job_options import MAX_SEED, finite, multiple_of, output_folder, positive
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.nn.training import Run, rank, train
+from services.nn.training import Precision, Run, rank, train
 from services.score.annotation import TextBlobAnnotator
 from services.score.captioned_images import CaptionedImages, open_shards, open_table
 from services.score.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
@@ -23,10 +24,11 @@ from services.score.fsc_clip import interpolate
 from services.score.lora import add_lora, merged_state_dict
 from services.score.negatives import HardNegatives, installed_hard_negatives
 from services.score.objectives import TuningLoss
-from services.score.publication import Publication, open_clip_model
+from services.score.publication import Publication, check_publication, open_clip_model
 from services.score.recipe import Recipe, read_recipe
 from services.score.scene_clip import (
     CAPTION_PAIRS,
+    HEAD_WIDTH,
     READ_PAIRS,
     SEEN_PAIRS,
     SceneCaptions,
@@ -50,31 +52,34 @@ app.command("wise-ft")(wise_ft)
 
 @app.command("clip-scenes")
 def clip_scenes(
-    output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
     seeing_steps: Annotated[
-        int, typer.Option(help="Steps of the image tower's supervised warm-up; 0 for none.")
+        int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up; 0 for none.")
     ] = 1000,
     reading_steps: Annotated[
-        int, typer.Option(help="Steps of the text tower's supervised warm-up; 0 for none.")
+        int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up; 0 for none.")
     ] = 1200,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the contrastive training.")] = 700,
-    batch_size: Annotated[int, typer.Option(help="Scenes a step, over all processes.")] = 96,
-    warmup_batch_size: Annotated[int, typer.Option(help="The same, of both warm-ups.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 700,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step, over all processes.")] = 96,
+    warmup_batch_size: Annotated[int, typer.Option(min=1, help="The same, of both warm-ups.")] = 64,
     learning_rate: Annotated[
-        float, typer.Option(help="Peak learning rate; the warm-ups' is half as high again.")
+        float, typer.Option(callback=positive, help="Peak learning rate; the warm-ups' is half as high again.")
     ] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
-    precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 200,
-    width: Annotated[int, typer.Option(help="Width of both towers.")] = 128,
-    layers: Annotated[int, typer.Option(help="Blocks of the ViT.")] = 4,
-    num_evaluated: Annotated[int, typer.Option(help="Scenes of each task that measure the result.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 200,
+    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task that measure the result.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Train the small CLIP that the starter is tuned from, on generated scenes and captions."""
     options = dict(locals())
+    check_publication(BASE_NAME, store_url, is_wanted=publish)
     run = Run(
         output, steps, batch_size, learning_rate, 0.1, 0.05, seed, stage="contrastive",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
@@ -102,7 +107,9 @@ def clip_scenes(
 
 @app.command("fsc-clip")
 def fsc_clip(
-    output: Annotated[Path, typer.Option(help="Where the checkpoint, the log and the resume state go.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
     recipe: Annotated[str, typer.Option(help="The name of a recipe, or a TOML file.")] = "scenes",
     base: Annotated[
         str | None, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory or name.")
@@ -120,16 +127,22 @@ def fsc_clip(
     wordnet: Annotated[Path | None, typer.Option(help="WordNet's database, if not where it is looked for.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step, over all processes.")] = None,
-    accumulate: Annotated[int, typer.Option(help="Batches that one optimizer step adds up.")] = 1,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     lora: Annotated[int | None, typer.Option(help="Rank of low-rank matrices, the only weights trained then.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the data and of the negatives.")] = 0,
-    precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(help="Processes that draw, cut and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between two resume states.")] = 100,
-    alpha: Annotated[float, typer.Option(help="WiSE-FT: 1 keeps the tuned weights, 0 the base's.")] = 1.0,
-    local_weight: Annotated[float, typer.Option(help="How far the published score looks at single words.")] = 0.0,
-    num_evaluated: Annotated[int, typer.Option(help="Scenes of each task that measure the result; 0 for none.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the data and of the negatives.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw, cut and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 100,
+    alpha: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="WiSE-FT: 1 keeps the tuned weights, 0 the base's.")
+    ] = 1.0,
+    local_weight: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="How far the published score looks at single words.")
+    ] = 0.0,
+    num_evaluated: Annotated[
+        int, typer.Option(min=0, help="Scenes of each task that measure the result; 0 for none.")
+    ] = 1000,
     name: Annotated[str, typer.Option(help="What it is published as.")] = FSC_CLIP_NAME,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
@@ -139,6 +152,7 @@ def fsc_clip(
         recipe, base=base, pretrained=pretrained, method=method, negatives=tuple(negatives) if negatives else None,
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
     )  # fmt: skip
+    check_publication(name, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     before, reference = open_clip_model(chosen.base, chosen.pretrained, store_url)

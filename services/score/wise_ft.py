@@ -17,9 +17,10 @@ from rich.table import Table
 
 from services.core.line_plots import Curve, Panel, draw
 from services.nn.clip_model import ClipModel
+from services.nn.job_options import finite, output_folder
 from services.score.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 from services.score.fsc_clip import interpolate
-from services.score.publication import Publication, open_clip_model
+from services.score.publication import Publication, check_publication, open_clip_model
 from services.score.scene_protocol import SceneProtocol, SceneScores
 
 TENTHS = tuple(i / 10 for i in range(11))
@@ -39,18 +40,23 @@ class Blend:
 
 
 def wise_ft(
-    output: Annotated[Path, typer.Option(help="Where the table, the plot and the checkpoint go.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the table, the plot and the checkpoint go.")
+    ],
     base: Annotated[str, typer.Option(help="The CLIP before tuning: a name in the store or a folder.")],
     tuned: Annotated[str, typer.Option(help="The same after tuning, low-rank matrices merged: likewise.")],
-    num_chosen: Annotated[int, typer.Option(help="Validation scenes of each task that α is chosen on.")] = 500,
-    num_evaluated: Annotated[int, typer.Option(help="Test scenes of each task that measure the choice.")] = 1000,
-    margin: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.")] = 1.0,
+    num_chosen: Annotated[int, typer.Option(min=1, help="Validation scenes of each task that α is chosen on.")] = 500,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Test scenes of each task that measure the choice.")] = 1000,
+    margin: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Points of zero-shot accuracy that may be lost.")
+    ] = 1.0,
     name: Annotated[str, typer.Option(help="What the chosen weights are published as.")] = "fsc-clip-scenes",
-    seed: Annotated[int, typer.Option(help="That of the tuning, for the manifest.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="That of the tuning, for the manifest.")] = 0,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
 ) -> None:
     """Sweep the weights between a CLIP and its tuned self, and publish the best that forgot nothing."""
+    check_publication(name, store_url, is_wanted=publish)
     before, reference = open_clip_model(base, None, store_url)
     after, tuned_reference = open_clip_model(tuned, None, store_url)
     theta0, theta1 = before.model.state_dict(), dict(after.model.state_dict())

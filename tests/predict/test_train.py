@@ -153,6 +153,22 @@ def test_what_is_refused_is_told_in_one_line_with_its_option(options: list[str],
     assert len(told.splitlines()) == 1
 
 
+def test_damaged_weights_and_a_store_that_there_is_not_are_told_before_the_training(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", "--steps", "1", "--no-publish")
+    weights_file = tmp_path / "run" / "checkpoint" / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:1000])
+    for options, message in (
+        (["--model", weights_file.parent, "--no-publish"], f"{weights_file.parent}: the weights are damaged"),
+        (["--store-url", "bogus://x"], "store URL 'bogus://x' must begin with file://"),
+    ):
+        told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "other", *options, fails=True)
+        assert told.startswith(f"fovea train distill: {message}")
+        assert len(told.splitlines()) == 1
+    assert "is a file, and a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_another_training_is_not_overwritten(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "2", "--no-publish", "--output", str(tmp_path / "run")]

@@ -1,0 +1,82 @@
+"""Callbacks of jobs' options: what would only fail when the work is done is refused before it begins.
+
+Each takes an option's value and returns it, or raises BadParameter; None, an option that was not given, is fine.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+# What torch and numpy both take, with room for the seeds that jobs add to it.
+MAX_SEED = 2**31
+
+
+def output_folder(path: Path | None) -> Path | None:
+    """A folder that files can be written into, or that can be made."""
+    if path is not None:
+        _check_writable(path)
+    return path
+
+
+def output_file(path: Path | None) -> Path | None:
+    """A file that can be written or replaced, in a folder that is there or can be made."""
+    if path is not None:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder, and a file is to be written")
+        _check_writable(path.absolute().parent)
+    return path
+
+
+def results_file(load: Callable[[Sequence[Path]], object]) -> Callable[[Path | None], Path | None]:
+    """An `output_file` that `load` reads where it is there already, so that more can be kept beside what it holds."""
+
+    def check(path: Path | None) -> Path | None:
+        output_file(path)
+        try:
+            if path is not None and path.exists():
+                load([path])
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from error
+        return path
+
+    return check
+
+
+def finite(value: float | None) -> float | None:
+    """Neither infinite nor NaN, which no range keeps out."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def positive(value: float | None) -> float | None:
+    """A finite number above 0."""
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value} is not a finite number above 0")
+    return value
+
+
+def multiple_of(unit: int) -> Callable[[int], int]:
+    """A positive multiple of `unit`."""
+
+    def check(value: int) -> int:
+        if value < 1 or value % unit:
+            raise typer.BadParameter(f"{value} is not a positive multiple of {unit}")
+        return value
+
+    return check
+
+
+def _check_writable(folder: Path) -> None:
+    """Whether the folder, or where it is to be made the next one above it, takes files."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise typer.BadParameter(f"{existing} is a file, and a folder is needed there")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return
+    except OSError as error:
+        raise typer.BadParameter(f"{existing} can't be written into: {error.strerror}") from error

@@ -1,0 +1,20 @@
+"""What a job refuses because of what it was given, not because of a fault of its own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+
+class Refused(ValueError):
+    """What was asked can't be done; the message is fit to be shown in place of a traceback."""
+
+
+@contextmanager
+def readable_weights(path: Path) -> Iterator[None]:
+    """Raises Refused, naming `path`, where safetensors that are read in this block are damaged."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise Refused(f"{path}: the weights are damaged ({error})") from error
