@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from services.core.manifest import MANIFEST_FILE
+from services.core.manifest import MANIFEST_FILE, check_alias, check_model_name
 from services.core.store_errors import StoreError
 from services.core.versions import Version
 from services.generate.bias import EstimateKind
@@ -25,8 +25,9 @@ from services.generate.checkpoint_source import CheckpointSource, find_checkpoin
 from services.generate.data import BadData, Example
 from services.generate.language_model import LanguageModel
 from services.generate.profile import BiasKind, BiasTable, CalibrationProfile, RowScope, SpanRule, write_profile
-from services.generate.question_sets import GENERATED, QuestionSet, question_set
+from services.generate.question_sets import GENERATED, Part, QuestionSet, question_set
 from services.nn.devices import DeviceName, DeviceOptions
+from services.nn.job_options import output_file, output_folder
 
 MAX_ROWS = 12
 
@@ -56,12 +57,16 @@ def calibrate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Another one draws other questions.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="The folder to write calibration.json into, such as the checkpoint's own.")
+        Path | None,
+        typer.Option(
+            callback=output_folder, help="The folder to write calibration.json into, such as the checkpoint's own."
+        ),
     ] = None,
     publish: Annotated[str | None, typer.Option(help="Publish a version with the profile under this name.")] = None,
     alias: Annotated[str, typer.Option(help="The alias that names the published version.")] = "latest",
     save: Annotated[
-        Path | None, typer.Option(help="A JSON file for the profile and everything that was tried.")
+        Path | None,
+        typer.Option(callback=output_file, help="A JSON file for the profile and everything that was tried."),
     ] = None,
     max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
     device: Annotated[DeviceName, typer.Option(help="Where to run.")] = "auto",
@@ -77,27 +82,33 @@ def calibrate(
         bias_kinds=among(bias, get_args(BiasKind), "--bias"),
         limits=Limits(row_scopes=among(row_scope, get_args(RowScope), "--row-scope")),
     )
+    if publish is not None:
+        _check_publication(publish, alias, store_url)
     counts = parse_numbers(tables or str(documents), "--tables")
     console = Console(highlight=False, width=200)
     questions, source, model = load(data, checkpoint, device, store_url)
     bench = Bench(model, questions, max_cached_tokens)
+    examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
+    of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
     try:
-        examples = questions.examples("calibration", documents, 2 * prompts, seed)
         with Progress(console=Console(stderr=True)) as progress:
             choice = _chosen(bench, examples, plan, progress)
-        found = [one for count in counts for one in _tables(bench, choice.profile, count, seed)]
+        found = [one for those in of_tables for one in _tables(bench, choice.profile, those)]
     except (BadData, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     profile = choice.profile.model_copy(update={"tables": tuple(found)})
     print_choice(choice, console)
-    if output is not None:
-        console.print(f"wrote {write_profile(profile, output)}")
-    if publish is not None:
-        console.print(f"published {_published(source, profile, publish, alias, store_url)}")
-    if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(json.dumps(_record(choice, profile, source, seed), indent=2) + "\n")
-    console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
+    try:
+        if save is not None:
+            save.parent.mkdir(parents=True, exist_ok=True)
+            save.write_text(json.dumps(_record(choice, profile, source, seed), indent=2) + "\n")
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            console.print(f"wrote {write_profile(profile, output)}")
+        if publish is not None:
+            console.print(f"published {_published(source, profile, publish, alias, store_url)}")
+    finally:  # what can't be kept is printed all the same
+        console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
 
 
 def load(
@@ -113,6 +124,18 @@ def load(
         return questions, source, LanguageModel.load(source.directory, DeviceOptions(device=device))
     except (OSError, StoreError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
+
+
+def drawn(
+    questions: QuestionSet, part: Part, num_documents: int, count: int | None, seed: int, option: str
+) -> list[Example]:
+    """`QuestionSet.examples`. Raises BadParameter for a number of documents, `option`, that there are not."""
+    try:
+        return questions.examples(part, num_documents, count, seed)
+    except BadData as error:
+        raise typer.BadParameter(str(error), param_hint=f"--data, {option}") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def parse_positions(text: str, num_documents: int) -> tuple[int, ...]:
@@ -152,12 +175,11 @@ def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Pro
     return choose_calibration(watched, examples, plan, begin)
 
 
-def _tables(bench: Bench, profile: CalibrationProfile, num_documents: int, seed: int) -> Sequence[BiasTable]:
-    """Of a profile that is on; an own draw of questions with as many documents, gold anywhere."""
+def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:
+    """Of a profile that is on; an own draw of questions with equally many documents, gold anywhere."""
     if not profile.enabled or profile.rel_scope == "per_head":
         return ()
-    examples = bench.questions.examples("calibration", num_documents, TABLE_PROMPTS, seed)
-    return tuple(bias_tables(bench, examples, range(num_documents), profile))
+    return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
 
 
 def print_choice(choice: Choice, console: Console) -> None:
@@ -225,6 +247,20 @@ def _record(choice: Choice, profile: CalibrationProfile, source: CheckpointSourc
         "estimates": told(choice.estimates),
         "held_out": told(choice.held_out),
     }
+
+
+def _check_publication(name: str, alias: str, store_url: str | None) -> None:
+    """Before the work. Raises BadParameter for what the store does not accept, and for a store that there is not."""
+    checks = (
+        ("--publish", lambda: check_model_name(name)),
+        ("--alias", lambda: check_alias(alias)),
+        ("--store-url", lambda: open_store(store_url).names()),
+    )
+    for option, check in checks:
+        try:
+            check()
+        except StoreError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _published(

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from services.core.errors import FoveaError
 from services.core.line_plots import draw
 from services.generate.answering import AnswerOptions
-from services.generate.calibrate import among, load, parse_numbers, parse_positions
+from services.generate.calibrate import among, drawn, load, parse_numbers, parse_positions
 from services.generate.calibration_bench import Bench
 from services.generate.calibration_choice import TABLE_PROMPTS, bias_tables
 from services.generate.checkpoint_source import CheckpointSource
@@ -34,18 +34,20 @@ from services.generate.litm_protocols import (
     hypotheses,
     recall_at_3,
 )
-from services.generate.litm_results import RESULT_FILES, Protocol, Result
+from services.generate.litm_results import RESULT_FILES, Protocol, Result, merge_results
 from services.generate.litm_tables import print_tables
 from services.generate.profile import (
     BadProfile,
     BiasKind,
     BiasTable,
     CalibrationProfile,
+    complaints,
     paper_profile,
     read_profile,
 )
 from services.generate.question_sets import GENERATED, Part, at_positions
 from services.nn.devices import DeviceName
+from services.nn.job_options import output_folder, positive, results_file
 
 PAPER = "paper"
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -92,11 +94,18 @@ def litm(
         str | None, typer.Option(help="A calibration.json instead of the checkpoint's, or paper for the paper's own.")
     ] = None,
     bias: Annotated[BiasKind | None, typer.Option(help="Instead of the profile's estimate.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Instead of the profile's.")] = None,
+    temperature: Annotated[float | None, typer.Option(callback=positive, help="Instead of the profile's.")] = None,
     layers: Annotated[str | None, typer.Option(help="Intervened ones instead of the profile's, as in 2,3.")] = None,
     sorting_rounds: Annotated[int, typer.Option(min=1, help="Iterations of attention sorting.")] = 1,
-    save: Annotated[Path | None, typer.Option(help="A JSON file for the scores, beside those that it holds.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="A folder for the figures, as SVG.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            callback=results_file(RESULT_FILES.load), help="A JSON file for the scores, beside those that it holds."
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(callback=output_folder, help="A folder for the figures, as SVG.")
+    ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Prompts that are answered at a time.")] = 64,
     max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
     device: Annotated[DeviceName, typer.Option(help="Where to run.")] = "auto",
@@ -113,6 +122,9 @@ def litm(
     )
     counts = parse_numbers(documents, "--documents")
     questions, source, model = load(data, checkpoint, device, store_url)
+    asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
+    for count in counts:
+        plan.positions_of(count)  # better refused now than when others are answered
     profile = _profile(
         source, model.config.num_layers, calibration, {"bias": bias, "temperature": temperature, "layers": layers}
     )
@@ -120,18 +132,20 @@ def litm(
     study = Study(Bench(model, questions, max_cached_tokens), profile, options, sorting_rounds)
     try:
         with Progress(console=Console(stderr=True)) as progress:
-            results = [one for count in counts for one in run(study, plan, count, source, progress)]
+            results = [one for examples in asked for one in run(study, plan, examples, source, progress)]
     except (BadData, BadProfile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     report(results, save, plots)
 
 
-def run(study: Study, plan: Plan, num_documents: int, source: CheckpointSource, progress: Progress) -> list[Result]:
-    """One result a protocol."""
+def run(
+    study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, progress: Progress
+) -> list[Result]:
+    """One result a protocol, of examples with equally many documents."""
+    num_documents = len(examples[0].documents)
     task = progress.add_task("", total=None)
     watched = replace(study, bench=replace(study.bench, on_progress=lambda count: progress.advance(task, count)))
     questions = study.bench.questions
-    examples = questions.examples(plan.part, num_documents, plan.limit, plan.seed)
     positions = plan.positions_of(num_documents)
     settings = {
         "version": source.label,
@@ -157,20 +171,25 @@ def run(study: Study, plan: Plan, num_documents: int, source: CheckpointSource, 
 
 
 def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> None:
-    """Keep the scores, draw figures, print the tables of all that is kept and, as the last line, the new scores."""
-    shown = results
-    if save is not None:
-        RESULT_FILES.save(results, save)
-        shown = RESULT_FILES.load([save])
+    """Print the tables of all that is kept, keep the scores, draw figures and print, as the last line, the new scores.
+
+    What can't be kept is printed all the same.
+    """
+    kept = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
+    shown = merge_results([*kept, *results])
     console = Console(width=200, highlight=False)
     print_tables(shown, console)
-    if plots is not None:
-        plots.mkdir(parents=True, exist_ok=True)
-        for figure, panels in figures(shown).items():
-            path = plots / f"figure-{figure}.svg"
-            path.write_text(draw(panels))
-            console.print(f"wrote {path}")
-    console.print(json.dumps([asdict(result) for result in results]), soft_wrap=True, markup=False)
+    try:
+        if save is not None:
+            RESULT_FILES.save(results, save)
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
+            for figure, panels in figures(shown).items():
+                path = plots / f"figure-{figure}.svg"
+                path.write_text(draw(panels))
+                console.print(f"wrote {path}")
+    finally:
+        console.print(json.dumps([asdict(result) for result in results]), soft_wrap=True, markup=False)
 
 
 def _estimates(study: Study, examples: Sequence[Example], num_documents: int, plan: Plan) -> Scores:
@@ -189,18 +208,33 @@ def _profile(
 ) -> CalibrationProfile:
     """The one named, else the checkpoint's own, else the paper's; changed where options say so.
 
-    Raises BadParameter for one that cannot be read or does not fit the model.
+    Raises BadParameter for one that cannot be read or does not fit the model, and for changes that do not fit it.
     """
-    wanted = {field: value for field, value in changes.items() if value is not None}
+    named = "CHECKPOINT" if calibration is None else "--calibration"
     try:
-        found = paper_profile(num_layers)
-        if calibration is None:
-            own = read_profile(source.directory)
-            found = own if own is not None and own.enabled else found
-        elif calibration != PAPER:
-            found = CalibrationProfile.model_validate_json(Path(calibration).read_bytes())
-        if "layers" in wanted:
-            wanted["layers"] = parse_numbers(wanted["layers"], "--layers")
-        return CalibrationProfile.model_validate({**found.model_dump(), **wanted}).check_layers(num_layers)
-    except (OSError, ValidationError, BadProfile) as error:
-        raise typer.BadParameter(str(error), param_hint="--calibration") from error
+        found = _profile_named(source, num_layers, calibration).check_layers(num_layers)
+    except (OSError, BadProfile) as error:
+        raise typer.BadParameter(str(error), param_hint=named) from error
+    wanted = {field: value for field, value in changes.items() if value is not None}
+    if "layers" in wanted:
+        wanted["layers"] = parse_numbers(wanted["layers"], "--layers")
+        if wanted["layers"][0] < 0 or wanted["layers"][-1] >= num_layers:
+            raise typer.BadParameter(f"the model's layers are 0 to {num_layers - 1}", param_hint="--layers")
+    try:
+        return CalibrationProfile.model_validate({**found.model_dump(), **wanted})
+    except ValidationError as error:
+        given = ", ".join(f"--{field}" for field in wanted)
+        raise typer.BadParameter(complaints(error), param_hint=given) from error
+
+
+def _profile_named(source: CheckpointSource, num_layers: int, calibration: str | None) -> CalibrationProfile:
+    """Raises OSError or BadProfile for one that cannot be read."""
+    if calibration is None:
+        own = read_profile(source.directory)
+        return own if own is not None and own.enabled else paper_profile(num_layers)
+    if calibration == PAPER:
+        return paper_profile(num_layers)
+    try:
+        return CalibrationProfile.model_validate_json(Path(calibration).read_bytes())
+    except ValidationError as error:
+        raise BadProfile(f"{calibration}: {complaints(error)}") from error

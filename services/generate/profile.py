@@ -151,7 +151,7 @@ def read_profile(directory: Path) -> CalibrationProfile | None:
     try:
         return CalibrationProfile.model_validate_json(text)
     except ValidationError as error:
-        raise BadProfile(f"{path}: {'; '.join(_told(error))}") from error
+        raise BadProfile(f"{path}: {complaints(error)}") from error
 
 
 def write_profile(profile: CalibrationProfile, directory: Path) -> Path:
@@ -161,7 +161,12 @@ def write_profile(profile: CalibrationProfile, directory: Path) -> Path:
     return path
 
 
-def _told(error: ValidationError) -> Iterable[str]:
+def complaints(error: ValidationError) -> str:
+    """What is wrong with a profile, in a line."""
+    return "; ".join(_complaints(error))
+
+
+def _complaints(error: ValidationError) -> Iterable[str]:
     for one in error.errors(include_url=False, include_input=False):
-        place = ".".join(str(part) for part in one["loc"])
-        yield f"{place}: {one['msg']}" if place else one["msg"]
+        place, message = ".".join(str(part) for part in one["loc"]), one["msg"].removeprefix("Value error, ")
+        yield f"{place}: {message}" if place else message
