@@ -33,7 +33,9 @@ from services.embed.protocols.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.protocols.results import RESULT_FILES, Result
 from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe
 from services.embed.protocols.tables import print_tables
+from services.nn.job_options import output_file, results_file
 from services.nn.published_data import MissingData
+from services.nn.refusals import readable_weights
 from services.nn.sugarcrepe import load_sugarcrepe
 
 app = typer.Typer(no_args_is_help=True)
@@ -46,8 +48,13 @@ Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: a
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")]
 StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 Data = Annotated[Path, typer.Option(help="The folder of the data set, as its archives unpack.")]
-Save = Annotated[Path | None, typer.Option(help="A JSON file to keep the scores in, beside those that it holds.")]
-PerClass = Annotated[int | None, typer.Option(help="Only so many images of each class, the first ones.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        callback=results_file(RESULT_FILES.load), help="A JSON file to keep the scores in, beside those that it holds."
+    ),
+]
+PerClass = Annotated[int | None, typer.Option(min=1, help="Only so many images of each class, the first ones.")]
 
 FOCALLENS = "focallens-shapes"
 
@@ -63,7 +70,7 @@ def colorshape(
     baseline: Annotated[
         str, typer.Option(help="The CLIP to compare with, likewise; its plain embedding answers every condition.")
     ] = "clip-shapes",
-    images_per_class: Annotated[int, typer.Option(help="The dissertation renders 500.")] = 125,
+    images_per_class: Annotated[int, typer.Option(min=1, help="The dissertation renders 500.")] = 125,
     plain: Annotated[bool, typer.Option(help="Objects on plain white instead of all backgrounds.")] = False,
     pretrained: Pretrained = None,
     device: Device = "cpu",
@@ -84,7 +91,7 @@ def celeba(
     baseline: Baseline = None,
     pretrained: Pretrained = None,
     split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="Only so many images of the split, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images of the split, the first ones.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
@@ -109,7 +116,7 @@ def genecis(
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many queries of each task, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many queries of each task, the first ones.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
@@ -192,7 +199,7 @@ def sugarcrepe(
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many choices of each type, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many choices of each type, the first ones.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
@@ -273,7 +280,7 @@ def grid(
     k: Annotated[int, typer.Option(min=1, help="Neighbours in a row.")] = GridOptions.k,
     seed: Annotated[int, typer.Option(help="Another one draws other queries.")] = GridOptions.seed,
     scenes: Annotated[int, typer.Option(min=2, help="How many scenes to render.")] = 1000,
-    output: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("grid.png"),
+    output: Annotated[Path, typer.Option(callback=output_file, help="The PNG to write.")] = Path("grid.png"),
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Annotated[str, typer.Option(help="The CLIP to compare with; its row has no condition.")] = "clip-shapes",
     pretrained: Pretrained = None,
@@ -288,7 +295,8 @@ def grid(
         clip, embedder = load_embedders(checkpoint, baseline, pretrained, device, store_url)
         options = GridOptions(condition or SCENE_CONDITIONS, queries, k, seed)
         blocks = retrieve_grid(gallery, clip, embedder, options)
-    draw_grid(blocks, Names(clip.name, embedder.name)).save(output, optimize=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draw_grid(blocks, Names(clip.name, embedder.name)).save(output, format="PNG", optimize=True)
     typer.echo(output)
 
 
@@ -309,7 +317,8 @@ def load_embedders(
     embedders = []
     for option, reference, weights in [*models, ("--checkpoint", checkpoint, None)]:
         try:
-            embedders.append(load_embedder(reference, pretrained=weights, device=device, store_url=store_url))
+            with readable_weights(Path(reference)):
+                embedders.append(load_embedder(reference, pretrained=weights, device=device, store_url=store_url))
         except (OSError, StoreError, ValueError) as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     return embedders
@@ -332,11 +341,11 @@ def missing_data_as_bad_parameter() -> Iterator[None]:
 
 
 def report(results: Sequence[Result], save: Path | None) -> None:
-    """Keep the scores, print the tables that they belong to and, as the last line, the scores as JSON."""
-    if save is not None:
-        RESULT_FILES.save(results, save)
+    """Print the tables that the scores belong to and, as the last line, the scores as JSON; then keep them."""
     print_tables(results, Console(width=200))
     print_json([asdict(result) for result in results])
+    if save is not None:
+        RESULT_FILES.save(results, save)
 
 
 def print_json(value: Any) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
 from services.nn.devices import DeviceName
+from services.nn.job_options import output_file, results_file
 from services.nn.published_data import MissingData
 from services.score.compositionality.aggregates import aggregates
 from services.score.compositionality.benchmarks import (
@@ -62,7 +63,12 @@ SimilarityOption = Annotated[
     typer.Option(help="global: pooled features; local: single tokens; mix: as the checkpoint says, else global."),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only so many records of each task, the first ones.")]
-Output = Annotated[Path | None, typer.Option(help="A JSON file to keep the scores in, beside those that it holds.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        callback=results_file(RESULT_FILES.load), help="A JSON file to keep the scores in, beside those that it holds."
+    ),
+]
 Resamples = Annotated[int, typer.Option(min=0, help="Draw the records so often anew, for intervals of 95 %.")]
 Device = Annotated[DeviceName, typer.Option(help="Where models run: auto, cuda, mps or cpu.")]
 StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
@@ -70,7 +76,7 @@ BaseUrl = Annotated[str, typer.Option(help="Where the endpoint listens, with --j
 KeyVariable = Annotated[
     str | None, typer.Option(help="The environment variable that holds its key.", show_default="no key")
 ]
-Log = Annotated[Path | None, typer.Option(help="A file of its answers: none is asked for again.")]
+Log = Annotated[Path | None, typer.Option(callback=output_file, help="A file of its answers: none is asked for again.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Requests to it on their way at a time.")]
 
 HERE = Path()
@@ -261,11 +267,6 @@ def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, A
     output, reached = options["output"], list[Result]()
     resampling = Resampling(options["resamples"])
     try:
-        if output is not None and output.is_file():
-            RESULT_FILES.load([output])  # better refused now than when there is something to keep
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--output") from error
-    try:
         with bad_parameters("--model"):
             judges = load_judges(_models(options), _judge_options(options))
         for judge in judges:
@@ -274,12 +275,24 @@ def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, A
             reached += results
             if output is not None:
                 RESULT_FILES.save(results, output)
+    except OSError:
+        tell(reached)  # what may not have been kept
+        raise
     except CannotJudge as error:
+        tell(reached)
         typer.echo(f"fovea evaluate compositionality: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
+        tell(reached)
         typer.echo("Stopped. What was answered into --log is not asked again.", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    tell(reached)
+
+
+def tell(reached: Sequence[Result]) -> None:
+    """The tables and, as the last line, the scores as JSON; nothing where no judge has come to an end."""
+    if not reached:
+        return
     print_tables(reached, Console(width=200, highlight=False))
     told = [{**asdict(one), "aggregates": aggregates(one.benchmark, one.scores, one.sizes)} for one in reached]
     typer.echo(json.dumps(told))

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from services.embed.evaluate import app
+from services.embed.evaluate import app, report
+from services.embed.protocols.results import Result as Score
 from tests.embed.protocols.data_sets import (
     write_celeba,
     write_fine_grained,
@@ -163,6 +164,28 @@ def test_a_model_that_there_is_not_is_told_without_a_traceback(
     result = run("mmvp", "--data", data / "mmvp", "--store-url", store, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_scores_are_not_lost_to_a_file_that_they_can_not_be_kept_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    places = (
+        (tmp_path / "file", "holds no results"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "x", "is a file"),
+    )
+    for path, message in places:
+        refused = run("mmvp", "--data", "nowhere", "--save", path)
+        assert refused.exit_code == 2
+        assert f"'--save': {path}" in refused.stderr or message == "is a file"
+        assert message in refused.stderr
+    refused = run("grid", "--output", tmp_path)
+    assert f"'--output': {tmp_path} is a folder" in refused.stderr
+    with pytest.raises(ValueError, match="holds no results"):
+        report([Score("tiny", "mmvp", {"Color": 50.0})], tmp_path / "file")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["scores"] == {"Color": 50.0}
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_missing_images_are_told_without_a_traceback(checkpoint: str, tmp_path: Path) -> None:

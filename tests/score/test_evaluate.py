@@ -259,3 +259,27 @@ def test_what_a_judge_reached_is_kept_although_the_next_one_fails(
     told = run(*sugarcrepe, "--model", f"tiny={checkpoint}", "--model", "tests", "--output", saved)
     assert told.exit_code == 1
     assert [one["judge"] for one in json.loads(saved.read_text())] == ["tiny"]
+
+
+def test_scores_are_not_lost_to_what_they_can_not_be_kept_in(
+    checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "x", "is a file")):
+        refused = run(*sugarcrepe, "--model", checkpoint, "--output", path)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+        assert not refused.stdout
+
+
+def test_what_one_judge_reached_is_told_where_another_can_not_be_loaded(
+    checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path
+) -> None:
+    damaged = write_tiny_checkpoint(tmp_path / "damaged", seed=1)
+    for file in damaged.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:1000])
+    result = run(*sugarcrepe, "--model", f"one={checkpoint}", "--model", f"two={damaged}")
+    assert result.exit_code == 1
+    assert [one["judge"] for one in json.loads(result.stdout.splitlines()[-1])] == ["one"]
+    assert f"{damaged} can't be loaded: " in result.stderr
+    assert "Traceback" not in result.stderr

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from services.core.settings import ServiceSettings
 from services.core.starters import packaged_starters
 from services.core.store import Store
@@ -110,7 +112,7 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
 
     try:
         clip = Clip.load(place, device=device)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise CannotJudge(f"{named.reference} can't be loaded: {error}") from error
     name = named.name if options.similarity == "mix" else f"{named.name}, {options.similarity}"
     return ClipJudge(clip, name=name, similarity=options.similarity)
