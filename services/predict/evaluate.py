@@ -16,6 +16,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.line_plots import draw
+from services.nn.job_options import output_folder, results_file
 from services.predict.data import BadData, LabelSource, join, read_outputs, read_rows
 from services.predict.distill_figures import figures
 from services.predict.distill_results import FEW_SHOT_COT, RESULT_FILES, Result, merge_results
@@ -46,7 +47,7 @@ def choose_job() -> None:
 
 @app.command()
 def sweep(
-    output: Annotated[Path, typer.Option(help="The folder of the sweep, begun or continued.")],
+    output: Annotated[Path, typer.Option(callback=output_folder, help="The folder of the sweep, begun or continued.")],
     tasks: Annotated[
         str, typer.Option(help="esnli, anli1, cqa, svamp, word-problems, inferences; several as in svamp,cqa.")
     ] = "word-problems",
@@ -94,7 +95,12 @@ def sweep(
     vocab_size: Annotated[int, typer.Option(help="Of students from scratch.")] = 4_096,
     workers: Annotated[int, typer.Option(min=1, help="Students that are taught at a time, a process each.")] = 1,
     scores_only: Annotated[bool, typer.Option("--scores-only", help="Keep no checkpoints of the students.")] = False,
-    save: Annotated[Path | None, typer.Option(help="A file for the results, beside those that it holds.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            callback=results_file(RESULT_FILES.load), help="A file for the results, beside those that it holds."
+        ),
+    ] = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Teach nobody; tell what there is.")] = False,
 ) -> None:
     """Teach students over all that is named, or go on with it, and print the dissertation's tables.
@@ -122,15 +128,20 @@ def sweep(
 @app.command()
 def table(
     results: Annotated[list[Path], typer.Argument(help="Files of results.")],
-    save: Annotated[Path | None, typer.Option(help="A file for them all, beside what it holds.")] = None,
-    figures_in: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures, as SVG.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(callback=results_file(RESULT_FILES.load), help="A file for them all, beside what it holds."),
+    ] = None,
+    figures_in: Annotated[
+        Path | None, typer.Option("--figures", callback=output_folder, help="A folder for the figures, as SVG.")
+    ] = None,
 ) -> None:
     """Put the results of several sweeps together in the dissertation's tables and figures."""
     try:
         loaded = RESULT_FILES.load(results)
+        print_tables(loaded, Console(width=200, highlight=False))
         if save is not None:
             RESULT_FILES.save(loaded, save)
-        print_tables(loaded, Console(width=200, highlight=False))
         if figures_in is not None:
             draw_figures(loaded, figures_in)
     except (OSError, ValueError) as error:
@@ -144,11 +155,13 @@ def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Res
     results = merge_results([*teachers, *known, *collect(output)])
     RESULT_FILES.write(results, output / RESULTS)
     if save is not None:
-        RESULT_FILES.save(results, save)
-        results = RESULT_FILES.load([save])
+        kept = RESULT_FILES.load([save]) if save.is_file() else []
+        results = merge_results([*kept, *results])
     markdown = "\n".join(one.to_markdown() for one in make_tables(results))
     write_durably(output / TABLES, [markdown.encode()])
     print_tables(results, Console(width=200, highlight=False))
+    if save is not None:
+        RESULT_FILES.write(results, save)
     draw_figures(results, output)
     return results
 
@@ -195,7 +208,7 @@ def _grid(options: Mapping[str, Any]) -> Grid:
     """What the command's options say. Raises BadParameter and ValueError."""
     return Grid(
         tuple(_sources(options)),
-        _texts(options["models"]),
+        _models(options["models"]),
         among(options["methods"], METHODS, "--methods"),
         among(options["labels"], LABEL_SOURCES, "--labels"),
         tuple(map(_teacher, options["rationales"] or [RELEASED])),
@@ -204,6 +217,18 @@ def _grid(options: Mapping[str, Any]) -> Grid:
         _recipe(options),
         options["vocab_size"],
     )
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """Raises BadParameter for what is neither a T5's folder nor a shape."""
+    from services.predict.initialisation import SHAPES  # which imports torch
+
+    models = _texts(text)
+    for model in models:
+        if model not in SHAPES and not (Path(model) / "config.json").is_file():
+            message = f"{model!r} is neither a folder with a config.json nor one of {', '.join(SHAPES)}"
+            raise typer.BadParameter(message, param_hint="--models")
+    return models
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
