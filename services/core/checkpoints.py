@@ -5,6 +5,7 @@ what it was asked and is let go. A version that can't do so is refused, and the 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,12 +85,16 @@ BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
 @dataclass(frozen=True)
 class Followed:
-    """Which alias to follow (a version id is followed too, and never moves), and how; `poll_s` in seconds."""
+    """Which alias to follow (a version id is followed too, and never moves), and how; times in seconds.
+
+    A version of damaged bytes is tried again after `damaged_retry_s`, since it may be mended under the same id.
+    """
 
     name: str
     alias: str
     cache_dir: Path
     poll_s: float
+    damaged_retry_s: float = 60.0
     room: Room = field(default_factory=Boundless)
 
 
@@ -174,7 +179,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._metrics = metrics
         self._current: _Generation[EngineT, BatcherT] | None = None
         self._retiring: set[_Generation[EngineT, BatcherT]] = set()
-        self._refusal: tuple[str, str] | None = None  # the version, and why
+        self._refusal: tuple[str, str, float] | None = None  # version, why, and the `time.monotonic()` to try it again
         self._trouble: str | None = None  # why the store could not be asked
         self._log = structlog.get_logger(__name__)
         self._one_look_at_a_time = asyncio.Lock()
@@ -277,12 +282,13 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             except Exception as error:  # noqa: BLE001 - whatever ails the store, what is loaded serves on
                 self._note_trouble(error)
             else:
+                self._refusal = None
                 await self._swap(generation)
 
     def _is_known(self, version: str) -> bool:
         """Whether it serves already, or was refused and would be again."""
         is_served = self.manifest is not None and self.manifest.version == version
-        return is_served or (self._refusal is not None and self._refusal[0] == version)
+        return is_served or (self._refusal is not None and time.monotonic() < self._refusal[2])
 
     async def _follow(self) -> None:
         while True:
@@ -375,7 +381,9 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def _refuse(self, version: str, refused: _Refused) -> None:
         self._note_trouble(None)
-        self._refusal = (version, str(refused))
+        is_damaged = isinstance(refused.__cause__, CorruptCheckpoint)
+        retry_s = self._followed.damaged_retry_s if is_damaged else math.inf
+        self._refusal = (version, str(refused), time.monotonic() + retry_s)
         self._metrics.checkpoint_refusals.labels(self.name).inc()
         self._log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
 

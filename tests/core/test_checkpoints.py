@@ -55,7 +55,7 @@ class TinyEngine:
 class Place:
     """A store in a folder, and a served checkpoint that follows its alias `latest`."""
 
-    def __init__(self, folder: Path, *, poll_s: float = 3600) -> None:
+    def __init__(self, folder: Path, *, poll_s: float = 3600, damaged_retry_s: float = 3600) -> None:
         self.folder = folder
         self.store = Store.open((folder / "store").as_uri())
         self.thread = ComputeThread("compute-test")
@@ -64,7 +64,7 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
             self.store,
-            Followed("toy", "latest", folder / "cache", poll_s),
+            Followed("toy", "latest", folder / "cache", poll_s, damaged_retry_s),
             load=self._load,
             make_batcher=self._make_batcher,
             thread=self.thread,
@@ -111,6 +111,14 @@ class Place:
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     place = Place(tmp_path)
+    yield place
+    await place.close()
+
+
+@pytest.fixture
+async def impatient_place(tmp_path: Path) -> AsyncIterator[Place]:
+    """One that tries damaged versions again at once."""
+    place = Place(tmp_path, damaged_retry_s=0)
     yield place
     await place.close()
 
@@ -348,7 +356,8 @@ async def test_a_version_with_one_flipped_byte_is_refused_and_the_old_one_serves
     bad = place.publish("bad")
     flip_a_byte(place.weights_file(bad))
     with structlog.testing.capture_logs() as logs:
-        await place.checkpoint.look()
+        for _ in range(2):  # the second soon after the first
+            await place.checkpoint.look()
 
     assert await place.ask("a") == "good:a"
     is_ready, detail = place.checkpoint.check()
@@ -400,6 +409,25 @@ async def test_a_refused_version_is_tried_again_only_after_the_alias_has_moved(p
     place.store.promote("toy", bad, "latest")
     await place.checkpoint.look()
     assert place.sample("checkpoint_refusals_total", name="toy") == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_damaged_version_is_tried_again_later_and_serves_once_it_is_mended(
+    impatient_place: Place, is_first: bool
+) -> None:
+    """Published again, it has the same id, and the alias does not move."""
+    place = impatient_place
+    if not is_first:
+        place.publish("good")
+        await place.checkpoint.start()
+    damaged = place.publish("v1")
+    flip_a_byte(place.weights_file(damaged))
+    for _ in range(2):
+        await place.checkpoint.look()
+    assert place.sample("checkpoint_refusals_total", name="toy") == 2
+    assert place.publish("v1") == damaged
+    await place.checkpoint.look()
+    assert place.checkpoint.check() == (True, f"toy@{damaged}")
 
 
 async def test_a_store_that_can_not_be_read_is_reported_and_the_loaded_version_serves_on(place: Place) -> None:
