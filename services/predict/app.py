@@ -83,7 +83,7 @@ def _follow_all(
 
     def follow(model: str, room: Room) -> ServedCheckpoint[PredictEngine]:
         name, alias = split_model(model)
-        followed = Followed(name, alias, settings.checkpoint_cache_dir, settings.store_poll_s, room)
+        followed = Followed(name, alias, settings.checkpoint_cache_dir, settings.store_poll_s, room=room)
         return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
 
     residency: Residency[PredictEngine] = Residency(

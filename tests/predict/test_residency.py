@@ -90,7 +90,7 @@ class House:
     def _follow(self, name: str, room: Room) -> ServedCheckpoint[ToyEngine]:
         return ServedCheckpoint(
             self.store,
-            Followed(name, "latest", self.folder / "cache", 3600, room),
+            Followed(name, "latest", self.folder / "cache", 3600, room=room),
             load=self._load,
             make_batcher=self._make_batcher,
             thread=self.thread,
