@@ -8,7 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from services.core.metrics import Metrics
 
 # Added by whoever scrapes; `le` by histograms.
-TARGET_LABELS = frozenset({"job", "instance", "namespace"})
+TARGET_LABELS = frozenset({"job", "instance", "namespace", "app_kubernetes_io_instance"})
 # Of Prometheus itself and of its client library, with labels of their own.
 FOREIGN = {
     "up": frozenset[str](),

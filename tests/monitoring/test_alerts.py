@@ -133,3 +133,41 @@ def test_work_that_counts_as_waiting_long_has_still_time_to_be_done() -> None:
     (rule,) = [rule for rule in RULES if rule["alert"] == "FoveaOldestQueued"]
     (seconds,) = re.findall(r"oldest_queued_seconds > (\d+)", rule["expr"])
     assert float(seconds) < ProcessSettings.model_fields["request_timeout_s"].default / 2
+
+
+@needs_promtool
+def test_what_only_one_of_several_gateways_has_lost_is_not_hidden_by_the_others(tmp_path: Path) -> None:
+    """In the production overlay collections have a gateway and a process of their own, also called `embed`."""
+
+    def series(workload: str, metric: str, values: str, **labels: str) -> dict[str, str]:
+        own = {"job": "gateway", "namespace": "fovea", "app_kubernetes_io_instance": workload, **labels}
+        return {
+            "series": f"{metric}{{{','.join(f'{name}={json.dumps(own[name])}' for name in own)}}}",
+            "values": values,
+        }
+
+    lost = ("FoveaErrors", "FoveaServiceUnavailable")
+    test = {
+        "interval": "15s",
+        "input_series": [
+            series("gateway", "fovea_upstream_ready_addresses", "2x80", service="embed"),
+            series("gateway-collections", "fovea_upstream_ready_addresses", "0x80", service="embed"),
+            series("gateway", "fovea_requests_total", "0+1000x80", code="200"),
+            series("gateway-collections", "fovea_requests_total", "0+1x80", code="503"),
+        ],
+        "promql_expr_test": [
+            {
+                "expr": "count by (alertname, app_kubernetes_io_instance)"
+                ' (ALERTS{alertstate="firing", app_kubernetes_io_instance!=""})',
+                "eval_time": "15m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{alert}", app_kubernetes_io_instance="gateway-collections"}}', "value": 1}
+                    for alert in lost
+                ],
+            }
+        ],
+    }
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "tests": [test]}))
+    checked = promtool("test", "rules", "test.yml", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
