@@ -119,4 +119,7 @@ def health_router(health: Health) -> APIRouter:
     async def health_alias(response: Response) -> HealthReport:
         return answer(health.ready(), response)
 
+    # Some load balancers and monitors ask by HEAD; the server leaves the body out.
+    for path, probe in {"/livez": livez, "/startupz": startupz, "/readyz": readyz, "/health": health_alias}.items():
+        router.head(path, include_in_schema=False)(probe)
     return router

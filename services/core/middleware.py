@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
-from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge
+from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
@@ -38,6 +38,7 @@ def http_middleware(
         Middleware(AccessLog),
         Middleware(RequestMetrics, metrics=metrics),
         Middleware(ErrorResponses, health=health),
+        Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
@@ -210,6 +211,19 @@ class ErrorResponses:
         elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
             event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+class PlainBody:
+    """Refuse a compressed body: nobody would unpack it, and what is made of it would be blamed on its content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
+        if encoding and encoding.strip().lower() != "identity":
+            raise UnsupportedMediaType(f"Content-Encoding: {encoding[:100]!r} is not read; send the body uncompressed.")
+        await self.app(scope, receive, send)
 
 
 class BodyLimit:

@@ -158,6 +158,12 @@ def test_a_content_type_that_the_route_does_not_take_is_refused_by_name(client: 
     assert "no content type" in error_of(client.post("/v1/rerank", content=b"{}"), 415)["message"]
 
 
+def test_a_compressed_body_is_refused_by_its_encoding(client: TestClient) -> None:
+    response = client.post("/bytes", content=b"x", headers={"content-encoding": "gzip"})
+    assert "Content-Encoding: 'gzip'" in error_of(response, 415)["message"]
+    assert client.post("/bytes", content=b"x", headers={"content-encoding": "identity"}).json() == {"size": 1}
+
+
 def test_a_defect_says_nothing_of_its_cause_but_under_which_request_it_is_logged(client: TestClient) -> None:
     response = client.get("/fail/defect", headers={"x-request-id": "mine"})
     error = error_of(response, 500)

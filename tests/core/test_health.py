@@ -16,6 +16,13 @@ def test_a_started_process_is_live_started_and_ready() -> None:
             assert (response.status_code, response.json()["status"]) == (200, "ok")
 
 
+def test_probes_may_be_asked_by_head() -> None:
+    with TestClient(create(SETTINGS)) as client:
+        for path in ("/livez", "/startupz", "/readyz", "/health"):
+            response = client.head(path)
+            assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
+
+
 def test_until_it_is_warm_a_process_is_live_but_neither_started_nor_ready() -> None:
     warm = asyncio.Event()
 
