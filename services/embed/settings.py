@@ -62,7 +62,8 @@ class EmbedSettings(ServiceSettings):
     shortlist_size: int = Field(
         512,
         ge=1,
-        description="Images that a search under a new condition reads at once while the condition's index is built.",
+        description="Images that a search under a new condition reads at once while the condition's index is built, "
+        "and as many as it has to answer with.",
     )
     share_index_cosine: float | None = Field(
         None,
