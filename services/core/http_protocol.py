@@ -5,12 +5,12 @@ The application sees a request when its head is whole; until then nothing else l
 
 import asyncio
 import uuid
-from http import HTTPStatus
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from services.core.error_responses import error_headers
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
 
 # More than what browsers and proxies send by far; a URL may hold a thousand short captions.
@@ -91,13 +91,11 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: FoveaError) -> None:
         body = orjson.dumps(error.body())
-        head = (
-            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"x-request-id: {uuid.uuid4().hex}\r\nx-should-retry: false\r\nconnection: close\r\n\r\n"
-        )
+        # What the middleware would add, had the request come so far.
+        own = [(b"x-request-id", str(uuid.uuid4()).encode("ascii")), (b"connection", b"close")]
+        lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in [*error_headers(error, body), *own])]
         self._is_refused = True
         self._cancel_timer()
-        self.transport.write(head.encode("ascii") + body)
+        self.transport.write(b"".join(lines) + b"\r\n" + body)
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
