@@ -54,11 +54,13 @@ class NotingEngine(ScoreEngine):
         super().__init__(load_fsc_clip(directory, dtype=dtype), torch.device("cpu"), dtype)
         self.ran: list[Any] = []
         self.batches: list[Sequence[Any]] = []
+        self.num_begun = 0
         self.pairing = NotingPairs(self.ran)
         self.may_run = threading.Event()
         self.may_run.set()
 
     def run_collated(self, batch: Any) -> list[Features]:
+        self.num_begun += len(batch.items)
         assert self.may_run.wait(30)
         self.ran.extend(batch.items)
         self.batches.append(batch.items)
@@ -182,7 +184,8 @@ async def test_captions_of_one_request_and_images_of_another_share_a_batch(engin
     async with service_of(engine) as service:
         engine.may_run.clear()
         calls = [asyncio.create_task(service.score(about(picture(number), f"caption {number}"))) for number in range(9)]
-        await until(lambda: service.checkpoint.batchers.encoding.queue_depth > 8)
+        # Captions come before images, which are decoded first: the batch that is held back may hold captions alone.
+        await until(lambda: service.checkpoint.batchers.encoding.queue_depth + engine.num_begun == 2 * len(calls))
         engine.may_run.set()
         together = await asyncio.gather(*calls)
         for number, scored in enumerate(together):
