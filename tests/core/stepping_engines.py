@@ -28,8 +28,8 @@ Came = list[tuple[Item, str, bool]]
 class CountingEngine:
     """Counts for each of its items; remembers who was admitted together, who took part in each step, who was cancelled.
 
-    While `gate` is closed, a call waits in it after `entered` is set; `fault` is called first with what is about to
-    be done ("admit", "step", "prepare", "cancel" or "room") and to which items.
+    A call that finds `gate` closed sets `entered` and waits; `fault` is called first with what is about to be done
+    ("admit", "step", "prepare", "cancel" or "room") and to which items.
     """
 
     def __init__(self, room: int = 1000) -> None:
@@ -98,6 +98,7 @@ class CountingEngine:
         return item, f"{item.name}-{number}", is_last
 
     def _pass_gate(self, what: str, items: Sequence[Item]) -> None:
-        self.entered.set()
+        if not self.gate.is_set():
+            self.entered.set()
         assert self.gate.wait(60), "the test left the gate closed"
         self.fault(what, items)

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import random
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,6 +16,7 @@ from services.core.batching import Answer, Batcher, BatchLimits, Submission
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics
+from tests.core.cpu_time import cpu_s
 from tests.core.engines import CollatingRecordingEngine, RecordingEngine, submission
 
 ROOMY = BatchLimits(max_batch_cost=1000, max_batch_size=4, max_queue_cost=100_000)
@@ -66,8 +68,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 async def hold(engine: RecordingEngine, batcher: Batcher[str, str]) -> asyncio.Task[list[Answer[str]]]:
     """Keep the compute thread in a batch of one item, `held`, until the engine's gate opens."""
-    engine.gate.clear()
     engine.entered.clear()
+    engine.gate.clear()
     task = asyncio.create_task(batcher.submit([submission("held")]))
     assert await asyncio.to_thread(engine.entered.wait, 60)
     return task
@@ -237,10 +239,10 @@ async def test_a_lone_request_is_computed_at_once_without_waiting_for_company(be
 async def test_an_idle_batcher_uses_no_cpu(bench: Bench) -> None:
     batcher = bench.batcher(RecordingEngine())
     await batcher.submit([submission("warm")])
-    before = time.process_time()
+    threads = ("compute-test", threading.current_thread().name)
+    before = cpu_s(*threads)
     await asyncio.sleep(0.5)  # idling is what is measured, in CPU time
-
-    assert time.process_time() - before < 0.02
+    assert cpu_s(*threads) - before < 0.02
 
 
 async def test_two_batchers_on_one_thread_take_turns(bench: Bench) -> None:
@@ -326,7 +328,7 @@ async def test_the_time_to_come_back_grows_with_the_queue_and_is_capped(bench: B
     engine = RecordingEngine()
     limits = BatchLimits(max_batch_cost=10, max_batch_size=4, max_queue_cost=10**12)
     batcher = bench.batcher(engine, limits)
-    await batcher.submit([submission("measured", cost=10)])
+    await batcher.submit([submission("measured", cost=10_000)])
     held = await hold(engine, batcher)
     tasks = await enqueue(batcher, [submission("short", cost=1000)])
     retry_after_s = []
@@ -432,7 +434,8 @@ async def test_a_request_fails_as_a_whole_and_what_it_still_had_in_the_queue_is_
     assert (batcher.queue_depth, batcher.queue_cost) == (0, 0)
     dropped = bench.sample("dropped_items_total", reason="failed")
     await bench.thread.run(lambda: None)
-    assert len(engine.computed) + dropped == 202
+    # one more may have left the queue before the request had failed, and not run after it had
+    assert 201 <= len(engine.computed) + dropped <= 202
 
 
 async def test_an_error_meant_for_the_client_passes_as_it_is_to_the_item_at_fault(bench: Bench) -> None:
@@ -458,10 +461,9 @@ async def test_a_wrong_number_of_results_fails_its_batch_and_the_next_is_served(
     batcher = bench.batcher(engine)
     held = await hold(engine, batcher)
     tasks = await enqueue(batcher, *singles("a", "odd", "c"))
-    engine.gate.set()
     with structlog.testing.capture_logs() as logs:
+        engine.gate.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-
     await held
     assert [type(outcome) for outcome in outcomes] == [InternalError] * 3
     assert engine.batches[1:] == [["a", "odd", "c"]]
@@ -706,10 +708,10 @@ async def test_deadlines_are_kept_in_any_order_and_among_thousands_already_answe
     for _ in range(20):
         await asyncio.gather(*(batcher.submit([submission("fast")], deadline=now + 60) for _ in range(200)))
     held = await hold(engine, batcher)
+    now = time.monotonic()
     tasks = [
-        task
+        asyncio.create_task(batcher.submit([submission(f"{delay_s}")], deadline=now + delay_s))
         for delay_s in (0.06, 0.02, 60.0, 0.04)
-        for task in await enqueue(batcher, *singles(f"{delay_s}"), deadline=time.monotonic() + delay_s)
     ]
     expired = await asyncio.gather(tasks[0], tasks[1], tasks[3], return_exceptions=True)
     engine.gate.set()
@@ -723,12 +725,15 @@ async def test_thousands_of_deadlines_that_came_to_nothing_are_forgotten_and_the
     engine = RecordingEngine()
     batcher = bench.batcher(engine)
     held = await hold(engine, batcher)
+    requests = singles(*map(str, range(500)))
     now = time.monotonic()
     [waiting] = await enqueue(batcher, *singles("waiting"), deadline=now + 0.3)
     for _ in range(8):
-        for task in await enqueue(batcher, *singles(*map(str, range(500))), deadline=now + 60):
+        tasks = [asyncio.create_task(batcher.submit(request, deadline=now + 60)) for request in requests]
+        await asyncio.sleep(0)  # each runs up to where it waits for its answer
+        for task in tasks:
             task.cancel()
-        del task
+        del task, tasks
         await asyncio.sleep(0)  # the tasks hear of it
     num_requests = sum(type(found) is Request for found in gc.get_objects())
     with pytest.raises(DeadlineExceeded):
@@ -878,12 +883,14 @@ async def test_what_is_cancelled_or_expires_in_a_prepared_batch_is_dropped_befor
     batcher = bench.batcher(engine)
     held = await hold(engine, batcher)
     a, b = await enqueue(batcher, *singles("a", "b"))
-    [expiring] = await enqueue(batcher, *singles("c"), deadline=time.monotonic() + 0.02)
+    deadline = time.monotonic() + 1  # late enough for all four to be prepared before
+    [expiring] = await enqueue(batcher, *singles("c"), deadline=deadline)
     [d] = await enqueue(batcher, *singles("d"))
     await collation(engine)
     b.cancel()
     await asyncio.sleep(0)  # b hears of it
-    time.sleep(0.03)  # noqa: ASYNC251 - the loop is to miss the deadline; the compute thread looks at the clock itself
+    # the loop is to miss the deadline; the compute thread looks at the clock itself
+    time.sleep(max(0, deadline - time.monotonic()))  # noqa: ASYNC251
     engine.gate.set()
     time.sleep(0.03)  # noqa: ASYNC251 - and to miss it until the batch has run
     outcome, *_ = await asyncio.gather(expiring, held, a, d, return_exceptions=True)
