@@ -107,13 +107,12 @@ def test_first_weights_gather_what_stands_before_a_token() -> None:
 def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     job(*FAST, "--no-publish", "--output", str(steady))
-    command = [sys.executable, "-m", "services.generate.train", *FAST, "--no-publish", "--output", str(killed)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not (killed / "resume.pt").exists():  # killed in the middle: after the first saved state
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    command = ["services.generate.train", *FAST, "--no-publish", "--output", str(killed)]
+    # killed in the middle: after the first saved state
+    command = [sys.executable, "-m", "tests.killed_job", str(killed / "resume.pt"), *command]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (killed / "resume.pt").exists()
     assert not (killed / "checkpoint").exists()
     job(*FAST, "--no-publish", "--output", str(killed))
     expected, resumed = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (steady, killed))

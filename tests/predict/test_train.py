@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -106,15 +105,11 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "20", "--no-publish"]
     job(*arguments, "--output", tmp_path / "unbroken")
     broken = tmp_path / "broken"
-    command = [sys.executable, "-m", "services.predict.train", *arguments, "--output", str(broken)]
-    process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not (broken / STATE_FILE).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)  # until there is a state to go on from
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = ["services.predict.train", *arguments, "--output", str(broken)]
+    # killed once there is a state to go on from
+    command = [sys.executable, "-m", "tests.killed_job", str(broken / STATE_FILE), *command]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert (broken / STATE_FILE).exists()
     assert not (broken / "result.json").exists()
     told = job(*arguments, "--output", broken)
