@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,8 @@ from services.core.store import Store
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.score.checkpoint import load_fsc_clip
 from services.score.train import app
+from tests.kept_port import kept_port
+from tests.killed_job import die_where_it_is_put
 from tests.score.test_data import write_folder, write_shards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,6 +47,12 @@ def processes() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["services.score.train", "services.nn.clip_model"])
     return context
+
+
+def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
+    """A job as a process of its own runs it, until it saves this state for the `number`th time."""
+    die_where_it_is_put(state, number)
+    run_job(arguments, {})
 
 
 def run_job(arguments: list[str], environment: dict[str, str]) -> None:
@@ -91,19 +97,14 @@ def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
     job(*arguments, "--output", str(steady))
     dice = random.Random(7)
     state = killed / "resume-tuning.pt"
-    seen = 0
     for _ in range(3):
-        process = processes.Process(target=run_job, args=([*arguments, "--output", str(killed)], {}))
+        job_of_its_own = ([*arguments, "--output", str(killed)], state, dice.randint(2, 6))
+        process = processes.Process(target=run_killed_job, args=job_of_its_own)
         process.start()
-        while not state.exists() or state.stat().st_mtime_ns == seen:
-            assert process.is_alive()
-            time.sleep(0.01)
-        time.sleep(dice.uniform(0.0, 0.3))
-        process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
+        assert state.exists()
         assert not (killed / "checkpoint").exists()
-        seen = state.stat().st_mtime_ns
     job(*arguments, "--output", str(killed))
     assert not differs(weights(steady), weights(killed))
 
@@ -117,18 +118,19 @@ def test_two_processes_that_gather_equal_one_with_the_same_batch(
     arguments = [*TUNING, "--base", str(base), "--method", method, "--data", "folder", "--images", str(table)]
     arguments += ["--steps", "3", "--learning-rate", "1e-3", *QUIET]
     job(*arguments, "--output", str(tmp_path / "one"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
     two = [*arguments, "--output", str(tmp_path / "two")]
-    ranks = [
-        processes.Process(target=run_job, args=(two, {**address, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}))
-        for rank in ("0", "1")
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
+    with kept_port() as port:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = [
+            processes.Process(
+                target=run_job, args=(two, {**address, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank})
+            )
+            for rank in ("0", "1")
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
     assert [process.exitcode for process in ranks] == [0, 0]
     before = load_file(base / OPEN_CLIP_WEIGHTS)
     expected, found = weights(tmp_path / "one"), weights(tmp_path / "two")
