@@ -32,8 +32,8 @@ class CollectionServer:
     """`images` by id: (bytes, metadata). What it refuses begins with `damaged`; `blames` says which one it was.
 
     `num_not_yet` requests of any kind come too early. `faults` are had by one request to add each, None being a good
-    day. `lost_answers` adds are done and not answered. `num_waiting` embeddings are not yet indexed; each look at the
-    collection finds fewer.
+    day. `lost_answers` adds are done and not answered. Adds wait until `gathers` of them have been there at once.
+    `num_waiting` embeddings are not yet indexed; each look at the collection finds fewer.
     """
 
     images: dict[str, tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
@@ -46,9 +46,11 @@ class CollectionServer:
     key: str | None = None
     requests: Counter[str] = field(default_factory=Counter)
     batch_sizes: list[int] = field(default_factory=list)
+    gathers: int = 1
     most_at_once: int = 0
     url: str = ""
     _at_once: int = 0
+    _have_gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def put(self, request: web.Request) -> web.Response:
         self.conditions = (await request.json())["conditions"]
@@ -67,7 +69,10 @@ class CollectionServer:
     async def add(self, request: web.Request) -> web.StreamResponse:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
+        if self.most_at_once >= self.gathers:
+            self._have_gathered.set()
         try:
+            await self._have_gathered.wait()
             return await self._add(request)
         finally:
             self._at_once -= 1
