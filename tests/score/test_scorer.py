@@ -183,11 +183,15 @@ async def test_equal_captions_are_encoded_and_compared_once_and_score_the_same(e
 async def test_captions_of_one_request_and_images_of_another_share_a_batch(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         engine.may_run.clear()
-        calls = [asyncio.create_task(service.score(about(picture(number), f"caption {number}"))) for number in range(9)]
-        # Captions come before images, which are decoded first: the batch that is held back may hold captions alone.
-        await until(lambda: service.checkpoint.batchers.encoding.queue_depth + engine.num_begun == 2 * len(calls))
+        # The batch that is held back is another call's: it may hold captions alone, as images are decoded first.
+        calls = [asyncio.create_task(service.score(about(picture(9), "caption 9")))]
+        await until(lambda: engine.num_begun > 0)
+        calls += [
+            asyncio.create_task(service.score(about(picture(number), f"caption {number}"))) for number in range(9)
+        ]
+        await until(lambda: engine.num_begun + service.checkpoint.batchers.encoding.queue_depth == 2 * len(calls))
         engine.may_run.set()
-        together = await asyncio.gather(*calls)
+        _, *together = await asyncio.gather(*calls)
         for number, scored in enumerate(together):
             alone = await service.score(about(picture(number), f"caption {number}"))
             np.testing.assert_array_equal(alone.scores, scored.scores)
@@ -361,6 +365,7 @@ async def test_more_images_than_may_wait_for_decoding_are_refused_at_once(engine
 
 async def test_a_cancelled_call_leaves_room_for_the_next(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
+        engine.may_run.clear()  # so that none is answered before it is cancelled
         for num_steps in range(12):  # however far it has come
             call = asyncio.create_task(service.score(about(picture(num_steps), *numbered(70))))
             for _ in range(num_steps):
@@ -368,6 +373,7 @@ async def test_a_cancelled_call_leaves_room_for_the_next(engine: NotingEngine) -
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+        engine.may_run.set()
         batchers = service.checkpoint.batchers
         assert (await service.score(about(picture(1), *numbered(70)))).scores.shape == (70,)
         assert (batchers.encoding.queue_depth, batchers.pairing.queue_depth) == (0, 0)
