@@ -10,7 +10,6 @@ and begun again.
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch.distributed.tensor import DTensor
 import services.predict.training
 from services.predict.recipe import Recipe
 from services.predict.training import teach
+from tests.kept_port import kept_port
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import examples, toy_data, toy_recipe, toy_t5
 
@@ -81,15 +81,14 @@ def work(rank: int, port: int, folder: Path) -> None:
 
 
 def main() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     # forked, so that what is slow to import is imported once
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=work, args=(rank, port, Path(sys.argv[1]))) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with kept_port() as port:
+        workers = [context.Process(target=work, args=(rank, port, Path(sys.argv[1]))) for rank in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
     sys.exit(max(abs(worker.exitcode or 0) for worker in workers))
 
 

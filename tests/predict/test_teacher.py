@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 
 from services.predict.teacher import Answer, Api, Endpoint, Patience, Teacher, TeacherError
+from tests.kept_port import kept_port
 from tests.predict.teacher_server import (
     COMPLETION_TOKENS,
     OUTPUT,
@@ -20,7 +20,7 @@ from tests.predict.teacher_server import (
     until,
 )
 
-PATIENCE = Patience(attempts=4, timeout_s=5, first_wait_s=0.001, longest_wait_s=0.01)
+PATIENCE = Patience(attempts=4, timeout_s=60, first_wait_s=0.001, longest_wait_s=0.01)
 BODY = {"model": "big", "messages": [{"role": "user", "content": "Is it?"}]}
 COMPLETION = {"model": "big", "prompt": "Is it?"}
 
@@ -155,11 +155,10 @@ async def test_something_that_is_no_such_endpoint_is_told_so(server: TeacherServ
 
 
 async def test_an_address_where_nobody_listens_is_told_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    async with Teacher(Endpoint(f"http://127.0.0.1:{port}/v1"), Patience()) as teacher:
-        with pytest.raises(TeacherError, match="nobody answers at") as failed:
-            await teacher.ask(BODY)
+    with kept_port() as port:
+        async with Teacher(Endpoint(f"http://127.0.0.1:{port}/v1"), Patience()) as teacher:
+            with pytest.raises(TeacherError, match="nobody answers at") as failed:
+                await teacher.ask(BODY)
         assert failed.value.is_about_all and teacher.num_retries == 0
 
 
