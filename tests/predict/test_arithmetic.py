@@ -98,7 +98,6 @@ def test_whatever_the_text_is_the_value_is_finite_or_none(text: str) -> None:
     assert value is None or -LARGEST <= value <= LARGEST
 
 
-@pytest.mark.timeout(5)
 @pytest.mark.parametrize(
     "equation",
     [
@@ -125,13 +124,11 @@ def test_what_is_too_large_or_undefined_has_no_value(equation: str) -> None:
     assert evaluate(equation) is None
 
 
-@pytest.mark.timeout(5)
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 400, 10_000, 1_000_000])
 def test_what_is_too_deep_has_no_value(depth: int) -> None:
     assert evaluate("(" * depth + "1" + ")" * depth) is None
 
 
-@pytest.mark.timeout(5)
 def test_equations_up_to_the_limits_have_values() -> None:
     assert evaluate("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH) == 1
     assert evaluate("1" + "+1" * ((MAX_LENGTH - 1) // 2)) == (MAX_LENGTH + 1) // 2
