@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,6 +48,7 @@ def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path)
             # Whoever had the lock before us may have fetched it.
             if not _is_intact(folder, name, version):
                 _download(versions, versions.manifest(name, version), folder)
+                _mark_as_used(folder)
                 _evict(cache_dir / name)
     except OSError as error:
         raise StoreUnavailable(f"checkpoint cache {cache_dir}: {error}") from error
@@ -107,13 +109,15 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
 def _mark_as_used(folder: Path) -> None:
     # A cache that was filled beforehand and mounted read-only is never evicted either.
     with suppress(OSError):
-        os.utime(folder)
+        # The file system's own clock ticks in milliseconds, within which a quick machine uses several copies.
+        now_ns = time.time_ns()
+        os.utime(folder, ns=(now_ns, now_ns))
 
 
 def _evict(folder: Path) -> None:
     """Remove the copies that were not used for longest. Files that a process has open stay readable to it."""
     copies = [copy for copy in folder.iterdir() if is_version_id(copy.name)]
-    for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime, reverse=True)[MAX_COPIES:]:
+    for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime_ns, reverse=True)[MAX_COPIES:]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
