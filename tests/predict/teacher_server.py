@@ -43,7 +43,8 @@ class TeacherServer:
     """Answers OUTPUT to everything, or what `outputs` holds for words of the input.
 
     `faults` are had by one request each, `refused` by every request whose input holds the word. `asked` counts the
-    inputs, whose requests are kept in `bodies`. Each answer takes `delay_s`.
+    inputs, whose requests are kept in `bodies`. Each answer takes `delay_s`; none comes while `may_answer` is not set,
+    or before `first_together` requests were there at once.
     """
 
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -52,12 +53,17 @@ class TeacherServer:
     key: str | None = None
     counts_tokens: bool = True
     delay_s: float = 0.0
+    first_together: int = 1
     url: str = ""
     asked: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     was_asked: threading.Event = field(default_factory=threading.Event)
+    may_answer: threading.Event = field(default_factory=threading.Event)
     most_at_once: int = 0
     _at_once: int = 0
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -73,6 +79,7 @@ class TeacherServer:
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
             await asyncio.sleep(self.delay_s)  # others may come meanwhile
+            await until(lambda: self.may_answer.is_set() and self.most_at_once >= self.first_together)
         finally:
             self._at_once -= 1
         fault = next((error(*told) for word, told in self.refused.items() if word in asked), None)
@@ -128,7 +135,7 @@ class TeacherServer:
         thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
         thread.start()
         try:
-            assert is_ready.wait(10)
+            assert is_ready.wait(60)
             yield self
         finally:
             loop.call_soon_threadsafe(is_done.set)
