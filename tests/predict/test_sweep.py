@@ -141,7 +141,7 @@ def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_pa
     arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40", "--evaluate-every", "20"]
     evaluated = ["20/40", "40/40"]
     first, second = (cell.name for cell in GRID.cells())
-    command = [sys.executable, "-m", "services.predict.evaluate", *arguments]
+    command = [sys.executable, "-m", "tests.predict.held_sweep", *arguments]
     sweep = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_for(tmp_path / second / "resume.pt")
