@@ -1,15 +1,18 @@
 """The generate service in this process, over a store with a tiny calibrated checkpoint."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.generate.app import create_generate
+from services.generate.engine import GenerateEngine, Item, Outcome
 from services.generate.profile import CalibrationProfile, write_profile
 from services.generate.settings import GenerateSettings
 from tests.embed.tiny import wait_until_ready
@@ -43,3 +46,29 @@ def served_tiny(folder: Path, **settings: Any) -> Iterator[TestClient]:
     with TestClient(create_generate(served), raise_server_exceptions=False) as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client
+
+
+STEP_S = 0.1
+
+
+def broken_off(client: TestClient, path: str, body: dict[str, Any]) -> Any:
+    """A stream's response whose deadline came after its first event; of an answer of 100 tokens, long before its last.
+
+    However slow the machine is: what misses its deadline before anything came is asked again with twice the time.
+    """
+    step = GenerateEngine.step
+
+    def slow_step(engine: GenerateEngine) -> list[tuple[Item, Outcome, bool]]:
+        time.sleep(STEP_S)  # so that no machine is fast enough to end in time
+        return step(engine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GenerateEngine, "step", slow_step)
+        for doubling in range(7):
+            headers = {"x-request-timeout": str(STEP_S * 2**doubling)}
+            response = client.post(path, json={**body, "stream": True}, headers=headers)
+            if response.status_code == 200:
+                return response
+            # nothing had come before the deadline: it has its own status
+            assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout_error")
+    raise AssertionError("nothing ever came")

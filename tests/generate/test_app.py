@@ -23,6 +23,7 @@ from services.generate.prompts import Document, Prompt
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import wait_until_ready
+from tests.generate.served_tiny import broken_off
 from tests.generate.tiny_models import save_tiny
 
 MODEL = "tiny"
@@ -341,10 +342,7 @@ def test_an_answer_that_misses_its_deadline_is_a_timeout_and_its_work_is_dropped
 
 
 def test_a_stream_that_misses_its_deadline_says_so_in_its_last_event(client: TestClient) -> None:
-    response = client.post(
-        "/generate", json=asked(max_tokens=MAX_TOKENS, stream=True), headers={"x-request-timeout": "0.5"}
-    )
-    *deltas, last = events_of(response)
+    *deltas, last = events_of(broken_off(client, "/generate", asked(max_tokens=MAX_TOKENS)))
 
     assert deltas
     assert all(set(one) == {"delta"} for one in deltas)
