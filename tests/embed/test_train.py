@@ -27,13 +27,6 @@ CLIP = ["clip", "--batch-size", "8", "--width", "64", "--layers", "2", *FAST]
 FOCALLENS = ["focallens", "--batch-size", "4", *FAST]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """A job as a process of its own, to be killed."""
-    command = [sys.executable, "-m", "services.embed.train", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def job(*arguments: str) -> None:
     """A job in this process."""
     result = CliRunner().invoke(app, arguments)
@@ -59,11 +52,13 @@ def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(base: Pat
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     arguments = [*FOCALLENS, "--base", str(base), "--steps", "8", "--no-publish"]
     job(*arguments, "--output", str(steady))
-    process = start(*arguments, "--output", str(killed))
-    while not (killed / "resume-tuning.pt").exists():  # killed in the middle: after the first saved state
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    state = killed / "resume-tuning.pt"
+    # killed in the middle: after the first saved state
+    command = [sys.executable, "-m", "tests.killed_job", str(state), "services.embed.train", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--output", str(killed)], env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert state.exists()
     assert not (killed / "checkpoint").exists()
     job(*arguments, "--output", str(killed))
     expected, resumed = weights(steady, "model.safetensors"), weights(killed, "model.safetensors")
