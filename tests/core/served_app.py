@@ -12,12 +12,12 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
+from services.core import server
 from services.core.app import AppParts, create_app
 from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.health import Health
 from services.core.metrics import Metrics
-from services.core.server import run
 from services.core.settings import ProcessSettings
 from services.core.tei import TeiError, tei_error_body
 
@@ -167,5 +167,7 @@ async def fail_to_warm_up() -> None:
 
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
+    server.ACCEPT_GRACE_S = arguments.pop("accept_grace_s", server.ACCEPT_GRACE_S)
+    server.IDLE_GRACE_S = arguments.pop("idle_grace_s", server.IDLE_GRACE_S)
     warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
-    raise SystemExit(run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))
+    raise SystemExit(server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))
