@@ -1,9 +1,9 @@
 """`fovea distill extract` against the generate service, through the gateway, killed while answers are on their way."""
 
 import json
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,19 @@ def values_of(row: int) -> dict[str, str]:
     return {"premise": f"Keeper {row} has lit the lighthouse.", "hypothesis": "The lighthouse is dark."}
 
 
-def start(system: System, folder: Path, *options: str, to: str = "rationales.jsonl") -> subprocess.Popen[str]:
+def run(
+    system: System, folder: Path, *options: str, to: str = "rationales.jsonl", killed_after: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """To its end, or until it has put so many outputs into the file."""
+    killed = ["tests.contract.killed_extraction", str(killed_after), str(folder / to)]
     command = [
-        *(sys.executable, "-m", "services.predict.extract", "esnli", "--model", MODEL),
+        *(sys.executable, "-m", *(killed if killed_after else ["services.predict.extract"])),
+        *("esnli", "--model", MODEL),
         *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
         *("--output", str(folder / to), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
         *options,
     ]  # fmt: skip
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def num_requests(system: System) -> int:
@@ -47,6 +48,7 @@ def num_requests(system: System) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # six processes, one after the other
 def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp_path: Path) -> None:
     rows = [{"id": f"n{row}", **values_of(row)} for row in range(NUM_INPUTS)]
     (tmp_path / "inputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -54,23 +56,19 @@ def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp
     before = b""
     with running_system(tmp_path) as system:
         for num_outputs in KILLED_AFTER:
-            with start(system, tmp_path) as process:
-                while num_lines(output) < num_outputs:
-                    assert process.poll() is None, process.stderr and process.stderr.read()
-                    time.sleep(0.001)  # a file tells nobody that it grows
-                process.kill()
+            ended = run(system, tmp_path, killed_after=num_outputs)
+            assert ended.returncode == -signal.SIGKILL, ended.stderr
             # what is in the file stays there
             assert output.read_bytes().startswith(before)
             before = output.read_bytes()[: output.read_bytes().rfind(b"\n") + 1]
-            assert num_lines(output) < NUM_INPUTS
-        with start(system, tmp_path) as process:
-            assert process.stderr is not None
-            told = process.stderr.read()
-            assert process.wait(60) == 0, told
+            assert num_outputs <= before.count(b"\n") < NUM_INPUTS
+        ended = run(system, tmp_path)
+        told = ended.stderr
+        assert ended.returncode == 0, told
         assert num_requests(system) <= NUM_INPUTS + CONCURRENCY * len(KILLED_AFTER)
         continued = ("--api", "completions", "--zero-shot", "--limit", "3")
-        with start(system, tmp_path, *continued, to="continued.jsonl") as process:
-            assert process.wait(60) == 0, process.stderr and process.stderr.read()
+        ended = run(system, tmp_path, *continued, to="continued.jsonl")
+        assert ended.returncode == 0, ended.stderr
     assert len(read_records(tmp_path / "continued.jsonl")) == 3
     assert output.read_bytes().startswith(before)
     records = read_records(output)
