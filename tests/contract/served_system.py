@@ -1,9 +1,14 @@
 """One service and the gateway before it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import http.client
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -17,10 +22,27 @@ class System:
     service: Process
     gateway: Process
 
-    def metric(self, name: str) -> float:
-        """A metric of the service; 0 for one that nothing was counted under."""
-        lines = requests.get(f"{self.service.url}/metrics", timeout=30).text.splitlines()
+    def metric(self, name: str, *, of: Process | None = None) -> float:
+        """A metric, of the service unless another is named; 0 for one that nothing was counted under."""
+        lines = requests.get(f"{(of or self.service).url}/metrics", timeout=30).text.splitlines()
         return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+    @contextmanager
+    def in_the_middle_of(self, path: str, body: Mapping[str, Any]) -> Iterator[None]:
+        """A client of the gateway whose items wait in the service's queue, and who hangs up when the block ends."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.gateway.port)) as connection:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            wait_until(lambda: self.metric("fovea_queue_depth") > 0)
+            yield
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The service does nothing meanwhile, so that a time passes that its work would not take."""
+        self.service.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.service.process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -46,3 +68,10 @@ def running_behind_gateway(name: str, folder: Path, settings: Mapping[str, str])
         for process in (gateway, service):
             if process is not None:
                 process.process.kill()
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = 60.0) -> None:
+    give_up = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < give_up, f"not within {within_s} s"
+        time.sleep(0.02)  # metrics tell nobody that they changed

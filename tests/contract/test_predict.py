@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.predict.footprint import held_bytes
 from services.predict.tasks import ESNLI
 from tests.contract.curl import curl
 from tests.contract.predict_processes import running_predict
-from tests.contract.served_system import System
+from tests.contract.served_system import System, wait_until
 from tests.predict.served_tiny import PAIR, PROBLEM, QUESTION, save_task
 
 LABELS = {"entailment", "neutral", "contradiction"}
@@ -90,10 +91,12 @@ def test_the_clients_own_timeout_is_the_deadline(predict_system: System, client:
     inputs = [{"text": f"word {number} " * 10} for number in range(2048)]
     ends = ['fovea_cancelled_total{reason="deadline"}', 'fovea_cancelled_total{reason="disconnect"}']
     before = sum(map(predict_system.metric, ends))
-    with pytest.raises((openai.APITimeoutError, openai.APIStatusError)):
-        client.with_options(timeout=0.2).post(
-            "/predict", body={"task": "reviews", "inputs": inputs}, cast_to=httpx.Response
-        )
+    body = {"task": "reviews", "inputs": inputs}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client.with_options(timeout=5).post, "/predict", body=body, cast_to=httpx.Response)
+        wait_until(lambda: predict_system.metric("fovea_queue_depth") > 0)
+        with predict_system.standing_still(), pytest.raises((openai.APITimeoutError, openai.APIStatusError)):
+            asked.result()
     wait_until(lambda: sum(map(predict_system.metric, ends)) > before)
     wait_until(lambda: predict_system.metric("fovea_queue_depth") == 0)
 
@@ -148,10 +151,8 @@ def test_who_hangs_up_leaves_nothing_in_the_queue(predict_system: System) -> Non
     inputs = [{"text": f"word {number} " * 10} for number in range(2048)]
     name = 'fovea_cancelled_total{reason="disconnect"}'
     before, computed = predict_system.metric(name), predict_system.metric("fovea_batch_size_count")
-    with pytest.raises(requests.ReadTimeout):
-        requests.post(
-            f"{predict_system.gateway.url}/predict", json={"task": "reviews", "inputs": inputs}, timeout=(10, 0.3)
-        )
+    with predict_system.in_the_middle_of("/predict", {"task": "reviews", "inputs": inputs}):
+        pass
     wait_until(lambda: predict_system.metric(name) == before + 1)
     wait_until(lambda: predict_system.metric("fovea_queue_depth") == 0)
     assert predict_system.metric("fovea_batch_size_count") - computed < 2048 / 64
@@ -179,13 +180,17 @@ def test_requests_of_all_tasks_at_once_get_what_they_get_alone(predict_system: S
 def test_tasks_that_have_room_for_one_only_are_answered_together(tmp_path: Path) -> None:
     budget = held_bytes(save_task(tmp_path / "one", ESNLI), DeviceOptions(device="cpu"))
 
-    async def all_at_once(url: str) -> list[Any]:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-            bodies = ({"task": task, "inputs": [one]} for _ in range(6) for task, one in ASKED.items())
-            return await asyncio.gather(*(client.post("/predict", json=body) for body in bodies))
+    async def all_at_once(system: System) -> list[Any]:
+        bodies = [{"task": task, "inputs": [one]} for _ in range(6) for task, one in ASKED.items()]
+        sent = 'fovea_gateway_inflight_requests{service="predict"}'
+        async with httpx.AsyncClient(base_url=system.gateway.url, timeout=120) as client:
+            with system.standing_still():  # so that all are there before the first is answered
+                asked = [asyncio.create_task(client.post("/predict", json=body)) for body in bodies]
+                await asyncio.to_thread(wait_until, lambda: system.metric(sent, of=system.gateway) == len(bodies))
+            return await asyncio.gather(*asked)
 
     with running_predict(tmp_path, FOVEA_PREDICT_MEMORY_BYTES=str(budget)) as system:
-        answers = asyncio.run(all_at_once(system.gateway.url))
+        answers = asyncio.run(all_at_once(system))
         assert {response.status_code for response in answers} == {200}
         assert [response.json()["task"] for response in answers] == [task for _ in range(6) for task in ASKED]
         loads = sum(system.metric(f'fovea_model_loads_total{{name="tiny-{task}"}}') for task in ASKED)
@@ -193,10 +198,3 @@ def test_tasks_that_have_room_for_one_only_are_answered_together(tmp_path: Path)
         assert 7 <= loads <= 12
         held = [system.metric(f'fovea_model_resident_bytes{{name="tiny-{task}"}}') for task in ASKED]
         assert sum(held) == budget
-
-
-def wait_until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
-    give_up = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < give_up, f"not within {within_s} s"
-        time.sleep(0.02)  # metrics tell nobody that they changed
