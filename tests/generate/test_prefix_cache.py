@@ -1,5 +1,6 @@
 """What is kept of prompts: the longest beginning is found, and no more is kept than may be."""
 
+import gc
 import random
 import sys
 
@@ -91,15 +92,17 @@ def test_among_many_the_longest_beginning_is_found_and_whatever_was_not_used_for
 
 
 class NumCalls:
-    """Counts the calls of functions of Python's and of others while it is entered."""
+    """Counts the calls of functions of Python's and of others while it is entered, but for the garbage collector's."""
 
     def __enter__(self) -> "NumCalls":
         self.number = 0
+        gc.disable()
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
         sys.setprofile(None)
+        gc.enable()
 
     def _note(self, frame: object, event: str, argument: object) -> None:
         self.number += event in ("call", "c_call")
