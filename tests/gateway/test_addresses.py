@@ -40,7 +40,7 @@ def fail(addresses: Addresses, address: Address, times: int = POLICY.failures) -
         addresses.failed(address)
 
 
-def chosen(addresses: Addresses, times: int = 30) -> set[str]:
+def chosen(addresses: Addresses, times: int = 100) -> set[str]:
     """Where so many requests go that end before the next begins."""
     urls = set()
     for _ in range(times):

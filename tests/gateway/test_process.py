@@ -141,7 +141,7 @@ async def test_an_address_that_a_client_on_the_same_machine_names_is_not_believe
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     log = tmp_path / "log"
-    processes.append(start(log, FOVEA_GATEWAY_EMBED_URLS="", FOVEA_GATEWAY_RATE_LIMIT="1/hour"))
+    processes.append(start(log, FOVEA_GATEWAY_EMBED_URLS="", FOVEA_GATEWAY_RATE_LIMIT="1/year"))
     url = await started(log)
     async with aiohttp.ClientSession() as client:
         for address, status in (("9.9.9.1", 503), ("9.9.9.2", 429)):

@@ -19,6 +19,7 @@ from tests.gateway.servers import (
     read_body,
     read_request,
     serving,
+    until,
 )
 
 EVENTS = [(b"content-type", b"text/event-stream")]
@@ -142,8 +143,9 @@ async def test_a_service_that_reads_slowly_slows_the_client_down() -> None:
                 return await response.read()
 
         asking = asyncio.create_task(ask())
+        await until(lambda: num_sent > 0)
         await asyncio.sleep(SETTLING_S)
-        assert 0 < num_sent < MOST_CHUNKS_ON_THE_WAY
+        assert num_sent < MOST_CHUNKS_ON_THE_WAY
         may_read.set()
         assert int(await asking) == NUM_CHUNKS * len(CHUNK)
 
@@ -246,13 +248,13 @@ async def test_the_time_that_is_left_is_passed_on() -> None:
     service = Service(echo)
     async with serving(service) as url, gateway(embed_urls=url) as client:
         for headers, given_s in (
-            ({"X-Request-Timeout": "7"}, 7.0),
-            ({"x-stainless-read-timeout": "9"}, 9.0),
+            ({"X-Request-Timeout": "120"}, 120.0),
+            ({"x-stainless-read-timeout": "180"}, 180.0),
             ({}, 60.0),
         ):
             async with client.post("/embed", data=b"{}", headers=headers) as response:
                 assert response.status == 200
-            assert given_s - 5 < float(service.header("x-request-timeout") or "") <= given_s
+            assert given_s - 60 < float(service.header("x-request-timeout") or "") <= given_s
 
 
 async def test_a_deadline_that_passes_is_504_and_cancels_the_request_at_the_service() -> None:
@@ -263,7 +265,7 @@ async def test_a_deadline_that_passes_is_504_and_cancels_the_request_at_the_serv
         cancelled.set()
 
     async with serving(Service(think)) as url, gateway(embed_urls=url) as client:
-        async with client.post("/embed", data=b"{}", headers={"X-Request-Timeout": "0.05"}) as response:
+        async with client.post("/embed", data=b"{}", headers={"X-Request-Timeout": "1"}) as response:
             assert response.status == 504
             assert (await response.json())["error"]["type"] == "timeout_error"
         await cancelled.wait()
@@ -278,7 +280,7 @@ async def test_a_deadline_that_passes_amid_a_stream_ends_it_with_an_error_event(
     async with (
         serving(Service(stream)) as url,
         gateway(generate_urls=url) as client,
-        client.post("/generate", headers={"X-Request-Timeout": "0.1"}) as response,
+        client.post("/generate", headers={"X-Request-Timeout": "1"}) as response,
     ):
         body = await response.read()
     assert body.startswith(b"data: 1\n\n")
