@@ -88,7 +88,7 @@ class ChatServer:
         thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
         thread.start()
         try:
-            assert is_ready.wait(10)
+            assert is_ready.wait(60)
             yield self
         finally:
             loop.call_soon_threadsafe(is_done.set)

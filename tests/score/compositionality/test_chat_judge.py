@@ -16,7 +16,7 @@ from services.score.compositionality.results import Result
 from tests.score.compositionality.chat_server import ChatServer, error, options_of, seeing
 from tests.score.compositionality.stand_ins import SOURCE, color_task
 
-FAST = Pace(attempts=3, timeout_s=10, first_wait_s=0.001)
+FAST = Pace(attempts=3, timeout_s=60, first_wait_s=0.001)
 
 
 def ask(
@@ -137,7 +137,7 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(tmp_path: Path) -> None:
         error(500, "oh", Retry_After="soon"),
     ]
     with ChatServer(faults=faults).served() as server:
-        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 10, 0.001))
+        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 60, 0.001))
     assert result.scores == {"colours": 100.0}
     assert len(server.bodies) == 5
 
@@ -151,7 +151,7 @@ def test_the_endpoints_own_wait_takes_the_place_of_ours(tmp_path: Path) -> None:
 
 def test_a_question_whose_connection_breaks_off_is_asked_again(tmp_path: Path) -> None:
     with ChatServer(faults=[error(503, "busy"), None, None]).served() as server:
-        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 10, 0.001))
+        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 60, 0.001))
     assert result.scores == {"colours": 100.0}
     assert len(server.bodies) == 5
 
@@ -162,7 +162,7 @@ def test_an_endpoint_that_stays_busy_ends_the_evaluation_and_what_was_answered_i
         ask(server, color_task(tmp_path).first(1), log=log)
         server.faults = [error(503, "busy") for _ in range(3)]
         with pytest.raises(CannotJudge, match=r"3 attempts have failed, the last with: 503: busy"):
-            ask(server, color_task(tmp_path), log=log, pace=Pace(1, 3, 10, 0.001))
+            ask(server, color_task(tmp_path), log=log, pace=Pace(1, 3, 60, 0.001))
     assert len(log.read_text().splitlines()) == 2
 
 
