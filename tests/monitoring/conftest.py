@@ -38,4 +38,4 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
                     ASK[name](client)
                 prometheus.wait_for_scrapes()
             client.close()
-            yield prometheus
+            yield prometheus.once_scraped(set(fovea.addresses()))

@@ -5,7 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import pytest
 import requests
 import yaml
 
-from tests.contract.processes import free_port
+from tests.kept_port import kept_port
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 POLL_S = 0.1
+# Longer than a scrape may take in a test.
+SETTLED_AFTER_S = 3.0
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"
@@ -36,7 +38,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Prometheus:
+    """`at` is the Unix time that it is asked about; None: now."""
+
     url: str
+    at: float | None = None
 
     def query(self, expression: str) -> list[Sample]:
         """Raises AssertionError with Prometheus's own words for an expression that it does not take."""
@@ -62,8 +67,19 @@ class Prometheus:
         while any(sample.value <= now for sample in self.query("timestamp(up)")):
             time.sleep(POLL_S)
 
+    def once_scraped(self, instances: set[str]) -> "Prometheus":
+        """As of a time from now on at which the last scrape of each went well: one that fails later changes nothing."""
+        now = time.time()
+        while True:
+            # by now every scrape that began before has ended
+            then = replace(self, at=time.time() - SETTLED_AFTER_S)
+            if instances <= then.healthy() and all(sample.value > now for sample in then.query("timestamp(up)")):
+                return then
+            time.sleep(POLL_S)
+
     def _ask(self, expression: str) -> list[dict[str, Any]]:
-        answer = requests.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=30).json()
+        asked = {"query": expression, **({} if self.at is None else {"time": f"{self.at:.3f}"})}
+        answer = requests.get(f"{self.url}/api/v1/query", params=asked, timeout=30).json()
         assert answer["status"] == "success", f"{expression}: {answer}"
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
@@ -96,25 +112,25 @@ def running_prometheus(
     shutil.copy(MONITORING / "alerts.yml", folder)
     (folder / "metrics.key").write_text(metrics_key)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configuration)))
-    port = free_port()
-    command = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--storage.tsdb.path=data", "--log.level=warn"], cwd=folder, stdout=log, stderr=log
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        while not _is_ready(url):
-            assert process.poll() is None, (folder / "log").read_text()
-            time.sleep(POLL_S)  # a process that starts can only be polled
-        yield Prometheus(url)
-    finally:
-        process.terminate()
-        process.wait()
+    with kept_port() as port:
+        command = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--storage.tsdb.path=data", "--log.level=warn"], cwd=folder, stdout=log, stderr=log
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not _is_ready(url):
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(POLL_S)  # a process that starts can only be polled
+            yield Prometheus(url)
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _is_ready(url: str) -> bool:
     try:
         return requests.get(f"{url}/-/ready", timeout=5).status_code == 200
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         return False
