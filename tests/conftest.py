@@ -15,9 +15,13 @@ def environment_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def plain_tracebacks_in_logs() -> None:
-    """structlog's default draws every local variable, which takes longer than the test that logs the error."""
+    """structlog's default draws every local variable, which takes longer than the test that logs the error.
+
+    For each test anew: a command that an earlier one ran may have chosen other logs for this process.
+    """
+    structlog.reset_defaults()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

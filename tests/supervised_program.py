@@ -34,9 +34,9 @@ class Ready(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> int:
-    note("started")
-    print(f"hello from {NAME}")
     if MODE == "fail":
+        note("started")
+        print(f"hello from {NAME}")
         print("cannot go on")
         return 7
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PROGRAM_PORT"])), Ready)
@@ -48,6 +48,9 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
+    # From here on a signal is noted, however soon it comes.
+    note("started")
+    print(f"hello from {NAME}")
     server.serve_forever(poll_interval=0.02)
     note("ended")
     return 0

@@ -1,5 +1,6 @@
 """What the documentation says is true: commands exist, settings tables match, the first example answers."""
 
+import contextlib
 import functools
 import json
 import os
@@ -7,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.contract.processes import free_port
+from tests.kept_port import kept_port
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -153,15 +156,15 @@ def subcommands(words: tuple[str, ...]) -> set[str]:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`fovea up` as a user starts it, but for its ports and its folders."""
     home = tmp_path_factory.mktemp("home")
-    port = free_port()
+    with contextlib.ExitStack() as kept:
+        yield from fovea_up(home, {name: kept.enter_context(kept_port()) for name in PROCESSES})
+
+
+def fovea_up(home: Path, ports: dict[str, int]) -> Iterator[str]:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")},
         "HOME": str(home),
-        "FOVEA_GATEWAY_PORT": str(port),
-        "FOVEA_EMBED_PORT": str(free_port()),
-        "FOVEA_GENERATE_PORT": str(free_port()),
-        "FOVEA_PREDICT_PORT": str(free_port()),
-        "FOVEA_SCORE_PORT": str(free_port()),
+        **{f"FOVEA_{name}_PORT": str(port) for name, port in ports.items()},
     }
     command = [sys.executable, "-m", "services.cli", "up"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -173,9 +176,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 break
         else:
             pytest.fail("".join(output))
-        yield f"http://127.0.0.1:{port}"
+        # Processes whose output nobody reads stop at a full pipe.
+        reader = threading.Thread(target=deque, args=(process.stdout, 0))
+        reader.start()
+        yield f"http://127.0.0.1:{ports['GATEWAY']}"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        reader.join()
     assert process.returncode == 0
 
 

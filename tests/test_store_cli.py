@@ -1,11 +1,9 @@
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from services.core.store import Store
@@ -42,10 +40,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def fovea_store(store: Store) -> Iterator[StoreCommand]:
-    yield StoreCommand(store.label)
-    # The command sends logs to stderr, and this process runs other tests after it.
-    structlog.reset_defaults()
+def fovea_store(store: Store) -> StoreCommand:
+    return StoreCommand(store.label)
 
 
 def test_ls_lists_models_with_versions_and_aliases(fovea_store: StoreCommand, store: Store) -> None:
