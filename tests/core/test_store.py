@@ -1,4 +1,3 @@
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from services.core.store_errors import (
 from tests.core.s3_servers import S3Server, rclone_server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
+from tests.kept_port import kept_port
 
 
 def test_a_published_version_is_found_under_its_alias_and_its_id(place: StorePlace, tmp_path: Path) -> None:
@@ -271,12 +271,12 @@ def test_a_wrong_secret_is_told_in_one_line(rclone: S3Server) -> None:
 
 
 def test_a_server_that_is_away_is_told_in_one_line_after_a_few_tries() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    store = Store.open(f"s3://bucket?endpoint={endpoint}", options={"access_key_id": "a", "secret_access_key": "b"})
+    with kept_port() as port:
+        url = f"s3://bucket?endpoint=http://127.0.0.1:{port}"
+        store = Store.open(url, options={"access_key_id": "a", "secret_access_key": "b"})
+        with pytest.raises(StoreUnavailable, match=r"s3://bucket: .* retries") as away:
+            store.resolve("toy")
 
-    with pytest.raises(StoreUnavailable, match=r"s3://bucket: .* retries") as away:
-        store.resolve("toy")
     assert "\n" not in str(away.value)
 
 
