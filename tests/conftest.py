@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -15,13 +16,9 @@ def environment_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(autouse=True)
-def plain_tracebacks_in_logs() -> None:
-    """structlog's default draws every local variable, which takes longer than the test that logs the error.
-
-    For each test anew: a command that an earlier one ran may have chosen other logs for this process.
-    """
-    structlog.reset_defaults()
+@pytest.fixture(autouse=True, scope="session")
+def plain_logs() -> dict[str, Any]:
+    """structlog's default draws every local variable, which takes longer than the test that logs the error."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -29,6 +26,13 @@ def plain_tracebacks_in_logs() -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+    return structlog.get_config()
+
+
+@pytest.fixture(autouse=True)
+def logs_that_no_test_before_chose(plain_logs: dict[str, Any]) -> None:
+    """A command that a test runs in this process chooses logs of its own, for all that come after it."""
+    structlog.configure(**plain_logs)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,9 @@ from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
 from tests.kept_port import kept_port
 
+# The first test that asks `fovea up` starts every service, and a guide has dozens of examples.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # One in a guide, over as many lines as are indented further.
