@@ -21,6 +21,7 @@ from tests.contract.curl import curl
 from tests.contract.processes import Process, start_process
 from tests.core.image_files import encode
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
+from tests.kept_port import kept_port
 
 MODEL = "tiny"
 COLOR, SHAPE = "What is the color?", "What is the shape?"
@@ -51,10 +52,8 @@ class System:
 
     def restart(self) -> None:
         """End the embed process and start it again, where the gateway knows it."""
-        port = self.embed.port
         assert self.embed.stop() == 0, self.embed.log.read_text()
-        environment = {**self.environment, "FOVEA_EMBED_PORT": str(port)}
-        self.embed = start_process("services.embed", self.folder / "embed-again", environment)
+        self.embed = start_process("services.embed", self.folder / "embed-again", self.environment)
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -66,26 +65,27 @@ class System:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("collections")
-    environment = {
-        "FOVEA_STORE_URL": (folder / "store").as_uri(),
-        "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
-        "FOVEA_EMBED_MODEL": MODEL,
-        "FOVEA_EMBED_DEVICE": "cpu",
-        "FOVEA_EMBED_NUM_THREADS": "1",
-        "FOVEA_EMBED_PORT": "0",
-        "FOVEA_GATEWAY_PORT": "0",
-    }
-    checkpoint = write_tiny_checkpoint(folder / "checkpoint")
-    Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, CheckpointInfo(kind="focallens-clip"))
-    embed = start_process("services.embed", folder / "embed", environment)
-    gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": embed.url})
-    gateway.wait_until_ready()
-    system = System(folder, environment, embed, gateway)
-    system.wait_until_ready()
-    yield system
-    for process in (system.gateway, system.embed):
-        assert process.stop() == 0, process.log.read_text()
+    with kept_port() as port:
+        environment = {
+            "FOVEA_STORE_URL": (folder / "store").as_uri(),
+            "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
+            "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
+            "FOVEA_EMBED_MODEL": MODEL,
+            "FOVEA_EMBED_DEVICE": "cpu",
+            "FOVEA_EMBED_NUM_THREADS": "1",
+            "FOVEA_EMBED_PORT": str(port),
+            "FOVEA_GATEWAY_PORT": "0",
+        }
+        checkpoint = write_tiny_checkpoint(folder / "checkpoint")
+        Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, CheckpointInfo(kind="focallens-clip"))
+        embed = start_process("services.embed", folder / "embed", environment)
+        gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": embed.url})
+        gateway.wait_until_ready()
+        system = System(folder, environment, embed, gateway)
+        system.wait_until_ready()
+        yield system
+        for process in (system.gateway, system.embed):
+            assert process.stop() == 0, process.log.read_text()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.contract.load import NUM_CLIENTS, Load, known_to
 from tests.contract.processes import Process, start_process
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.embed.tiny import write_tiny_checkpoint
+from tests.kept_port import kept_port
 
 MODEL = "tiny"
 INFO = CheckpointInfo(kind="focallens-clip")
@@ -40,9 +41,13 @@ class System:
 
     def restart(self, index: int) -> None:
         """The same process again, at the address that the gateway knows."""
-        port = self.embeds[index].port
-        environment = {**self.environment, "FOVEA_EMBED_PORT": str(port)}
-        self.embeds[index] = start_process("services.embed", self.folder / f"embed-{index}-again", environment)
+        self.embeds[index] = start_embed(
+            self.folder / f"embed-{index}-again", self.environment, self.embeds[index].port
+        )
+
+
+def start_embed(log: Path, environment: dict[str, str], port: int) -> Process:
+    return start_process("services.embed", log, {**environment, "FOVEA_EMBED_PORT": str(port)})
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +66,21 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         "FOVEA_REDIS_URL": redis.url,
         "FOVEA_EMBED_MODEL": MODEL,
         "FOVEA_EMBED_NUM_THREADS": "1",
-        "FOVEA_EMBED_PORT": "0",
         "FOVEA_GATEWAY_PORT": "0",
     }
     checkpoint = write_tiny_checkpoint(folder / "checkpoint")
     Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, INFO)
-    embeds = [start_process("services.embed", folder / f"embed-{i}", environment) for i in range(2)]
-    for embed in embeds:
-        embed.wait_until_ready()
-    upstreams = ",".join(embed.url for embed in embeds)
-    gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": upstreams})
-    gateway.wait_until_ready()
-    whole = System(folder, redis, embeds, gateway, environment)
-    yield whole
-    for process in (whole.gateway, *whole.embeds):
-        process.stop()
+    with kept_port() as first, kept_port() as second:
+        embeds = [start_embed(folder / f"embed-{i}", environment, port) for i, port in enumerate((first, second))]
+        for embed in embeds:
+            embed.wait_until_ready()
+        upstreams = ",".join(embed.url for embed in embeds)
+        gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": upstreams})
+        gateway.wait_until_ready()
+        whole = System(folder, redis, embeds, gateway, environment)
+        yield whole
+        for process in (whole.gateway, *whole.embeds):
+            process.stop()
     redis.stop()
 
 

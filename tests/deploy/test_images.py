@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 
 from services.core.settings import describe_settings
 from services.programs import PACKAGES
-from tests.contract.processes import free_port
 from tests.deploy.dockerfiles import ROOT, Dockerfile
+from tests.kept_port import kept_port
 from tests.test_docs import PROCESSES
 
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
@@ -161,15 +161,15 @@ def gateway_alone(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]
     for folder in left_out:
         shutil.rmtree(tmp_path / folder)
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\nsys.modules['numpy'] = None\n")
-    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
-    environment |= {"FOVEA_GATEWAY_PORT": str(port), "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "services.cli", "serve", "gateway"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process, port
-        finally:
-            process.kill()
+    with kept_port() as port:
+        environment |= {"FOVEA_GATEWAY_PORT": str(port), "PYTHONPATH": str(tmp_path)}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process, port
+            finally:
+                process.kill()
 
 
 def test_the_gateway_serves_without_torch_and_the_services_code_and_the_probe_tells(
@@ -186,13 +186,15 @@ def test_the_gateway_serves_without_torch_and_the_services_code_and_the_probe_te
 
 
 def test_the_probe_fails_where_nobody_answers() -> None:
-    probe = run_probe("fovea", "serve", "embed", FOVEA_EMBED_PORT=str(free_port()))
+    with kept_port() as port:
+        probe = run_probe("fovea", "serve", "embed", FOVEA_EMBED_PORT=str(port))
     assert probe.returncode == 1
     assert "refused" in probe.stdout
 
 
 def test_the_probe_asks_nothing_of_a_job() -> None:
-    assert run_probe("fovea", "train", "litm", FOVEA_GENERATE_PORT=str(free_port())).returncode == 0
+    with kept_port() as port:
+        assert run_probe("fovea", "train", "litm", FOVEA_GENERATE_PORT=str(port)).returncode == 0
 
 
 def test_the_probe_imports_nothing_that_takes_long() -> None:

@@ -18,6 +18,7 @@ import yaml
 from tests.contract.load import Load, Send, known_to
 from tests.contract.processes import Process
 from tests.contract.running_fovea import SERVICES, Fovea, settings_of_a_test
+from tests.kept_port import kept_port
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "k8s" / "base"
@@ -81,15 +82,16 @@ SENT: dict[str, Send] = {
 }  # fmt: skip
 
 
-def stop_as(pace: Pace, process: Process) -> None:
-    """What the kubelet does to a container; its status must be 0, well before the grace period is over."""
-    began = time.monotonic()
-    time.sleep(pace.pre_stop_s)
+def stop_as(pace: Pace, process: Process, *, waited_s: float = 0.0) -> None:
+    """What the kubelet does to a container, `waited_s` of its wait being over; its status must be 0, well before the
+    grace period is over."""
+    began = time.monotonic() - waited_s
+    time.sleep(pace.pre_stop_s - waited_s)
     process.process.terminate()
     assert process.process.wait(timeout=pace.grace_s - (time.monotonic() - began)) == 0, process.log.read_text()
 
 
-def next_pod(fovea: Fovea, service: str, instance: str, port: int = 0) -> Process:
+def next_pod(fovea: Fovea, service: str, instance: str, port: int) -> Process:
     """The next pod of a service, ready."""
     process = fovea.start(service, instance=instance, port=port)
     process.wait_until_ready()
@@ -104,14 +106,23 @@ def fovea(tmp_path: Path) -> Iterator[Fovea]:
     fovea.kill()
 
 
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    """Each is that of a pod and of the one after it."""
+    with kept_port() as first, kept_port() as second:
+        yield first, second
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
-async def test_a_service_is_replaced_at_the_pace_of_its_manifest(service: str, fovea: Fovea) -> None:
+async def test_a_service_is_replaced_at_the_pace_of_its_manifest(
+    service: str, fovea: Fovea, ports: tuple[int, int]
+) -> None:
     pace = pace_of(service)
     # of a rolling update another address, where the next pod will be
     pods = [service] if pace.is_recreated else [service, f"{service}-2"]
-    for pod in pods:
-        await asyncio.to_thread(next_pod, fovea, service, pod)
+    for pod, port in zip(pods, ports, strict=False):
+        await asyncio.to_thread(next_pod, fovea, service, pod, port)
     urls = ",".join(fovea.processes[pod].url for pod in pods)
     gateway = await asyncio.to_thread(fovea.start_gateway, {f"FOVEA_GATEWAY_{service.upper()}_URLS": urls})
     await asyncio.to_thread(gateway.wait_until_ready)
@@ -130,17 +141,16 @@ async def test_a_service_is_replaced_at_the_pace_of_its_manifest(service: str, f
 @pytest.mark.slow
 async def test_the_gateway_is_replaced_at_the_pace_of_its_manifest(fovea: Fovea) -> None:
     pace, pods = pace_of("gateway"), ["gateway", "gateway-2"]
-    score = await asyncio.to_thread(next_pod, fovea, "score", "score")
+    score = await asyncio.to_thread(next_pod, fovea, "score", "score", 0)
     fovea.environment["FOVEA_GATEWAY_SCORE_URLS"] = score.url
     for pod in pods:
-        await asyncio.to_thread(next_pod, fovea, "gateway", pod)
+        await asyncio.to_thread(next_pod, fovea, "gateway", pod, 0)
     async with Load(send_score, [fovea.processes[pod].url for pod in pods], anew=True).running() as load:
         await load.more(20)
         for pod in pods:
-            stopping = asyncio.create_task(asyncio.to_thread(stop_as, pace, fovea.processes[pod]))
             await asyncio.sleep(NOTICED_AFTER_S)  # until then it is asked like the other
             load.urls = [fovea.processes[other].url for other in pods if other != pod]
-            await stopping
-            await asyncio.to_thread(next_pod, fovea, "gateway", pod)
+            await asyncio.to_thread(stop_as, pace, fovea.processes[pod], waited_s=NOTICED_AFTER_S)
+            await asyncio.to_thread(next_pod, fovea, "gateway", pod, 0)
             load.urls = [fovea.processes[one].url for one in pods]
             await load.more(20)
