@@ -189,7 +189,9 @@ def test_tasks_that_have_room_for_one_only_are_answered_together(tmp_path: Path)
                 await asyncio.to_thread(wait_until, lambda: system.metric(sent, of=system.gateway) == len(bodies))
             return await asyncio.gather(*asked)
 
-    with running_predict(tmp_path, FOVEA_PREDICT_MEMORY_BYTES=str(budget)) as system:
+    # for the last who waits for a model on a slow machine
+    limits = {"FOVEA_PREDICT_MEMORY_BYTES": str(budget), "FOVEA_REQUEST_TIMEOUT_S": "600"}
+    with running_predict(tmp_path, **limits) as system:
         answers = asyncio.run(all_at_once(system))
         assert {response.status_code for response in answers} == {200}
         assert [response.json()["task"] for response in answers] == [task for _ in range(6) for task in ASKED]
