@@ -68,12 +68,13 @@ def log_of(output: Path, name: str) -> list[str]:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 270
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> None:
     cells = replace(GRID, models=("no-such-shape", "tiny")).cells()
     sweep, heard = Sweep(cells, tmp_path), Heard()
@@ -96,6 +97,7 @@ def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> N
     assert not heard.finished
 
 
+@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
     sweeps = [Sweep(GRID.cells(), tmp_path, is_lean=True) for _ in range(2)]
     heard = [Heard(), Heard()]
@@ -118,6 +120,7 @@ def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == [LOCK, LOG, SCORES]
 
 
+@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sweep(tmp_path: Path) -> None:
     grid = replace(GRID, methods=("standard",), recipe=replace(SHORT, num_steps=100_000))
     sweep, heard = Sweep(grid.cells(), tmp_path), Heard()
@@ -137,6 +140,7 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
     assert not Sweep(grid.cells(), tmp_path).found
 
 
+@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40", "--evaluate-every", "20"]
     evaluated = ["20/40", "40/40"]

@@ -100,6 +100,7 @@ def test_generated_data_is_taught_with_its_rationales(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["outcome"]["num_train"] == 8
 
 
+@pytest.mark.timeout(600)  # a process imports torch
 def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "20", "--no-publish"]

@@ -337,12 +337,13 @@ def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
 # Several processes
 
 
+@pytest.mark.timeout(600)  # two processes train
 def test_processes_that_share_the_work_learn_what_one_does_interrupted_or_not(tmp_path: Path) -> None:
     data, recipe = toy_data(train=examples(24, 0, explained=0.5)), shared_recipe()
     alone = taught(tmp_path / "alone", recipe, data, toy_t5(dropout_rate=0.0))
     job = subprocess.run(
         [sys.executable, "-m", "tests.predict.sharing_job", str(tmp_path)],
-        check=False, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False, capture_output=True, text=True, timeout=570, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     for way in ("copies", "parts"):

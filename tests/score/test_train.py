@@ -89,6 +89,7 @@ def differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> set
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # three processes train
 def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
     base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
 ) -> None:
