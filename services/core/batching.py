@@ -194,7 +194,10 @@ class Batcher(Generic[ItemT, ResultT]):
             await asyncio.wait([request.future for request in self._outstanding])
 
     async def close(self) -> None:
-        """Refuse new requests, fail those in the queue with Overloaded, and return when the running batch has ended."""
+        """Refuse new requests, fail those in the queue with Overloaded, and return when those that run are answered.
+
+        A batch whose requests were all given up may still be running then.
+        """
         self._is_draining = True
         with self._lock:
             waiting = self._queue.clear() + (self._prepared.items if self._prepared else [])

@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from services.core.handshakes import begin_no_more
 from services.core.health import Health
 from services.core.http_protocol import BoundedHeadProtocol
 from services.core.logs import configure_logging
@@ -24,8 +25,10 @@ KEEP_ALIVE_S = 75
 IDLE_GRACE_S = 1.0
 ACCEPT_GRACE_S = 0.1
 BACKLOG = 2048
-# Turns of the event loop: one may end before its sockets are asked, the next accepts, one more reads.
-POLLS = 3
+# Turns of the event loop. One may end before its sockets are asked, the next reads what has come, one more acts on it.
+TURNS_TO_READ = 3
+# uvloop accepts one connection a turn, and so many may wait.
+TURNS_TO_ACCEPT = BACKLOG + TURNS_TO_READ
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
@@ -111,11 +114,11 @@ class DrainingServer(uvicorn.Server):
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
         # Closing a listener resets the connections that wait to be accepted, and a reset, unlike a refusal, leaves
-        # the client in doubt. Without a queue the system takes no more; those it has taken are accepted meanwhile.
+        # the client in doubt: no more begin, and those that have begun are accepted meanwhile.
         for listener in sockets or []:
-            listener.listen(0)
+            begin_no_more(listener)
         await asyncio.sleep(ACCEPT_GRACE_S)
-        await _sockets_polled()
+        await _take_turns(TURNS_TO_ACCEPT)
         for server in self.servers:
             server.close()
         # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which
@@ -124,12 +127,12 @@ class DrainingServer(uvicorn.Server):
         idle_until = loop.time() + IDLE_GRACE_S
         while self.server_state.connections and loop.time() < idle_until:  # noqa: ASYNC110 uvicorn has no event for it
             await asyncio.sleep(0.02)
-        await _sockets_polled()
+        await _take_turns(TURNS_TO_READ)
         await super().shutdown(sockets)
 
 
-async def _sockets_polled() -> None:
-    """Whatever has reached a socket by now is accepted or read. A loop that was starved of its CPU beyond a grace
-    wakes up to the timer first, and would close what it never looked at."""
-    for _ in range(POLLS):
+async def _take_turns(number: int) -> None:
+    """What has reached a socket by now is accepted or read. A loop that was starved of its CPU beyond a grace wakes up
+    to the timer first, and would close what it never looked at."""
+    for _ in range(number):
         await asyncio.sleep(0)

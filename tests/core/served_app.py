@@ -167,7 +167,6 @@ async def fail_to_warm_up() -> None:
 
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
-    server.ACCEPT_GRACE_S = arguments.pop("accept_grace_s", server.ACCEPT_GRACE_S)
     server.IDLE_GRACE_S = arguments.pop("idle_grace_s", server.IDLE_GRACE_S)
     warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
     raise SystemExit(server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
@@ -15,6 +16,7 @@ Serve = Callable[..., ServedProcess]
 
 # A grace for clients in a test's process, which may itself be kept waiting for its CPU.
 BUSY_S = 60
+DRAIN_DELAY_S = 5
 
 
 async def status_of(url: str) -> int | None:
@@ -64,7 +66,7 @@ async def test_a_termination_under_load_loses_no_request(serve: Serve) -> None:
     assert len(logged) == sum(answered for answered, _ in outcomes)
 
 
-async def test_clients_that_connect_anew_are_answered_or_refused_but_hardly_ever_cut_off(serve: Serve) -> None:
+async def test_clients_that_connect_anew_are_answered_or_refused_but_not_cut_off(serve: Serve) -> None:
     served = serve(idle_grace_s=BUSY_S)
     await served.started()
     ends = Counter[str]()
@@ -87,8 +89,9 @@ async def test_clients_that_connect_anew_are_answered_or_refused_but_hardly_ever
     served.terminate()
     await asyncio.gather(*clients)
     assert await served.exit_status() == 0
-    # A listening socket without a queue still keeps one connection waiting.
-    assert ends["cut off"] <= 2
+    assert ends["refused"] + ends["cut off"] == len(clients)
+    # Where no filter keeps handshakes from beginning, those that meet in the last place of the queue may be cut off.
+    assert ends["cut off"] <= (0 if sys.platform == "linux" else 2)
 
 
 async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_has_begun(serve: Serve) -> None:
@@ -108,14 +111,14 @@ async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_ha
 
 
 async def test_a_connection_that_waits_while_a_draining_process_is_starved_is_answered(serve: Serve) -> None:
-    served = serve(accept_grace_s=2)
+    served = serve(drain_delay_s=DRAIN_DELAY_S)
     await served.started()
     served.terminate()
     await until(lambda: '"draining"' in served.text())
     served.process.send_signal(signal.SIGSTOP)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.sleep(2)  # the grace passes
+    await asyncio.sleep(DRAIN_DELAY_S)  # it is over when the process goes on
     served.process.send_signal(signal.SIGCONT)
     assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
     writer.close()
@@ -125,7 +128,7 @@ async def test_a_connection_that_waits_while_a_draining_process_is_starved_is_an
 async def test_while_it_waits_to_be_taken_out_of_rotation_it_is_unready_but_serves_new_connections(
     serve: Serve,
 ) -> None:
-    served = serve(drain_delay_s=5)
+    served = serve(drain_delay_s=DRAIN_DELAY_S)
     await served.started()
     assert await status_of(f"{served.url}/readyz") == 200
     served.terminate()

@@ -1,0 +1,50 @@
+"""A listening socket that takes no more connections, and loses none that it has begun to take."""
+
+import ctypes
+import socket
+import struct
+import sys
+
+# asm-generic/socket.h and linux/bpf_common.h; Python has no names for them.
+SO_ATTACH_FILTER = 26
+LOAD_BYTE = 0x30  # BPF_LD | BPF_B | BPF_ABS
+AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+JUMP_IF_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+RETURN = 0x06  # BPF_RET | BPF_K
+
+FLAGS_AT = 13  # in the TCP header, where a packet begins for the filter of a TCP socket
+SYN, SYN_OR_ACK = 0x02, 0x12
+WHOLE_PACKET = 0xFFFFFFFF
+
+# Instructions of (code, jump if true, jump if false, operand).
+DROP_SYNS = (
+    (LOAD_BYTE, 0, 0, FLAGS_AT),
+    (AND, 0, 0, SYN_OR_ACK),
+    (JUMP_IF_EQUAL, 0, 1, SYN),
+    (RETURN, 0, 0, 0),
+    (RETURN, 0, 0, WHOLE_PACKET),
+)
+
+
+def begin_no_more(listener: socket.socket) -> None:
+    """Connections whose handshake has begun come to the listener as before; no other begins.
+
+    On Linux a first packet is dropped, so that its client sends it again about a second later, to whoever listens
+    then: the next process, or nobody, who refuses it. The queue alone can't do that: with room for none, the last
+    packets of handshakes that meet are dropped too, and clients that believe themselves connected are reset when the
+    listener closes. Elsewhere, and where the system knows no such filter, the queue has to do.
+    """
+    if sys.platform == "linux":
+        try:
+            _attach(listener, DROP_SYNS)
+        except OSError:
+            pass
+        else:
+            return
+    listener.listen(0)
+
+
+def _attach(listener: socket.socket, instructions: tuple[tuple[int, int, int, int], ...]) -> None:
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in instructions))
+    program = struct.pack("HP", len(instructions), ctypes.addressof(code))
+    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
