@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -201,20 +201,33 @@ def test_many_requests_at_once_get_what_they_get_alone(system: System) -> None:
 
 
 def test_large_requests_leave_room_for_small_ones(system: System) -> None:
+    small = {"image": URI, "captions": CAPTIONS}
     large = {"image": URI, "captions": [f"a caption of many, number {number}" for number in range(1024)]}
+    bodies = {"large": large, **{f"small-{number}": small for number in range(4)}}
+    under_way = 'fovea_gateway_inflight_requests{service="score"}'
 
-    async def at_once() -> tuple[Any, list[Any]]:
+    async def one_after_the_other() -> list[httpx.Response]:
+        asked: list[asyncio.Task[httpx.Response]] = []
         async with httpx.AsyncClient(base_url=system.gateway.url, timeout=120) as client:
-            sent = asyncio.create_task(client.post("/score", json=large))
-            small = []
-            while not sent.done():
-                small.append(await client.post("/score", json={"image": URI, "captions": CAPTIONS}))
-            return (await sent).json(), small
+            with system.standing_still():  # so that all have come before one is answered
+                for name, body in bodies.items():
+                    asked.append(asyncio.create_task(client.post("/score", json=body, headers={"x-request-id": name})))
+                    await asyncio.to_thread(
+                        wait_until, lambda: system.metric(under_way, of=system.gateway) == len(asked)
+                    )
+            return await asyncio.gather(*asked)
 
-    answer, small = asyncio.run(at_once())
-    assert [one["index"] for one in answer["scores"]] == list(range(1024))
-    assert {response.status_code for response in small} == {200}
-    assert len(small) > 3, "small requests are answered while the large one is"
+    answer, *others = asyncio.run(one_after_the_other())
+    assert {response.status_code for response in others} == {200}
+    assert [one["index"] for one in answer.json()["scores"]] == list(range(1024))
+    wait_until(lambda: len(answered_in_order(system, bodies)) == len(bodies))
+    assert answered_in_order(system, bodies)[-1] == "large"
+
+
+def answered_in_order(system: System, names: Iterable[str]) -> list[str]:
+    """Those of the named requests that the service has answered, first come first."""
+    lines = [json.loads(line) for line in system.service.log.read_text().splitlines()]
+    return [line["request_id"] for line in lines if line.get("request_id") in names]
 
 
 def test_who_hangs_up_leaves_nothing_in_the_queue(system: System) -> None:
