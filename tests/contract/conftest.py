@@ -18,10 +18,10 @@ MODEL = "tiny"
 
 @pytest.fixture(autouse=True)
 def sockets_of_clients() -> Iterator[None]:
-    """Clients that keep connections alive leave them to the garbage collector: here, and not in a later test."""
-    yield
+    """Clients that keep connections alive leave them to the garbage collector: by the end of the test, none later."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
+        yield
         gc.collect()
 
 
