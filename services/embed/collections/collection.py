@@ -243,8 +243,10 @@ class Collection:
             except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
                 structlog.get_logger(__name__).error("indexing failed", collection=self.info.name, exc_info=True)
             await self._notify()
+            # `asyncio.wait_for` may lose a cancellation that comes as it is woken, until Python 3.12.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def _index_a_step(self) -> bool:

@@ -1,5 +1,6 @@
 """Collections as a client sees them, with a real model: what is found, when, and after what has happened."""
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -489,3 +491,19 @@ def test_a_collection_without_images_answers_every_condition_with_nothing(checkp
         service.create(COLOR)
         for condition in (None, COLOR, SHAPE):
             assert service.search(text="a", condition=condition)["results"] == []
+
+
+async def test_a_collection_is_deleted_in_the_moment_in_which_its_indexing_is_woken(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    app = create_embed(settings_in(tmp_path, checkpoint))
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        url = "http://service/collections/things"
+        while (await client.put(url, json={})).status_code == 503:  # noqa: ASYNC110 - not open yet
+            await asyncio.sleep(0.01)
+        for _ in range(30):
+            # Who deletes waits for those who use the collection, the last of whom wakes the indexing as it leaves.
+            again = [client.put(url, json={"conditions": [COLOR]}) for _ in range(4)]
+            _, deleted = await asyncio.gather(asyncio.gather(*again), client.delete(url))
+            assert deleted.status_code == 204
+            assert (await client.put(url, json={})).status_code in (200, 201)
