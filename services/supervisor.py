@@ -114,7 +114,8 @@ class Supervisor:
         began_s = time.monotonic()
         while late := [child for child in self._children if not child.ready.is_set()]:
             try:
-                await asyncio.wait_for(late[0].ready.wait(), self._remind_s)
+                async with asyncio.timeout(self._remind_s):  # `wait_for` may lose a cancellation, until Python 3.12
+                    await late[0].ready.wait()
             except TimeoutError:
                 names = ", ".join(child.program.name for child in late)
                 self._output.write(f"Not ready after {time.monotonic() - began_s:.0f} s: {names}\n")

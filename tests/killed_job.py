@@ -1,33 +1,29 @@
-"""Jobs that are killed in their middle, however fast they are: by themselves, where they replace a file.
+"""Jobs that are killed in their middle, however fast they are: by themselves, where they save their state again.
 
-python -m tests.killed_job FILE MODULE ARGUMENT…   as `python -m MODULE ARGUMENT…`, killed where FILE is replaced
+python -m tests.killed_job STATE MODULE ARGUMENT…   as `python -m MODULE ARGUMENT…`, killed there
 """
 
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from tests.file_events import before, die, putting
 
 
-def die_where_it_is_put(path: Path, number: int) -> None:
-    """End this process as kill -9 does, when it is about to move the file to this place for the `number`th time."""
-    seen = 0
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event == "os.rename" and str(arguments[1]) == str(path):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
+def run_until_killed(state: Path, module: str, *arguments: str) -> None:
+    """`python -m module …` as a process of its own, which leaves the first state that it saved."""
+    command = [sys.executable, "-m", "tests.killed_job", str(state), module, *arguments]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert state.exists()
 
 
 def main() -> None:
-    _, path, module, *arguments = sys.argv
-    die_where_it_is_put(Path(path), 2)
+    _, state, module, *arguments = sys.argv
+    before(putting(Path(state)), 2, die)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -4,6 +4,7 @@ import ctypes
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 # asm-generic/socket.h and linux/bpf_common.h; Python has no names for them.
 SO_ATTACH_FILTER = 26
@@ -35,11 +36,8 @@ def begin_no_more(listener: socket.socket) -> None:
     listener closes. Elsewhere, and where the system knows no such filter, the queue has to do.
     """
     if sys.platform == "linux":
-        try:
+        with suppress(OSError):
             _attach(listener, DROP_SYNS)
-        except OSError:
-            pass
-        else:
             return
     listener.listen(0)
 

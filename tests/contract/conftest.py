@@ -6,14 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from tests.contract.embed_processes import tiny_environment
 from tests.contract.predict_processes import running_predict
 from tests.contract.processes import Process, start_process
 from tests.contract.served_system import System
-from tests.embed.tiny import write_tiny_checkpoint
-
-MODEL = "tiny"
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +32,7 @@ def predict_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]
 def embed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """`python -m services.embed` on a free port, over a store that holds a tiny checkpoint."""
     folder = tmp_path_factory.mktemp("embed-server")
-    environment = {
-        "FOVEA_STORE_URL": (folder / "store").as_uri(),
-        "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
-        "FOVEA_EMBED_MODEL": MODEL,
-        "FOVEA_EMBED_DEVICE": "cpu",
-        "FOVEA_EMBED_PORT": "0",
-    }
-    checkpoint = write_tiny_checkpoint(folder / "checkpoint")
-    Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, CheckpointInfo(kind="focallens-clip"))
+    environment = tiny_environment(folder, FOVEA_EMBED_DEVICE="cpu", FOVEA_EMBED_PORT="0")
     server = start_process("services.embed", folder / "log", environment)
     try:
         server.wait_until_ready()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -58,11 +57,3 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
         time.sleep(POLL_S)
     listening = next(line for line in log.read_text().splitlines() if '"port"' in line)
     return Process(process, log, json.loads(listening)["port"])
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -20,10 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from tests.contract.embed_processes import tiny_environment
 from tests.contract.processes import Process, start_process
-from tests.embed.tiny import write_tiny_checkpoint
 
 NUM_KILLS = int(os.environ.get("FOVEA_TEST_KILLS", "4"))
 SEED = int(os.environ.get("FOVEA_TEST_SEED", "0"))
@@ -203,17 +201,9 @@ async def check_index(session: aiohttp.ClientSession, url: str, library: Library
 @pytest.mark.timeout(60 + 30 * NUM_KILLS)
 @pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_when_the_process_is_killed_at_any_moment(tmp_path: Path) -> None:
-    environment = {
-        "FOVEA_STORE_URL": (tmp_path / "store").as_uri(),
-        "FOVEA_CHECKPOINT_CACHE_DIR": str(tmp_path / "checkpoints"),
-        "FOVEA_EMBED_COLLECTIONS_DIR": str(tmp_path / "collections"),
-        "FOVEA_EMBED_MODEL": "tiny",
-        "FOVEA_EMBED_NUM_THREADS": "1",
-        "FOVEA_EMBED_INDEX_SAVE_EVERY_S": "0.2",
-        "FOVEA_EMBED_PORT": "0",
-    }
-    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint")
-    Store.open(environment["FOVEA_STORE_URL"]).publish("tiny", checkpoint, CheckpointInfo(kind="focallens-clip"))
+    environment = tiny_environment(
+        tmp_path, FOVEA_EMBED_NUM_THREADS="1", FOVEA_EMBED_INDEX_SAVE_EVERY_S="0.2", FOVEA_EMBED_PORT="0"
+    )
     library = Library(tmp_path, environment, random.Random(SEED))
     for _ in range(NUM_KILLS):
         process = library.start()

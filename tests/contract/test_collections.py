@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
 from tests.contract.curl import curl
+from tests.contract.embed_processes import MODEL, tiny_environment
 from tests.contract.processes import Process, start_process
 from tests.core.image_files import encode
-from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
+from tests.embed.tiny import wait_until_ready
 from tests.kept_port import kept_port
 
-MODEL = "tiny"
 COLOR, SHAPE = "What is the color?", "What is the shape?"
 COSINE_TOLERANCE = 5e-3
 # Searches and deletions while images come.
@@ -66,18 +64,13 @@ class System:
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("collections")
     with kept_port() as port:
-        environment = {
-            "FOVEA_STORE_URL": (folder / "store").as_uri(),
-            "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-            "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
-            "FOVEA_EMBED_MODEL": MODEL,
-            "FOVEA_EMBED_DEVICE": "cpu",
-            "FOVEA_EMBED_NUM_THREADS": "1",
-            "FOVEA_EMBED_PORT": str(port),
-            "FOVEA_GATEWAY_PORT": "0",
-        }
-        checkpoint = write_tiny_checkpoint(folder / "checkpoint")
-        Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, CheckpointInfo(kind="focallens-clip"))
+        environment = tiny_environment(
+            folder,
+            FOVEA_EMBED_DEVICE="cpu",
+            FOVEA_EMBED_NUM_THREADS="1",
+            FOVEA_EMBED_PORT=str(port),
+            FOVEA_GATEWAY_PORT="0",
+        )
         embed = start_process("services.embed", folder / "embed", environment)
         gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": embed.url})
         gateway.wait_until_ready()

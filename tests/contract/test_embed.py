@@ -10,8 +10,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.contract.conftest import MODEL
 from tests.contract.curl import curl
+from tests.contract.embed_processes import MODEL
 from tests.contract.processes import Process
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH

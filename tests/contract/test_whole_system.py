@@ -13,16 +13,13 @@ import aiohttp
 import pytest
 from PIL import Image
 
-from services.core.manifest import CheckpointInfo
 from services.core.store import Store
+from tests.contract.embed_processes import INFO, MODEL, tiny_environment
 from tests.contract.load import NUM_CLIENTS, Load, known_to
 from tests.contract.processes import Process, start_process
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.embed.tiny import write_tiny_checkpoint
 from tests.kept_port import kept_port
-
-MODEL = "tiny"
-INFO = CheckpointInfo(kind="focallens-clip")
 
 
 @dataclass
@@ -58,18 +55,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         pytest.skip("no redis-server on this machine")
     redis = RedisServer(executables[0], None)
     redis.start()
-    environment = {
-        "FOVEA_STORE_URL": (folder / "store").as_uri(),
-        "FOVEA_STORE_POLL_S": "0.2",
-        "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-        "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
-        "FOVEA_REDIS_URL": redis.url,
-        "FOVEA_EMBED_MODEL": MODEL,
-        "FOVEA_EMBED_NUM_THREADS": "1",
-        "FOVEA_GATEWAY_PORT": "0",
-    }
-    checkpoint = write_tiny_checkpoint(folder / "checkpoint")
-    Store.open(environment["FOVEA_STORE_URL"]).publish(MODEL, checkpoint, INFO)
+    environment = tiny_environment(
+        folder,
+        FOVEA_STORE_POLL_S="0.2",
+        FOVEA_REDIS_URL=redis.url,
+        FOVEA_EMBED_NUM_THREADS="1",
+        FOVEA_GATEWAY_PORT="0",
+    )
     with kept_port() as first, kept_port() as second:
         embeds = [start_embed(folder / f"embed-{i}", environment, port) for i, port in enumerate((first, second))]
         for embed in embeds:

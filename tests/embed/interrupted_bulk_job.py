@@ -7,20 +7,11 @@ import os
 import runpy
 import signal
 import sys
-from typing import Any
+from pathlib import Path
 
-
-def interrupt_where_it_is_put(path: str) -> None:
-    """An audit event comes before what it announces."""
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "os.rename" and str(arguments[1]) == path:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    sys.addaudithook(watch)
-
+from tests.file_events import before, putting
 
 if __name__ == "__main__":
     _, path, *sys.argv[1:] = sys.argv
-    interrupt_where_it_is_put(path)
+    before(putting(Path(path)), 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     runpy.run_module("services.cli", run_name="__main__", alter_sys=True)

@@ -28,6 +28,7 @@ from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
 from services.embed.image_sources import list_images
 from services.nn.clip_model import open_clip
+from tests.file_events import IsMeant, before, die
 
 
 def run_job(checkpoint: str, source: str, output: Path, *, overwrite: bool = False) -> None:
@@ -46,18 +47,11 @@ def continue_job(checkpoint: str, source: str, output: Path) -> None:
         run_job(checkpoint, source, output, overwrite=True)
 
 
-def kill_at_event(number: int, output: Path) -> None:
-    """An audit event comes before what it announces."""
-    seen = 0
+def touching(output: Path) -> IsMeant:
+    def is_meant(event: str, arguments: tuple[Any, ...]) -> bool:
+        return event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(str(output))
 
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(str(output)):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
+    return is_meant
 
 
 def in_a_process(work: Callable[[], None], *, killed_after_s: float | None = None) -> bool:
@@ -82,7 +76,7 @@ def kill_at_writes(checkpoint: str, source: str, folder: Path, old: Path | None)
             shutil.copytree(old, output)
 
         def run_until_event(event: int = event, output: Path = output) -> None:
-            kill_at_event(event, output)
+            before(touching(output), event, die)
             run_job(checkpoint, source, output, overwrite=old is not None)
 
         has_ended = in_a_process(run_until_event)

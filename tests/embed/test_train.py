@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from services.core.store import Store
 from services.embed.checkpoint import load_focallens
 from services.embed.train import app
 from services.nn.training import Run, learning_rate
+from tests.killed_job import run_until_killed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,13 +52,7 @@ def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(base: Pat
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     arguments = [*FOCALLENS, "--base", str(base), "--steps", "8", "--no-publish"]
     job(*arguments, "--output", str(steady))
-    state = killed / "resume-tuning.pt"
-    # killed in the middle: after the first saved state
-    command = [sys.executable, "-m", "tests.killed_job", str(state), "services.embed.train", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--output", str(killed)], env=environment, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert state.exists()
+    run_until_killed(killed / "resume-tuning.pt", "services.embed.train", *arguments, "--output", str(killed))
     assert not (killed / "checkpoint").exists()
     job(*arguments, "--output", str(killed))
     expected, resumed = weights(steady, "model.safetensors"), weights(killed, "model.safetensors")

@@ -1,10 +1,6 @@
 """The starter's training: it begins with what it promises, resumes where it was killed, publishes what it made."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from services.generate.initialisation import OFFSETS, create_llama
 from services.generate.tokenizer_build import build_tokenizer
 from services.generate.train import answer_word_ids, app, stages
 from services.generate.training import Run, Stage, draw_batch, orthogonalised, position_weights
+from tests.killed_job import run_until_killed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,12 +105,8 @@ def test_first_weights_gather_what_stands_before_a_token() -> None:
 def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     job(*FAST, "--no-publish", "--output", str(steady))
-    command = ["services.generate.train", *FAST, "--no-publish", "--output", str(killed)]
-    # killed in the middle: after the first saved state
-    command = [sys.executable, "-m", "tests.killed_job", str(killed / "resume.pt"), *command]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (killed / "resume.pt").exists()
+    arguments = [*FAST, "--no-publish", "--output", str(killed)]
+    run_until_killed(killed / "resume.pt", "services.generate.train", *arguments)
     assert not (killed / "checkpoint").exists()
     job(*FAST, "--no-publish", "--output", str(killed))
     expected, resumed = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (steady, killed))

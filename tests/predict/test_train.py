@@ -1,10 +1,6 @@
 """`fovea train distill` teaches and publishes a student, goes on after a kill, and names what it refuses."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.train import app
 from services.predict.training_state import STATE_FILE
+from tests.killed_job import run_until_killed
 from tests.predict.toy_data_sets import write_rationales, write_svamp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,12 +103,7 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "20", "--no-publish"]
     job(*arguments, "--output", tmp_path / "unbroken")
     broken = tmp_path / "broken"
-    command = ["services.predict.train", *arguments, "--output", str(broken)]
-    # killed once there is a state to go on from
-    command = [sys.executable, "-m", "tests.killed_job", str(broken / STATE_FILE), *command]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (broken / STATE_FILE).exists()
+    run_until_killed(broken / STATE_FILE, "services.predict.train", *arguments, "--output", str(broken))
     assert not (broken / "result.json").exists()
     told = job(*arguments, "--output", broken)
     assert "step 2/20" not in told

@@ -16,8 +16,8 @@ from services.core.store import Store
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.score.checkpoint import load_fsc_clip
 from services.score.train import app
+from tests.file_events import before, die, putting
 from tests.kept_port import kept_port
-from tests.killed_job import die_where_it_is_put
 from tests.score.test_data import write_folder, write_shards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +51,7 @@ def processes() -> multiprocessing.context.ForkServerContext:
 
 def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
     """A job as a process of its own runs it, until it saves this state for the `number`th time."""
-    die_where_it_is_put(state, number)
+    before(putting(state), number, die)
     run_job(arguments, {})
 
 

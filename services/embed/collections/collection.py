@@ -146,7 +146,8 @@ class Collection:
         left_s = deadline - ANSWERING_S - time.monotonic()
         async with self.in_use(), self._progress:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._progress.wait_for(lambda: self._has_indexed(row)), max(0.0, left_s))
+                async with asyncio.timeout(left_s):
+                    await self._progress.wait_for(lambda: self._has_indexed(row))
 
     async def delete(self, image_id: str) -> None:
         """Take an image out; no search that begins afterwards finds it. Raises NotFound."""
