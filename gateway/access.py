@@ -18,6 +18,7 @@ from starlette.types import Scope as AsgiScope
 
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import GatewaySettings, KeyRecord, Scope
+from services.core.caller import DEFAULT_TENANT, Caller
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
 from services.core.settings import SettingsError
@@ -43,6 +44,12 @@ class Visitor:
     name: str | None = None
     scopes: frozenset[Scope] | None = None
     rate: str | None = None
+    tenant: str = DEFAULT_TENANT
+
+    @property
+    def caller(self) -> Caller:
+        """What services are told of the visitor."""
+        return Caller(self.identity, self.tenant)
 
     def may(self, scope: Scope) -> bool:
         return self.scopes is None or scope in self.scopes or "admin" in self.scopes
@@ -184,7 +191,11 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
     return {
         record.sha256: Visitor(
-            identity=f"key:{record.sha256[:16]}", name=record.name, scopes=record.scopes, rate=record.rate_limit
+            identity=f"key:{record.sha256[:16]}",
+            name=record.name,
+            scopes=record.scopes,
+            rate=record.rate_limit,
+            tenant=record.tenant,
         )
         for record in records
     }

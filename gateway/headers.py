@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
+from services.core.caller import CLIENT_HEADER, TENANT_HEADER, Caller
 from services.core.exchange import Timing
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server.
@@ -33,6 +34,8 @@ REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
+        CLIENT_HEADER,
+        TENANT_HEADER,
     }
 )
 NOT_FORWARDED = HOP_BY_HOP | REPLACED
@@ -42,7 +45,7 @@ NOT_RETURNED = HOP_BY_HOP | {b"date"}
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
-def request_headers(scope: Scope) -> CIMultiDict[str]:
+def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
     """What the service is sent, but for `Host` and `X-Request-Timeout`, which each attempt adds.
 
     `X-Forwarded-For` gets the peer's address appended; `X-Forwarded-Proto` and `-Host` are kept where a proxy in
@@ -64,6 +67,8 @@ def request_headers(scope: Scope) -> CIMultiDict[str]:
     if host := named.get(b"x-forwarded-host") or named.get(b"host"):
         headers["X-Forwarded-Host"] = str(host, "latin-1")
     headers["X-Request-ID"] = scope["state"]["request_id"]
+    headers[str(CLIENT_HEADER, "ascii")] = caller.client
+    headers[str(TENANT_HEADER, "ascii")] = caller.tenant
     return headers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access import Access
+from gateway.access import Access, Visitor
 from gateway.client_body import REPLAYABLE_BYTES, ClientBody, read_whole
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
@@ -44,15 +44,21 @@ class Proxy:
         self.access.authorize(visitor, route.service)
         check_method(route, path, scope["method"])
         allowance = await self.access.count(visitor)
-        await self._forward(self.upstreams[route.service], allowance, scope, receive, send)
+        await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
 
     async def _forward(
-        self, upstream: Upstream, allowance: Allowance | None, scope: Scope, receive: Receive, send: Send
+        self,
+        upstream: Upstream,
+        visitor: Visitor,
+        allowance: Allowance | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         request = UpstreamRequest(
             method=scope["method"],
             target=_target(scope),
-            headers=request_headers(scope),
+            headers=request_headers(scope, visitor.caller),
             body=await _body(scope, receive),
             deadline=scope["state"]["deadline"],
         )

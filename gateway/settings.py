@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
+from services.core.caller import DEFAULT_TENANT
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
@@ -27,6 +28,7 @@ class KeyRecord(BaseModel):
     scopes: frozenset[Scope]
     rate_limit: str | None = None
     created: str | None = None
+    tenant: str = Field(DEFAULT_TENANT, pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
 
     @field_validator("rate_limit")
     @classmethod

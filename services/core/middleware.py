@@ -13,6 +13,7 @@ import structlog
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
 from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
@@ -67,6 +68,7 @@ class RequestIdentity:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["timing"] = timing = Timing()
+        set_caller(caller_of(scope))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
