@@ -16,7 +16,8 @@ from services.generate.profile import CalibrationProfile
 from services.generate.ranking import Ranking
 from services.nn.devices import DeviceOptions
 from tests.generate.scarce_memory import ScarceMemory
-from tests.generate.test_engine_preparing import EXACT, LONG, MANY, QUERY
+from tests.generate.test_engine import QUERY
+from tests.generate.test_engine_preparing import EXACT, LONG, MANY
 from tests.generate.test_generation import PROFILES, ask, ids_of, new_batch, text_of
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
@@ -63,9 +64,13 @@ def same(one: Progress, other: Progress) -> bool:
     )
 
 
-@pytest.mark.parametrize("prefix_cache_bytes", [0, 10**6])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", ["plain", "tree", "exact", "cached", "tail", "per head"])
+@pytest.mark.parametrize(
+    ("name", "sampling", "prefix_cache_bytes"),
+    [
+        *((name, "sampled", 0) for name in ("plain", "tree", "exact", "cached", "tail", "per head")),
+        *((name, "greedy", 10**6) for name in ("plain", "tree", "tail")),
+    ],
+)
 def test_a_paused_answer_goes_on_token_for_token(name: str, sampling: str, prefix_cache_bytes: int) -> None:
     generation = asked(1, PROFILES[name], sampling=SAMPLINGS[sampling])
     undisturbed = run_paused(new_batch(exact_model()), generation, ())
@@ -176,9 +181,8 @@ def test_a_cancelled_answer_is_forgotten_while_it_is_paused() -> None:
     generation = asked(0, None)
     batch = new_batch(exact_model())
     batch.admit([generation])
-    assert batch.pause(generation) and batch.is_paused(generation)
+    assert batch.pause(generation)
     batch.cancel(generation)
-    assert not batch.is_paused(generation)
     (first,) = batch.admit([generation])
     assert first.num_tokens == 1
 
@@ -207,8 +211,7 @@ def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> li
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("reorder", ["none", "prompt", "attention"])
-@pytest.mark.parametrize("num_documents", [3, 40])
+@pytest.mark.parametrize(("reorder", "num_documents"), [("prompt", 3), ("prompt", 40), ("none", 40), ("attention", 5)])
 def test_a_reordered_answer_goes_on_in_its_order(reorder: Any, num_documents: int) -> None:
     engine = engine_of()
     options = AnswerOptions(12, calibration=EXACT, reorder=reorder, ignore_eos=True)
