@@ -285,7 +285,8 @@ class StepRunner(Generic[ItemT, EventT]):
         for work, event in outcomes:
             if event.is_last:
                 self._finished_cost += work.cost
-                self.typical_s += TYPICAL_SMOOTHING * (now - work.began_at - self.typical_s)
+                weight = TYPICAL_SMOOTHING if self.typical_s else 1.0
+                self.typical_s += weight * (now - work.began_at - self.typical_s)
                 self._remove(work)
         return list(outcomes)
 

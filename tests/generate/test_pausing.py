@@ -54,6 +54,15 @@ def run_paused(batch: RunningBatch, generation: Generation, pauses: Sequence[int
     return came
 
 
+def rest(batch: RunningBatch) -> list[Progress]:
+    """All that is still to come, where there is room for it."""
+    came: list[Progress] = []
+    while batch.num_running:
+        assert batch.grow() == []
+        came += batch.step()
+    return came
+
+
 def same(one: Progress, other: Progress) -> bool:
     return (
         (one.text, one.num_tokens, one.finish_reason) == (other.text, other.num_tokens, other.finish_reason)
@@ -140,14 +149,9 @@ def test_a_slot_grows_with_its_answer_and_who_has_no_room_for_more_takes_no_step
     came += batch.step()
     assert not {id(one.generation) for one in came[before:]} & {id(one) for one in lacking}
     assert batch.pause(second)
-    while batch.num_running:
-        assert batch.grow() == []
-        came += batch.step()
+    came += rest(batch)
     assert batch.has_room(second)
-    came += batch.admit([second])
-    while batch.num_running:
-        assert batch.grow() == []
-        came += batch.step()
+    came += [*batch.admit([second]), *rest(batch)]
     assert [ids_of([p for p in came if p.generation is one]) for one in (first, second)] == expected
 
 
@@ -170,11 +174,9 @@ def test_a_slot_for_which_there_is_no_memory_waits_and_nothing_is_lost() -> None
                 came += batch.step()
                 lacking = batch.grow()
     assert lacking == [generation]
-    assert batch.step() == []
-    while batch.num_running:
-        assert batch.grow() == []
-        came += batch.step()
-    assert ids_of(came) == expected
+    came += batch.step()
+    assert came[-1].num_tokens == len(came), "it took no step"
+    assert ids_of([*came, *rest(batch)]) == expected
 
 
 def test_a_cancelled_answer_is_forgotten_while_it_is_paused() -> None:
