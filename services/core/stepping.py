@@ -112,11 +112,12 @@ class Stepper(Generic[ItemT, EventT]):
         rate = self._runner.full_throughput.cost_per_s
         if not rate or not len(self._queue):
             return
-        wait_s = self._queue.cost_ahead(current_caller().client) / rate
+        num_running = len(self._runner.running)
+        wait_s = self._queue.cost_ahead(current_caller().client, num_running) / rate
         max_wait_s = min(self._limits.max_wait_s, max(MIN_MAX_WAIT_S, MAX_WAIT_SHARE * self._runner.typical_s))
         if deadline is not None and time.monotonic() + wait_s >= deadline:
             raise self._refusal("The request would wait longer than its deadline.", wait_s)
-        if wait_s > max_wait_s and len(self._queue) + len(self._runner.running) > MIN_IN_FLIGHT:
+        if wait_s > max_wait_s and len(self._queue) + num_running > MIN_IN_FLIGHT:
             raise self._refusal("The request would wait too long.", wait_s)
 
     def submit(self, item: ItemT, *, cost: int, deadline: float | None = None) -> Stream[EventT]:
