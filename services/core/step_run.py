@@ -18,6 +18,7 @@ import structlog
 from services.core.batch_run import CostBudget
 from services.core.errors import FoveaError, InternalError, TooLarge
 from services.core.metrics import Metrics
+from services.core.step_breadth import Breadth
 from services.core.step_queue import Event, StepQueue, Throughput, Work
 from services.core.step_shares import giving_room, making_way, stepping_aside
 from services.core.stepping_engine import SteppingEngine
@@ -59,6 +60,7 @@ class StepRunner(Generic[ItemT, EventT]):
         self.throughput = Throughput()
         self.full_throughput = Throughput()  # of the turns behind which somebody waited
         self.typical_s = 0.0  # that an item runs
+        self._breadth = Breadth()
         self._paused: dict[int, Work[ItemT, EventT]] = {}  # in the queue, all of them
         self._num_steps = 0
         self._engine = engine
@@ -83,7 +85,10 @@ class StepRunner(Generic[ItemT, EventT]):
         try:
             self._drop_unwanted()
             yield from self._admit_waiting()
+            admitted = time.monotonic()
             yield from self._step()
+            if len(self._queue):
+                self._breadth.note(len(self.running), admitted - began, time.monotonic() - admitted)
             yield from self._prepare()
             if self.running and not self._engine.num_running:
                 raise LostItems(f"{len(self.running)} items had no last event")
@@ -142,12 +147,11 @@ class StepRunner(Generic[ItemT, EventT]):
         """Pause others for an item whose client has less; returns whether there is room now."""
         if self._waits_for_memory:
             return False
-        items = [one.item for one in (*chosen, work)]
         leaving = making_way(
             self.running.values(),
             chosen,
             work,
-            lambda leaving: self._engine.has_room(items, [one.item for one in leaving]),
+            lambda leaving: self._has_room([*chosen, work], leaving),
             served=self._queue.served,
             now=time.monotonic(),
         )
@@ -164,8 +168,10 @@ class StepRunner(Generic[ItemT, EventT]):
         for work in stepping_aside(waiting, newcomers) if newcomers else ():
             self._pause(work)
 
-    def _has_room(self, works: Sequence[Work[ItemT, EventT]]) -> bool:
-        return not self._waits_for_memory and self._engine.has_room([work.item for work in works])
+    def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
+        if self._waits_for_memory or len(self.running) - len(leaving) + len(works) > self._breadth.limit:
+            return False
+        return self._engine.has_room([work.item for work in works], [work.item for work in leaving])
 
     def _admit(self, works: list[Work[ItemT, EventT]]) -> Iterator[list[Outcome[ItemT, EventT]]]:
         """All together or, where that fails, one by one; those for which there is no room after all wait in front."""

@@ -13,6 +13,9 @@ from services.core.step_queue import Work
 
 AnyWork = Work[Any, Any]
 
+# After so long a wait a client gets a place of somebody who has more: mostly one becomes free sooner, and who is paused
+# has to be computed again.
+SHORT_PATIENCE_S = 0.5
 # After so long a wait a client without a place gets one that somebody else has had for as long.
 PATIENCE_S = 2.0
 
@@ -67,9 +70,9 @@ def stepping_aside(waiting: Collection[AnyWork], newcomers: Collection[AnyWork])
 
 
 def _may_leave(work: AnyWork, newcomer: AnyWork, shares: Counter[str], now: float) -> bool:
-    own = shares[newcomer.client]
-    is_overdue = not own and now - newcomer.waits_since >= PATIENCE_S and now - work.runs_since >= PATIENCE_S
-    return shares[work.client] > own + 1 or is_overdue
+    own, waited_s = shares[newcomer.client], now - newcomer.waits_since
+    is_overdue = not own and waited_s >= PATIENCE_S and now - work.runs_since >= PATIENCE_S
+    return is_overdue or (shares[work.client] > own + 1 and waited_s >= SHORT_PATIENCE_S)
 
 
 def _latest_of_largest(works: Collection[AnyWork], shares: Counter[str]) -> AnyWork:

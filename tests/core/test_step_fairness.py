@@ -21,6 +21,12 @@ from tests.core.test_stepping import ROOMY, Bench, hold, outcome_of, read, submi
 ONE_A_TURN = StepLimits(max_admit_cost=1, max_queue_cost=100_000, max_queue_size=10_000)
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are given away at once: an engine that only counts has done much within half a second."""
+    monkeypatch.setattr(step_shares, "SHORT_PATIENCE_S", 0.0)
+
+
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
