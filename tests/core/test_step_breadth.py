@@ -22,6 +22,7 @@ def run(breadth: Breadth, *, num_turns: int, prefill_s: float, num_steps: int, s
 
 def test_where_prompts_take_the_time_few_run_and_next_to_nothing_is_lost() -> None:
     breadth = Breadth()
+    breadth.limit = 64
     times = {"prefill_s": 0.15, "num_steps": 16, "step_s": 0.005, "row_s": 0.0003}
     rate = run(breadth, num_turns=500, **times)  # type: ignore[arg-type]
     assert breadth.limit < 20
