@@ -47,6 +47,7 @@ GENERATING = (
 )
 # Texts, tokens as numbers, figures: torch-free, and nothing of HTTP.
 TEXTUAL = own(
+    "abandonment",
     "chat_prompts",
     "data",
     "facts",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest
+from services.generate.abandonment import check_wanted
 
 SpanRule = Literal["newline", "text"]
 
@@ -131,6 +132,7 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
     tokenizer: a fast tokenizer of transformers. Raises InvalidRequest where plain text holds a control token of one
     character, which no tokenisation can make plain.
     """
+    check_wanted()
     encoder = _Encoder(tokenizer)
     input_ids = [] if any(piece.is_chat for piece in pieces) else encoder.opening()
     spans: dict[int, tuple[int, int]] = {}

@@ -12,6 +12,7 @@ from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.metrics import Metrics
 from services.core.step_queue import Event, Stream
 from services.core.stepping import Stepper
+from services.generate.abandonment import in_thread
 from services.generate.engine import GenerateEngine, Item, Outcome
 from services.generate.generation import Generation, Progress, PromptFacts
 from services.generate.ranking import Ranking
@@ -65,9 +66,9 @@ class GenerateService:
             yield served
 
     async def prepare(self, request: Request, work: Callable[[], T]) -> T:
-        """Tokenise in a thread, so that the event loop serves others meanwhile."""
+        """Tokenise in a thread, so that the event loop serves others meanwhile; a cancelled request ends there, too."""
         began = asyncio.get_running_loop().time()
-        prepared = await asyncio.to_thread(work)
+        prepared = await in_thread(work)
         seconds = asyncio.get_running_loop().time() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
         request.state.timing.add("tokenize", seconds)
