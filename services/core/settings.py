@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -26,7 +28,9 @@ PROCESS_PREFIXES = tuple(
     f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
 )
 # What commands read, and no process: a shell that exports them may start one.
-COMMAND_LINE_VARIABLES = frozenset({f"{SHARED_PREFIX}API_KEY", f"{SHARED_PREFIX}CODE_REVISION"})
+COMMAND_LINE_VARIABLES = frozenset(
+    f"{SHARED_PREFIX}{name}" for name in ("API_KEY", "CODE_REVISION", "UP_RESTART_AFTER_S")
+)
 # One value for all processes would make them fight over it.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
@@ -49,6 +53,16 @@ class ProcessSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
     port: int = Field(ge=0, le=65535, description="Port to listen on; 0 asks the system for a free one.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Names in `Host` besides `localhost` and IP addresses, separated by commas; `.example.org` is all "
+        "below it, `*` any. Unset, none while listening on loopback, any elsewhere.",
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins (`https://app.example.org`) whose pages may call from a browser, separated by commas; "
+        "`*`: all.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged."
     )
@@ -77,6 +91,20 @@ class ProcessSettings(BaseSettings):
         default=False,
         description="Send OpenTelemetry traces to `OTEL_EXPORTER_OTLP_ENDPOINT` (extra `telemetry`).",
     )
+
+    @field_validator("allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def split_names(cls, given: Any) -> Any:
+        return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            parts = urlsplit(origin)
+            if origin != "*" and origin != f"{parts.scheme}://{parts.netloc}".lower():
+                raise ValueError(f"{origin!r} is not an origin such as https://app.example.org")
+        return origins
 
     @classmethod
     def settings_customise_sources(
@@ -162,7 +190,7 @@ def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
         SettingRow(
             variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
             type=_type_name(field.annotation),
-            default=None if field.is_required() else str(field.get_default()),
+            default=None if field.is_required() else _as_given(field.get_default()),
             description=field.description or _inherited_description(name),
         )
         for name, field in settings_cls.model_fields.items()
@@ -176,6 +204,11 @@ class _SharedVariables(EnvSettingsSource):
         if not _is_shared(field_name):
             return None, field_name, False
         return super().get_field_value(field, field_name)
+
+
+def _as_given(default: Any) -> str:
+    """A default as one would write it in the environment: what is a tuple here is a list with commas there."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _is_shared(field_name: str) -> bool:
