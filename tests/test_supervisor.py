@@ -176,7 +176,7 @@ def test_a_program_that_dies_is_started_again_and_the_others_are_left_alone(supe
 
 def test_a_program_that_was_stopped_is_killed_and_started_again(supervise: Supervise) -> None:
     supervised = supervise(a="serve", b="serve", hung_after_s=1)
-    supervised.until_ready()
+    until(lambda: "b        | asked whether it lives" in supervised.output())
     os.kill(supervised.pids("b")[0], signal.SIGSTOP)
     until(lambda: len(supervised.pids("b")) == 2)
     assert "b        | has not been well at /livez for 1 s and is stopped" in supervised.output()

@@ -63,6 +63,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         telemetry=traces(parts.service) if settings.telemetry else NO_TRACES,
     )
     app.state.health = parts.health
+    app.state.metrics = parts.metrics
     # Routers are tried in this order, and a miss costs more than a probe is worth.
     for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
         app.include_router(router)

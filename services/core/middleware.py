@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.core.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
+from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
 from services.core.error_responses import error_headers, render_error
 from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
@@ -204,7 +205,11 @@ class ErrorResponses:
             if not self.health.is_draining:
                 raise
             await self._answer(Overloaded("The service is shutting down."), scope, send)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OSError) and is_exhaustion(error):
+                report_exhaustion("request")
+                await self._answer(out_of_descriptors(), scope, send)
+                return
             self.log.exception("unhandled exception")
             request_id = exchange_of(scope).request_id
             message = f"An internal error occurred. It is logged under request {request_id}."

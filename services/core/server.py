@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TypeVar
 
@@ -13,9 +14,10 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from services.core.connections import ConnectionLimits, LimitedProtocol, most_connections
+from services.core.descriptors import check_descriptors, raise_limit
 from services.core.handshakes import begin_no_more
 from services.core.health import Health
-from services.core.http_protocol import BoundedHeadProtocol
 from services.core.logs import configure_logging
 from services.core.settings import ProcessSettings
 
@@ -25,6 +27,7 @@ KEEP_ALIVE_S = 75
 IDLE_GRACE_S = 1.0
 ACCEPT_GRACE_S = 0.1
 BACKLOG = 2048
+TICKS_PER_S = 10  # uvicorn's
 # Turns of the event loop. One may end before its sockets are asked, the next reads what has come, one more acts on it.
 TURNS_TO_READ = 3
 # uvloop accepts one connection a turn, and so many may wait.
@@ -33,19 +36,23 @@ TURNS_TO_ACCEPT = BACKLOG + TURNS_TO_READ
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
 
-def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
+def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client_share: float = 1.0) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status: 0 after a drain, 1 where starting up failed.
 
-    `create` makes the application, with its `Health` in `app.state.health`. The address is bound first, so that a
-    port that is taken is told before a checkpoint is loaded: SystemExit with one sentence.
+    `create` makes the application, with its `Health` and `Metrics` in `app.state`. One client may have `client_share`
+    of the connections. The address is bound first, so that a port that is taken is told before a checkpoint is loaded:
+    SystemExit with one sentence.
     """
     configure_logging(settings)
+    descriptors = raise_limit()
     listener = _bind(settings)
     app = create(settings)
+    most = most_connections(settings.max_connections, descriptors)
+    limits = ConnectionLimits(most, client_share, app.state.metrics)
     server = DrainingServer(
         uvicorn.Config(
             app,
-            http=BoundedHeadProtocol,
+            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type] # which uvicorn only calls
             lifespan="on",
             ws="none",
             log_config=None,
@@ -107,6 +114,8 @@ class DrainingServer(uvicorn.Server):
         if self._health.has_failed:
             self._health.begin_drain()
             return True
+        if counter % TICKS_PER_S == 0:
+            check_descriptors()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -74,6 +74,11 @@ class ProcessSettings(BaseSettings):
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
     max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    max_connections: int = Field(
+        8192,
+        gt=0,
+        description="Connections open at a time, at most; fewer where the limit of open files is low.",
+    )
     drain_delay_s: float = Field(
         0.0,
         ge=0,

@@ -169,4 +169,7 @@ if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
     server.IDLE_GRACE_S = arguments.pop("idle_grace_s", server.IDLE_GRACE_S)
     warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
-    raise SystemExit(server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))
+    share = arguments.pop("client_share", 1.0)
+    raise SystemExit(
+        server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments), client_share=share)
+    )
