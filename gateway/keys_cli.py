@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gateway.access import KeyFile, digest, new_key, read_key_file
 from gateway.settings import KeyRecord
 from services.core.durable_files import write_durably
+from services.core.printable import printable
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
 
@@ -49,7 +50,7 @@ def list_keys(file: FileOption = DEFAULT_FILE) -> None:
     """Show every key's name, scopes and limit."""
     for record in _read(file.expanduser()):
         scopes = ",".join(sorted(record.scopes))
-        typer.echo(f"{record.name}\t{scopes}\t{record.rate_limit or '-'}\t{record.created or '-'}")
+        typer.echo(f"{printable(record.name)}\t{scopes}\t{record.rate_limit or '-'}\t{record.created or '-'}")
 
 
 @app.command()
@@ -90,5 +91,5 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    typer.echo(reason, err=True)
+    typer.echo(printable(reason), err=True)
     raise typer.Exit(1)

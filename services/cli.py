@@ -122,13 +122,14 @@ def _refusals_in_one_line(command: str) -> Iterator[None]:
     """What is wrong with what a command was given, or with where it works, is told without a traceback: status 1."""
     from safetensors import SafetensorError
 
+    from services.core.printable import printable
     from services.core.store_errors import StoreError
     from services.nn.refusals import Refused
 
     try:
         yield
     except (Refused, StoreError, SafetensorError, OSError) as refused:
-        typer.echo(f"{command}: {' '.join(str(refused).split())}", err=True)
+        typer.echo(f"{command}: {printable(' '.join(str(refused).split()))}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from services.core.printable import printable
 from services.programs import Program
 
 READY_POLL_S = 0.1
@@ -204,9 +205,12 @@ class _Child:
         while piece := await process.stdout.read(65536):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                self.say(line.decode(errors="replace"))
+                self._pass_on(line)
         if rest:
-            self.say(rest.decode(errors="replace"))
+            self._pass_on(rest)
+
+    def _pass_on(self, line: bytes) -> None:
+        self.say(printable(line.decode(errors="replace").removesuffix("\r"), keep="\t"))
 
     async def _wait_until_ready(self) -> None:
         while not await _is_ready(self.program):  # noqa: ASYNC110 another process sets no event here
