@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
-from services.core.caller import CLIENT_HEADER, TENANT_HEADER, Caller
+from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
 from services.core.exchange import Timing
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server.
@@ -36,6 +36,7 @@ REPLACED = frozenset(
         b"x-forwarded-proto",
         CLIENT_HEADER,
         TENANT_HEADER,
+        KEY_NAME_HEADER,
     }
 )
 NOT_FORWARDED = HOP_BY_HOP | REPLACED
@@ -67,8 +68,7 @@ def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
     if host := named.get(b"x-forwarded-host") or named.get(b"host"):
         headers["X-Forwarded-Host"] = str(host, "latin-1")
     headers["X-Request-ID"] = scope["state"]["request_id"]
-    headers[str(CLIENT_HEADER, "ascii")] = caller.client
-    headers[str(TENANT_HEADER, "ascii")] = caller.tenant
+    headers.update(caller.headers())
     return headers
 
 

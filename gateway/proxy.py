@@ -41,7 +41,7 @@ class Proxy:
             await self.app(scope, receive, send)
             return
         scope["route"] = route
-        self.access.authorize(visitor, route.service)
+        self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
         allowance = await self.access.count(visitor)
         await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
@@ -66,6 +66,10 @@ class Proxy:
         sent_at = time.perf_counter()
         async with upstream.send(request) as response:
             headers = response_headers(response.raw_headers, response.status, timing)
+            if not visitor.may(f"{upstream.service}:admin"):
+                # How long each stage took tells whether somebody else has asked the same before.
+                timing.is_private = True
+                headers = [(name, value) for name, value in headers if name != b"server-timing"]
             timing.add("upstream", time.perf_counter() - sent_at)
             if allowance is not None:
                 headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]

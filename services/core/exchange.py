@@ -9,10 +9,14 @@ SCOPE_KEY = "fovea.exchange"
 
 
 class Timing:
-    """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`."""
+    """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`.
+
+    What `is_private` stands in the access log alone.
+    """
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
+        self.is_private = False
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage; several calls to one stage sum up."""

@@ -80,7 +80,7 @@ class RequestIdentity:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
-                if timing.stages:
+                if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
                 if self.health.is_draining:
                     headers.append((b"connection", b"close"))

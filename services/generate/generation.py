@@ -198,9 +198,10 @@ class RunningBatch:
     def _with_source(self, arrival: _Arrival) -> _Arrival:
         """Where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
         input_ids = arrival.input_ids
-        num_shared_kept, prefix = self._prefixes.longest(input_ids)
+        tenant = arrival.generation.tenant
+        num_shared_kept, prefix = self._prefixes.longest(input_ids, tenant)
         best: tuple[int, _Running | Prefix | None] = (num_shared_kept, prefix)
-        for running in self._running.values():
+        for running in (one for one in self._running.values() if one.generation.tenant == tenant):
             shared = min(num_shared(input_ids, running.prompt_ids), running.num_reusable)
             if shared > best[0]:
                 best = (shared, running)
@@ -262,7 +263,9 @@ class RunningBatch:
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
             if one.generation.num_rerun and profile is not None and own.attention is not None:
-                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile)
+                measured[id(one)] = MeasuredPrompt(
+                    one.slot, prompt, own.attention, profile, one.generation.tenant
+                )
         calibrated = yield from self._calibrator.calibrating(list(measured.values()))
         found = dict(zip(measured, calibrated, strict=True))
         for one in running:
@@ -311,10 +314,10 @@ class RunningBatch:
 
     def _leave(self, running: _Running) -> None:
         """Keep what another prompt may begin with, and free the slot."""
-        kept = as_token_ids(running.input_ids[: running.num_reusable])
+        kept, tenant = as_token_ids(running.input_ids[: running.num_reusable]), running.generation.tenant
         try:
-            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept):
-                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept))))
+            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept, tenant):
+                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept)), tenant))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -324,6 +327,8 @@ class RunningBatch:
 
 def _is_worth_waiting(arrival: _Arrival, other: _Arrival) -> bool:
     """Whether most of what one would compute could be copied once the other is prefilled."""
+    if arrival.generation.tenant != other.generation.tenant:
+        return False
     reusable = len(other.input_ids) - other.generation.num_rerun
     shared = min(num_shared(arrival.input_ids, other.input_ids), reusable, len(arrival.input_ids) - 1)
     return shared - arrival.num_reused >= max(MIN_REUSED_TOKENS, arrival.num_new / 2)
