@@ -64,6 +64,9 @@ class Metrics:
             "route",
         )
         self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
+        self.concurrency_limit = self._gauge(
+            "concurrency_limit", "Requests that a service works at together now; it grows while that makes it faster."
+        )
         self.rejected = self._counter(
             "rejected",
             f"Requests refused before any work: {', '.join(REJECTIONS)}.",
@@ -175,6 +178,9 @@ class Metrics:
         )
         self.upstream_ejections = self._counter(
             "upstream_ejections", "Times that an address was left out after failures.", "service"
+        )
+        self.gateway_concurrency_limit = self._gauge(
+            "gateway_concurrency_limit", "Requests that a service's instances are given at a time now.", "service"
         )
         self.retries = self._counter("retries", "Requests sent again to another address.", "service")
 
