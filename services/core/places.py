@@ -1,8 +1,9 @@
 """A bounded number of requests at a time, and behind them a short line in which every client has its turn.
 
-A free place goes to the waiting client that holds the fewest (max-min fairness of places), so no client can take more
-than its share while others wait, and one that is alone takes all. Shares are counted in places rather than in
-requests: a place is held as long as its request takes, so a dear request counts for what it costs.
+A free place goes to the waiting client that holds the fewest (max-min fairness of places). One that is alone takes
+all; while others come, none holds more than its share, since what all of them wait for grows with what is in flight.
+Shares are counted in places rather than in requests: a place is held as long as its request takes, so a dear request
+counts for what it costs.
 """
 
 import asyncio
@@ -16,6 +17,10 @@ from services.core.errors import Overloaded
 # A client that holds nothing is let in beyond the limit, up to one place in so many: it need not wait for another
 # client's long answers to end.
 GUEST_SHARE = 8
+# Of the places, what a client may always hold however many others there are: one in so many.
+LEAST_SHARE = 8
+# Clients that came within about this time share the places.
+SHARED_S = 1.0
 # Weight of the newest request in the mean time for which a place is held.
 HOLD_SMOOTHING = 1 / 32
 # What a refused client is told to wait before anything was measured.
@@ -60,6 +65,9 @@ class Places:
         self._held: dict[str, int] = {}
         self._lines: dict[str, deque[_Waiter]] = {}
         self._num_arrivals = 0
+        self._clients: set[str] = set()  # that came in this period, and how many did in the one before
+        self._num_before = 0
+        self._period_ends = clock() + SHARED_S
 
     @property
     def drain_s(self) -> float:
@@ -85,6 +93,7 @@ class Places:
         Raises Overloaded at once where the line is full or would take longer than until `deadline` (a reading of
         the clock), and later where the request had to leave the line for another client's.
         """
+        self._note(client)
         if self._has_place_for(client):
             return self._take(client)
         self.check(client, deadline)
@@ -109,10 +118,23 @@ class Places:
         self._pass_on()
 
     def _has_place_for(self, client: str) -> bool:
-        if not self._lines and self.num_held < self.limit:
-            return True
-        is_guest = client not in self._held and client not in self._lines
-        return is_guest and self.num_held < self.limit + self.limit // GUEST_SHARE
+        if client in self._lines:
+            return False
+        held = self._held.get(client, 0)
+        if self.num_held < self.limit:
+            return held < self._most_for_one()  # whoever waits holds as many
+        return not held and self.num_held < self.limit + self.limit // GUEST_SHARE
+
+    def _most_for_one(self) -> int:
+        num_clients = max(len(self._clients), self._num_before, 1)
+        return max(1, self.limit // LEAST_SHARE, self.limit // num_clients)
+
+    def _note(self, client: str) -> None:
+        if (now := self._clock()) >= self._period_ends:
+            self._num_before = len(self._clients) if now < self._period_ends + SHARED_S else 0
+            self._clients.clear()
+            self._period_ends = now + SHARED_S
+        self._clients.add(client)
 
     def _take(self, client: str) -> Place:
         self.num_held += 1
@@ -144,6 +166,8 @@ class Places:
     def _pass_on(self) -> None:
         while self._lines and self.num_held < self.limit:
             client = min(self._lines, key=self._precedence)
+            if self._held.get(client, 0) >= self._most_for_one():
+                return
             waiter = self._lines[client][0]
             self._remove(client, waiter)
             if not waiter.place.done():
