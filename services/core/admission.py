@@ -86,14 +86,16 @@ class Admission:
 
     async def _enter(self, client: str, deadline: float) -> Place:
         try:
-            return await self.places.enter(client, deadline)
+            place = await self.places.enter(client, deadline)
         except Overloaded:
             self._metrics.rejected.labels("queue_full").inc()
             raise
+        self.limit.note_begun(self.places.num_held)
+        return place
 
     def _leave(self, place: Place, scope: Scope) -> None:
         if exchange_of(scope).status == 200:
-            self.limit.record(_kind(scope), place.taken_at, self.places.num_held)
+            self.limit.note_answered(_kind(scope), place.taken_at)
         self.places.leave(place)
         if self.limit.limit != self.places.limit:
             self.places.resize(self.limit.limit, line_length(self.limit.limit))

@@ -10,19 +10,28 @@ Two things differ, because requests are computed in batches:
 
 - The latency to compare with is that of `floor` requests in flight, not of a lone one: a request that shares a batch
   takes longer than alone, and is yet cheaper.
-- Latency may rise, as long as throughput rises with it. What must not fall is Kleinrock's power, throughput over
-  latency: with n times the floor in flight, latency may be the square root of n times that at the floor, which is
-  when throughput is the square root of n times as high. Where a batch takes as long as its items do one by one,
-  throughput stays, so the limit stays at the floor; where a batch is nearly free, it rises until batches are full.
+- Latency may rise as long as throughput rises with it. What must not fall is Kleinrock's power, in the form that
+  favours throughput: its square over latency. With n times the floor in flight, throughput must be at least the cube
+  root of n times as high, so latency at most n to the power of 2/3 times. Where a batch takes as long as its items do
+  one by one, throughput stays the same, and the limit stays at the floor; where a batch takes hardly longer than one
+  item, the limit rises until batches are full.
+  L. Kleinrock, Power and deterministic rules of thumb for probabilistic problems in computer communications, ICC 1979.
 
 Requests differ a thousandfold in cost, so each is compared with its own kind.
 """
 
+import math
 import time
 from collections.abc import Callable, Hashable
 
-GROWTH = 1.25
-# Requests answered with less in flight than this share of the limit say nothing about the limit.
+GROWTH = 1.4
+# With n times the floor in flight, latency may be this power of n times that at the floor.
+SLOWDOWN_EXPONENT = 2 / 3
+# By so much more than it may, latency must rise before the limit falls: no window is free of chance.
+TOLERANCE = 1.1
+# Latencies are compared as means over so long at least, and over four times as many requests as are let in.
+MIN_WINDOW_S = 0.5
+# Requests that never had this share of the limit in flight beside them say nothing about the limit.
 FULL_SHARE = 0.9
 # How long a limit over the floor is trusted before the latency at the floor is measured again: in seconds, and in
 # windows, so that long requests do not spend their time on measuring.
@@ -35,7 +44,7 @@ BASELINE_SMOOTHING = 0.25
 
 
 class ConcurrencyLimit:
-    """`limit` is between `floor` and `ceiling`; `record` is told of every request that was answered."""
+    """`limit` is between `floor` and `ceiling`; told of every request as it begins and as it is answered."""
 
     def __init__(self, *, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor = min(floor, ceiling)
@@ -48,20 +57,26 @@ class ConcurrencyLimit:
         self._after_baseline = self.floor
         self._patience = 1
         self._num_to_keep = 0
+        self._last_full_at = -math.inf
         self._begin_window()
 
-    def record(self, kind: Hashable, began: float, num_inflight: int) -> None:
+    def note_begun(self, num_inflight: int) -> None:
+        """So many requests are in flight now."""
+        if num_inflight >= FULL_SHARE * self.limit:
+            self._last_full_at = self._clock()
+
+    def note_answered(self, kind: Hashable, began: float) -> None:
         """A request of this kind began at a reading of the clock and is answered now.
 
-        `num_inflight` counts it and all others. What began before the limit was last changed is left out, and so is
-        what was answered when there was room for more: idle times say nothing.
+        What began before the limit was last changed is left out, and so is what had room beside it all the time: idle
+        times say nothing.
         """
-        if num_inflight < FULL_SHARE * self.limit or began < self._window_began:
+        if self._last_full_at < began or began < self._window_began:
             return
         num, total_s = self._window.get(kind, (0, 0.0))
         self._window[kind] = (num + 1, total_s + self._clock() - began)
         self._num_recorded += 1
-        if self._num_recorded >= 2 * self.limit:
+        if self._num_recorded >= 4 * self.limit and self._clock() >= self._window_began + MIN_WINDOW_S:
             self._end_window()
             self._begin_window()
 
@@ -77,16 +92,17 @@ class ConcurrencyLimit:
             self._leave_floor()
             return
         slowdown = self._slowdown()
+        allowed = (self.limit / self.floor) ** SLOWDOWN_EXPONENT
         if slowdown is None or self._are_baselines_old():
             self._after_baseline = self.limit
             self.limit = self.floor
-        elif slowdown > (self.limit / self.floor) ** 0.5:
+        elif slowdown > TOLERANCE * allowed:
             self.limit = max(self.floor, int(self.limit / GROWTH))
             self._num_to_keep = self._patience
             self._patience = min(2 * self._patience, MAX_PATIENCE)
         elif self._num_to_keep:
             self._num_to_keep -= 1
-        else:
+        elif slowdown <= allowed:
             self._grow()
             self._patience = 1
 
