@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
+from services.core.admission import PLACES_HEADER
 from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
 from services.core.exchange import Timing
 
@@ -40,8 +41,8 @@ REPLACED = frozenset(
     }
 )
 NOT_FORWARDED = HOP_BY_HOP | REPLACED
-# The gateway's own server dates every response.
-NOT_RETURNED = HOP_BY_HOP | {b"date"}
+# The gateway's own server dates every response; how many places a service has is told to the gateway.
+NOT_RETURNED = HOP_BY_HOP | {b"date", PLACES_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 

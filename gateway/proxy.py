@@ -55,12 +55,15 @@ class Proxy:
         receive: Receive,
         send: Send,
     ) -> None:
+        # Before the body is read: to refuse it then would cost as much as to serve it.
+        upstream.gate.check(visitor.identity, scope["state"]["deadline"])
         request = UpstreamRequest(
             method=scope["method"],
             target=_target(scope),
             headers=request_headers(scope, visitor.caller),
             body=await _body(scope, receive),
             deadline=scope["state"]["deadline"],
+            client=visitor.identity,
         )
         timing = scope["state"]["timing"]
         sent_at = time.perf_counter()

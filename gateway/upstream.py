@@ -17,6 +17,7 @@ from gateway.admission import Gate, RetryBudget
 from gateway.client_body import ClientBody
 from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
+from services.core.admission import PLACES_HEADER
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
@@ -30,6 +31,7 @@ IDLE_CLOSE_S = 1.0
 # How soon a request that waits for a service to come up tries it again.
 WAIT_POLL_S = 0.1
 NOT_RUNNING_RETRY_S = 5.0
+PLACES = str(PLACES_HEADER, "ascii")
 
 log = structlog.get_logger(__name__)
 # For the gateway's own questions: readiness, models, documentation.
@@ -38,13 +40,17 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 @dataclass(eq=False)
 class UpstreamRequest:
-    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`."""
+    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`.
+
+    `client` is who takes a share of the service.
+    """
 
     method: str
     target: str
     headers: CIMultiDict[str]
     body: bytes | ClientBody | None
     deadline: float
+    client: str
 
     @property
     def is_replayable(self) -> bool:
@@ -102,7 +108,7 @@ class Upstream:
 
         Raises Overloaded where no instance answers.
         """
-        await self.gate.enter()
+        place = await self.gate.enter(request.client, request.deadline)
         try:
             lease, response = await self._send_until_up(request)
             try:
@@ -111,7 +117,7 @@ class Upstream:
                 response.close()
                 self.addresses.release(lease)
         finally:
-            self.gate.leave()
+            self.gate.leave(place)
 
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Where requests wait for a service, they also wait while every instance says that it is loading or leaving;
@@ -128,7 +134,7 @@ class Upstream:
             except _Unsent:
                 if is_over:
                     raise self._not_running() from None
-            async with self.gate.held_back():
+            with self.gate.held_back():
                 await asyncio.sleep(WAIT_POLL_S)
 
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
@@ -195,12 +201,23 @@ class Upstream:
             self.addresses.failed(address)
             raise self._broke_off() from broken
         self._count(str(response.status))
+        self._note_places(address, response)
         if response.status < 500:
             self.addresses.succeeded(address)
         elif response.status not in (503, 504):
             # Those two say that there is too much work or too little time, not that the instance is broken.
             self.addresses.failed(address)
         return response
+
+    def _note_places(self, address: Address, response: aiohttp.ClientResponse) -> None:
+        announced = response.headers.get(PLACES, "")
+        if announced.isdecimal() and int(announced) not in (0, address.places):
+            address.places = int(announced)
+            self._resize()
+
+    def _resize(self) -> None:
+        is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
+        self.gate.resize(self.addresses.num_places, is_patient=is_waited_for)
 
     def _may_retry(self) -> bool:
         if not self._budget.withdraw():
@@ -247,6 +264,7 @@ class Upstream:
     async def probe(self) -> None:
         """Ask every address for its readiness."""
         await asyncio.gather(*(self._probe(address) for address in self.addresses))
+        self._resize()
 
     async def _probe(self, address: Address) -> None:
         try:

@@ -81,7 +81,7 @@ class DisconnectCancellation:
             return
         exchange = exchange_of(scope)
         watch = _ConnectionWatch(receive)
-        if not _announces_body(scope):
+        if not announces_body(scope):
             watch.begin()
 
         async def send_watched(message: Message) -> None:
@@ -106,7 +106,7 @@ class DisconnectCancellation:
                 self.metrics.cancelled.labels("disconnect").inc()
 
 
-def _announces_body(scope: Scope) -> bool:
+def announces_body(scope: Scope) -> bool:
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]

@@ -112,6 +112,17 @@ class ServiceSettings(ProcessSettings):
     max_queue_cost: int = Field(
         262_144, gt=0, description="Cost that may wait in the queue; what comes after it is refused with 503."
     )
+    min_concurrency: int = Field(
+        32,
+        gt=0,
+        description="Requests that are let in at a time, at the least; how many more make the service faster is measured.",
+    )
+    max_concurrency: int = Field(
+        1024,
+        gt=0,
+        description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them; "
+        "what comes after those is refused with 503.",
+    )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
     @field_validator("store_url")
