@@ -99,6 +99,12 @@ class ServiceSettings(ProcessSettings):
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
     store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
+    load_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that a version may take to load, warm up and pass its checks; one that takes longer is"
+        " refused.",
+    )
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )

@@ -132,8 +132,14 @@ def _follow(
             is_out_of_memory=is_out_of_memory,
         )
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, metrics=metrics)
 
 
 def _batch_limits(settings: EmbedSettings) -> BatchLimits:

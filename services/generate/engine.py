@@ -280,7 +280,7 @@ class GenerateEngine:
         profile = options.calibration or self.profile
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
-            return tokenise(self.tokenizer, render(ordered, profile))
+            return self._tokenised(render(ordered, profile))
 
         with blaming("documents" if documents else param):
             generation = self._generation(prompt_of(documents), options)
@@ -331,7 +331,12 @@ class GenerateEngine:
 
     def _sample(self, profile: CalibrationProfile) -> Generation:
         pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
-        return Generation(tokenise(self.tokenizer, pieces), 2, calibration=profile, ignore_eos=True)
+        return Generation(self._tokenised(pieces), 2, calibration=profile, ignore_eos=True)
+
+    def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
+        """A template can make much of few words, so that its text is held to the context as well."""
+        self._check_characters(*(piece.text for piece in pieces))
+        return tokenise(self.tokenizer, pieces)
 
     # Running
 

@@ -100,8 +100,14 @@ def _follow(
         make = partial(Batcher, thread=thread, limits=limits, metrics=metrics, is_out_of_memory=is_out_of_memory)
         return ScoreBatchers(encoding=make(engine), pairing=make(engine.pairing))
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batchers, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batchers, metrics=metrics)
 
 
 def _call_limits(settings: ScoreSettings) -> CallLimits:
