@@ -83,6 +83,9 @@ class GatewaySettings(ProcessSettings):
     probe_interval_s: float = Field(
         1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
     )
+    unanswered_probes: int = Field(
+        5, gt=0, description="Such questions in a row without an answer in time, after which an instance counts as hung."
+    )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
     )

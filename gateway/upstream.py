@@ -61,6 +61,10 @@ class _Unsent(Exception):
     """Nobody took the connection, so nothing was sent."""
 
 
+class _Hung(Exception):
+    """The address was found to hang before it answered."""
+
+
 class _ClosedWhileIdle(Exception):
     """An idle connection was closed as it was used again: the request was not read."""
 
@@ -112,7 +116,8 @@ class Upstream:
         try:
             lease, response = await self._send_until_up(request)
             try:
-                yield response
+                with lease.address.when_hung(response.close):
+                    yield response
             finally:
                 response.close()
                 self.addresses.release(lease)
@@ -148,11 +153,16 @@ class Upstream:
             failed = lease.address
             has_other = self.addresses.has_other(failed)
             try:
-                response = await self._send_to(failed, request)
+                response = await self._send_unless_hung(failed, request)
             except _Unsent:
                 self.addresses.release(lease)
                 if not (attempts_left and has_other and self._may_retry()):
                     raise
+            except _Hung:
+                self.addresses.release(lease)
+                has_other = self.addresses.has_other(failed)
+                if not (attempts_left and has_other and request.is_replayable and self._may_retry()):
+                    raise self._hangs() from None
             except _ClosedWhileIdle:
                 self.addresses.release(lease)
                 # Once only: a request that kills whoever reads it must not go through all of them.
@@ -169,6 +179,19 @@ class Upstream:
                 response.close()
                 self.addresses.release(lease)
         raise AssertionError("the last attempt returns or raises")
+
+    async def _send_unless_hung(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
+        """`_send_to`, which ends with _Hung once the address is found to hang."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as patience:
+                with address.when_hung(lambda: patience.reschedule(loop.time())):
+                    return await self._send_to(address, request)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            self._count("hung")
+            raise _Hung from None
 
     async def _send_to(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """One attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
@@ -202,6 +225,7 @@ class Upstream:
             raise self._broke_off() from broken
         self._count(str(response.status))
         self._note_places(address, response)
+        self.addresses.answered(address)
         if response.status < 500:
             self.addresses.succeeded(address)
         elif response.status not in (503, 504):
@@ -243,6 +267,13 @@ class Upstream:
             )
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
+    def _hangs(self) -> Overloaded:
+        return Overloaded(
+            f"The {self.service} service does not answer any more.",
+            code="service_unavailable",
+            retry_after_s=NOT_RUNNING_RETRY_S,
+        )
+
     def _broke_off(self) -> Overloaded:
         return Overloaded(
             f"The {self.service} service closed the connection before it answered.", code="upstream_failed"
@@ -262,7 +293,7 @@ class Upstream:
             self.addresses.release(lease)
 
     async def probe(self) -> None:
-        """Ask every address for its readiness."""
+        """Ask every address for its readiness; one that leaves several questions unanswered counts as hung."""
         await asyncio.gather(*(self._probe(address) for address in self.addresses))
         self._resize()
 
@@ -270,8 +301,13 @@ class Upstream:
         try:
             async with self._get(address, "/readyz") as response:
                 address.is_ready = response.status == 200
+                self.addresses.answered(address)
+        except TimeoutError:
+            address.is_ready = False
+            self.addresses.left_unanswered(address)
         except (aiohttp.ClientError, OSError):
             address.is_ready = False
+            self.addresses.answered(address)
 
     def _get(self, address: Address, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(
