@@ -43,6 +43,18 @@ SMALL_IMAGE_PIXELS = 12_600_000
 MAX_WAITING_BUDGETS = 64
 
 
+@dataclass(frozen=True)
+class DecodeLimits:
+    """`num_threads` decode small images, half as many large ones, whose pixels are `max_pixels` together at most.
+
+    `max_waiting` small images of one client may wait.
+    """
+
+    num_threads: int
+    max_pixels: int = 64_000_000
+    max_waiting: int = MAX_WAITING_IMAGES
+
+
 @dataclass(frozen=True, eq=False)
 class ImageInput:
     """An image as the request names it; `param` is the field to blame."""
@@ -102,22 +114,23 @@ class ImageInputs:
         *,
         fetch_limits: FetchLimits | None,
         url_setting: str,
-        num_threads: int,
-        max_waiting: int = MAX_WAITING_IMAGES,
-        max_decode_pixels: int = 64_000_000,
+        decoding: DecodeLimits,
         metrics: Metrics,
     ) -> None:
         self.limits = limits
-        self.threads = ThreadPoolExecutor(num_threads, "decode")
+        self.threads = ThreadPoolExecutor(decoding.num_threads, "decode")
         self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
         self._fetch_limits = fetch_limits
         self._url_setting = url_setting
         self._fetcher: ImageFetcher | None = None
-        self._small = _Lane(self.threads, FairBudget(num_threads, max_waiting=max_waiting, refusal=self._refusal))
-        waiting_pixels = MAX_WAITING_BUDGETS * max_decode_pixels
+        self._small = _Lane(
+            self.threads,
+            FairBudget(decoding.num_threads, max_waiting=decoding.max_waiting, refusal=self._refusal),
+        )
+        waiting_pixels = MAX_WAITING_BUDGETS * decoding.max_pixels
         self._large = _Lane(
-            ThreadPoolExecutor(max(1, num_threads // 2), "decode-large"),
-            FairBudget(max_decode_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
+            ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large"),
+            FairBudget(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
         )
         self._rejected = metrics.rejected.labels("decode_queue_full")
         self._decode_seconds = metrics.stage_seconds.labels("decode")

@@ -14,8 +14,8 @@ from PIL.Image import Image
 from services.core.cache import content_digest
 from services.core.errors import NotFound, Overloaded, TooLarge
 from services.core.exchange import Timing
+from services.core.image_inputs import DECODED_AT_ONCE
 from services.core.images import StoredImage as StoredImageReference
-from services.core.image_inputs import DECODED_AT_ONCE, ImageInputs
 from services.core.slices import all_or_first_failure, in_slices
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
 from services.embed.collections.catalog import Catalog, CatalogInUse, check_name
