@@ -141,7 +141,7 @@ def check_count(param: str, value: int, limit: int, what: str | None = None) -> 
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def blaming(param: str | None) -> Iterator[None]:
     """Errors that name no field of the request name this one."""
     try:
         yield

@@ -129,6 +129,17 @@ class ServiceSettings(ProcessSettings):
         description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them; "
         "what comes after those is refused with 503.",
     )
+    max_json_values: int = Field(
+        262_144,
+        gt=0,
+        description="Most values (elements of lists, members of objects) in one JSON body, counted while it is read.",
+    )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of request bodies over 8 MiB that are held at a time, and half as many of those over"
+        " 256 KiB; what comes then waits for its turn.",
+    )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
     @field_validator("store_url")
