@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
 from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
-from services.core.settings import ProcessSettings
+from services.core.settings import MEBIBYTE, ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
 # What a key may do at a service, each with all that stands before it: `write` is to change what the service keeps,
@@ -84,13 +84,21 @@ class GatewaySettings(ProcessSettings):
         1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
     )
     unanswered_probes: int = Field(
-        5, gt=0, description="Such questions in a row without an answer in time, after which an instance counts as hung."
+        5,
+        gt=0,
+        description="Such questions in a row without an answer in time, after which an instance counts as hung.",
     )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
     )
     max_queued_requests: int = Field(
         1024, ge=0, description="Requests held back for one service; what comes after them is refused with 503."
+    )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Memory for request bodies of over 256 KiB, which are read whole before a service is asked; "
+        "what finds no room is refused with 503. One client may take half, and one body always fits.",
     )
     wait_for_service_s: float = Field(
         0.0,

@@ -6,6 +6,7 @@
     ├── PermissionDenied               403  permission_error
     ├── NotFound                       404  not_found_error
     ├── MethodNotAllowed               405  invalid_request_error
+    ├── BodyTimeout                    408  timeout_error           (the body came too slowly)
     ├── Conflict                       409  conflict_error
     ├── TooLarge                       413  request_too_large
     ├── UnsupportedMediaType           415  unsupported_media_type
@@ -90,6 +91,12 @@ class NotFound(FoveaError):
 class MethodNotAllowed(FoveaError):
     status = 405
     type = "invalid_request_error"
+
+
+class BodyTimeout(FoveaError):
+    status = 408
+    type = "timeout_error"
+    is_retryable = True
 
 
 class Conflict(FoveaError):

@@ -59,6 +59,13 @@ def header_of(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def announces_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
 def exchange_of(scope: Scope) -> Exchange:
     exchange: Exchange = scope[SCOPE_KEY]
     return exchange

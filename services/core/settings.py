@@ -60,6 +60,14 @@ class ProcessSettings(BaseSettings):
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
     max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    body_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that a body may stall, or be behind its least rate; then its request is refused with 408.",
+    )
+    min_body_bytes_per_s: int = Field(
+        4096, gt=0, description="Least rate at which a request's body must come, whatever deadline it asks for."
+    )
     drain_delay_s: float = Field(
         0.0,
         ge=0,
