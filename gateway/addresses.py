@@ -23,6 +23,8 @@ import structlog
 # A host name and a port in, IP addresses out.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
+# What an instance is given at a time before it has said how many places it has.
+FIRST_PLACES = 32
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 log = structlog.get_logger(__name__)
@@ -48,7 +50,8 @@ class Address:
     `url` is what is dialled (an IP address), `authority` the configured host and port, for the Host header;
     `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of
     the clock, None for an address in service. `is_ready` is what its `/readyz` said last, `unanswered_probes` how many
-    questions for it have timed out since the last answer of any kind.
+    questions for it have timed out since the last answer of any kind, `places` how many requests at a time it last
+    said that it takes.
     """
 
     url: str
@@ -60,6 +63,7 @@ class Address:
     ejected_until: float | None = None
     is_probed: bool = False
     is_ready: bool = True
+    places: int = FIRST_PLACES
     unanswered_probes: int = 0
     is_hung: bool = False
     _waiting: set[Callable[[], None]] = field(default_factory=set)
@@ -137,6 +141,11 @@ class Addresses:
     def num_ready(self) -> int:
         """Addresses that said last that they are ready and are not ejected; one that hangs has not said so."""
         return sum(address.is_ready and address.ejected_until is None for address in self._addresses)
+
+    @property
+    def num_places(self) -> int:
+        """Requests at a time that the ready addresses take in sum; those of one where none is ready."""
+        return sum(address.places for address in self._addresses if address.is_ready) or FIRST_PLACES
 
     async def refresh(self) -> None:
         """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""

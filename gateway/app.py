@@ -13,6 +13,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
 from gateway.addresses import Addresses, EjectionPolicy, Resolve, resolve_host
+from gateway.client_body import BodyMemory
 from gateway.client_session import open_session
 from gateway.directory import Directory, directory_router
 from gateway.proxy import Proxy
@@ -93,7 +94,9 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
     if settings.trusted_proxies:
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
-    app.user_middleware.append(Middleware(Proxy, access=Access(keys, limits, settings, metrics), upstreams=upstreams))
+    access = Access(keys, limits, settings, metrics)
+    body_memory = BodyMemory(settings, metrics)
+    app.user_middleware.append(Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory))
     return app
 
 

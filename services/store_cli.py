@@ -254,7 +254,7 @@ def _print_json(content: Any) -> None:
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
     # Piped, a terminal's width means nothing: ids and digests stay whole.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)
