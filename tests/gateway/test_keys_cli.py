@@ -38,6 +38,15 @@ def test_a_key_is_shown_once_and_the_file_keeps_its_digest(file: Path) -> None:
     assert visitor.name == "ci"
 
 
+def test_a_name_moves_no_cursor_where_it_is_listed_or_complained_of(file: Path) -> None:
+    name = "ci\x1b[2J\n\u202eforged"
+    make(file, name, "--scope", "embed")
+    listed = keys(file, "list").output
+    assert r"ci\x1b[2J\n\u202eforged" in listed
+    assert len(listed.splitlines()) == 1
+    assert "\x1b" not in keys(file, "create", "--name", name, "--scope", "embed").output
+
+
 def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
     first = make(file, "first", "--scope", "embed")
     second = make(file, "second", "--scope", "admin")
