@@ -263,9 +263,7 @@ class RunningBatch:
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
             if one.generation.num_rerun and profile is not None and own.attention is not None:
-                measured[id(one)] = MeasuredPrompt(
-                    one.slot, prompt, own.attention, profile, one.generation.tenant
-                )
+                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile, one.generation.tenant)
         calibrated = yield from self._calibrator.calibrating(list(measured.values()))
         found = dict(zip(measured, calibrated, strict=True))
         for one in running:
