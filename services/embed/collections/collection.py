@@ -136,7 +136,7 @@ class Collection:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._indexes.close()
+        await self._indexes.close(is_saving=refusal is None)
         await asyncio.to_thread(self._store.close)
 
     @asynccontextmanager
