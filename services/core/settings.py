@@ -181,6 +181,11 @@ class ServiceSettings(ProcessSettings):
         description="Bytes of request bodies over 8 MiB that are held at a time, and half as many of those over"
         " 256 KiB; what comes then waits for its turn.",
     )
+    audit_log: Path | None = Field(
+        None,
+        description="File that every change of a collection is appended to as a line of JSON, before it is made and"
+        " after; what can't be recorded is refused.",
+    )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
     @field_validator("store_url")
@@ -188,10 +193,10 @@ class ServiceSettings(ProcessSettings):
     def expand_home(cls, url: str) -> str:
         return Path(url.removeprefix("file://")).expanduser().as_uri() if url.startswith("file://~") else url
 
-    @field_validator("checkpoint_cache_dir")
+    @field_validator("checkpoint_cache_dir", "audit_log")
     @classmethod
-    def expand_home_folder(cls, folder: Path) -> Path:
-        return folder.expanduser()
+    def expand_home_folder(cls, path: Path | None) -> Path | None:
+        return path and path.expanduser()
 
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
