@@ -35,6 +35,7 @@ GENERATING = (
         "calibration_search",
         "decoding",
         "generation",
+        "model_checks",
         "prefilled_prompts",
         "prefix_cache",
         "progress",
@@ -477,7 +478,17 @@ CATCH_ALL = {
     "services/generate/template_worker.py",
     *(
         f"services/core/{stem}.py"
-        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware", "step_run", "stepping")
+        for stem in (
+            "batch_run",
+            "batching",
+            "cache",
+            "candidates",
+            "checkpoints",
+            "compute",
+            "middleware",
+            "step_run",
+            "stepping",
+        )
     ),
 }
 
