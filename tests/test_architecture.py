@@ -34,6 +34,7 @@ GENERATING = (
         "calibration_bench",
         "calibration_search",
         "decoding",
+        "engine_options",
         "generation",
         "model_checks",
         "prefilled_prompts",

@@ -4,6 +4,7 @@ A batch that raises is run again in halves, down to single items; one that runs 
 later batches may cost.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ ResultT = TypeVar("ResultT")
 RECOVERY_SHARE = 1 / 64
 # Weight of the newest batch in the measured throughput.
 THROUGHPUT_SMOOTHING = 0.2
+# Weight of a batch in what batches take, relative to that of the next one.
+BATCH_MEMORY = 0.98
+FIXED_SHARE = 0.1
 
 
 class CostBudget:
@@ -39,6 +43,56 @@ class CostBudget:
         """A batch of this padded cost did fit, which proves something only if it used most of the budget."""
         if self.current < self.limit and 2 * cost > self.current:
             self.current = min(self.limit, self.current + max(1, int(self.current * RECOVERY_SHARE)))
+
+
+class BatchTimes:
+    """What a batch takes: a fixed time, and a time for each unit of its padded cost.
+
+    The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._cost = 0.0
+        self._seconds = 0.0
+        self._cost_deviation = 0.0  # sums of squares and of products about the means
+        self._joint_deviation = 0.0
+
+    def add(self, cost: int, seconds: float) -> None:
+        self._weight = self._weight * BATCH_MEMORY + 1
+        from_cost, from_seconds = cost - self._cost, seconds - self._seconds
+        self._cost += from_cost / self._weight
+        self._seconds += from_seconds / self._weight
+        self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._cost)
+        self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._seconds)
+
+    @property
+    def s_per_cost(self) -> float:
+        """Seconds for a unit of cost beyond the fixed time; 0 while batches of one cost alone were seen."""
+        if self._cost_deviation <= 0:
+            return 0.0
+        return min(max(0.0, self._joint_deviation / self._cost_deviation), self._seconds / self._cost)
+
+    @property
+    def fixed_s(self) -> float:
+        return max(0.0, self._seconds - self.s_per_cost * self._cost)
+
+    @property
+    def efficient_cost(self) -> float:
+        """The cost of a batch that spends FIXED_SHARE of its time on what is fixed; infinite while that is not known.
+
+        A larger one is hardly more efficient and only takes longer.
+        """
+        s_per_cost = self.s_per_cost
+        return (1 / FIXED_SHARE - 1) * self.fixed_s / s_per_cost if s_per_cost else math.inf
+
+    def seconds_for(self, cost: int, max_batch_cost: int) -> float:
+        """Seconds in which so much is computed, in batches as full as they may be.
+
+        0 while that is not known: a batch of more than was ever seen costs less than as many small ones.
+        """
+        s_per_cost = self.s_per_cost
+        return s_per_cost * cost + self.fixed_s * (cost / max_batch_cost) if s_per_cost else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +137,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
     ) -> None:
         self.budget = budget
         self.cost_per_s = 0.0
+        self.times = BatchTimes()
         self._run_batch = run_batch
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory
@@ -156,6 +211,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
         if self.budget.current < self.budget.limit:
             self.budget.recover(padded_cost(part))
             self._metrics.batch_cost_budget.set(self.budget.current)
+        self.times.add(padded_cost(part), seconds)
         cost_per_s = sum(item.cost for item in part) / max(seconds, 1e-6)
         weight = THROUGHPUT_SMOOTHING if self.cost_per_s else 1.0
         self.cost_per_s += weight * (cost_per_s - self.cost_per_s)

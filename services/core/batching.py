@@ -23,6 +23,7 @@ import structlog
 
 from services.core.batch_queue import BatchQueue, QueuedItem, Request
 from services.core.batch_run import BatchRunner, Computed, CostBudget, Failed
+from services.core.caller import current_caller
 from services.core.compute import ComputeThread
 from services.core.deadlines import Deadlines
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
@@ -216,26 +217,59 @@ class Batcher(Generic[ItemT, ResultT]):
 
     def _admit(self, submissions: Sequence[Submission[ItemT]], deadline: float) -> Request[Answer[ResultT]]:
         self._refuse_if_closed()
-        request: Request[Answer[ResultT]] = Request(self._loop.create_future(), len(submissions), deadline)
+        request: Request[Answer[ResultT]] = Request(
+            self._loop.create_future(), len(submissions), deadline, current_caller().client
+        )
         cost = 0
         for index, submission in enumerate(submissions):
             cost += submission.cost
             request.items.append(QueuedItem(submission.item, submission.cost, submission.length, request, index))
-        with self._lock:
-            waiting_cost = self._queue.cost
-            is_admitted = waiting_cost == 0 or waiting_cost + cost <= self._limits.max_queue_cost
-            if is_admitted:
-                for item in request.items:
-                    self._queue.add(item)
-                self._ask_for_turn()
-        if not is_admitted:
-            self._metrics.rejected.labels("queue_full").inc()
-            rate = self._runner.cost_per_s
-            retry_after_s = min(MAX_RETRY_AFTER_S, waiting_cost / rate) if rate else FIRST_RETRY_AFTER_S
-            raise Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+        while not self._has_added(request, cost):
+            self._make_room(request.client, cost)
         self._outstanding.add(request)
         self._deadlines.watch(request)
         return request
+
+    def _has_added(self, request: Request[Answer[ResultT]], cost: int) -> bool:
+        """Whether the queue had room. Raises Overloaded where what is ahead takes longer than until the deadline."""
+        with self._lock:
+            waiting_cost = self._queue.cost
+            if waiting_cost:
+                if waiting_cost + cost > self._limits.max_queue_cost:
+                    return False
+                self._check_deadline(request, cost)
+            self._queue.add(request.items, cost)
+            self._ask_for_turn()
+        return True
+
+    def _check_deadline(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        ahead = self._queue.cost_ahead(request.client, cost)
+        expected_s = self._runner.times.seconds_for(ahead + cost, self._runner.budget.current)
+        if request.queued_at + expected_s > request.deadline:
+            self._metrics.rejected.labels("deadline_too_near").inc()
+            raise Overloaded(
+                f"What waits before this request takes about {expected_s:.1f} s, which is longer than its deadline.",
+                code="deadline_too_near",
+                retry_after_s=self._retry_after_s(),
+            )
+
+    def _make_room(self, client: str, cost: int) -> None:
+        """Refuse the newest request of the client with the largest share of a full queue.
+
+        Raises Overloaded where that is the request that comes.
+        """
+        with self._lock:
+            displaced = self._queue.newest_of_largest(self._queue.cost_of(client) + cost)
+            retry_after_s = self._retry_after_s()
+        self._metrics.rejected.labels("queue_full").inc()
+        refusal = Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+        if displaced is None:
+            raise refusal
+        self._fail(displaced, refusal, "displaced")
+
+    def _retry_after_s(self) -> float:
+        rate = self._runner.cost_per_s
+        return min(MAX_RETRY_AFTER_S, self._queue.cost / rate) if rate else FIRST_RETRY_AFTER_S
 
     def _refuse_if_closed(self) -> None:
         if not self.is_alive:
@@ -317,9 +351,12 @@ class Batcher(Generic[ItemT, ResultT]):
         if self._collating is None or self._prepared is not None:
             return
         budget = self._runner.budget.current
-        if self._queue.fills_a_batch(budget) and (items := self._queue.cut(budget, time.monotonic())):
+        if self._queue.fills_a_batch(budget) and (items := self._cut(budget)):
             collated = self._collators.submit(self._collating.collate, [item.item for item in items])
             self._prepared = _PreparedBatch(items, collated)
+
+    def _cut(self, budget: int) -> list[QueuedItem[ItemT]]:
+        return self._queue.cut(budget, time.monotonic(), self._runner.times.efficient_cost)
 
     # On the compute thread
 
@@ -327,7 +364,7 @@ class Batcher(Generic[ItemT, ResultT]):
         with self._lock:
             prepared, self._prepared = self._prepared, None
             budget = self._runner.budget.current
-            self._running = prepared.items if prepared else self._queue.cut(budget, time.monotonic())
+            self._running = prepared.items if prepared else self._cut(budget)
             self._prepare_next()
         if self._running:
             run_prepared = partial(self._run_collated, prepared.collated) if prepared else None

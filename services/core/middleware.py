@@ -13,6 +13,9 @@ import structlog
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.core.admission import Admission
+from services.core.body_budget import BodyBudget
+from services.core.body_pace import BodyPace
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
@@ -20,7 +23,7 @@ from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
@@ -34,6 +37,12 @@ def http_middleware(
     settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = ()
 ) -> list[Middleware]:
     """From the socket inwards. `paths` are the route templates that also answer under their other spelling."""
+    # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
+    for_services = (
+        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
+        if isinstance(settings, ServiceSettings)
+        else []
+    )
     return [
         Middleware(RequestIdentity, health=health),
         Middleware(AccessLog),
@@ -41,10 +50,22 @@ def http_middleware(
         Middleware(ErrorResponses, health=health),
         Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
+        *for_services,
         Middleware(VersionPrefix, paths=tuple(paths)),
     ]
+
+
+def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
+    return Middleware(
+        BodyBudget,
+        max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        max_json_values=settings.max_json_values,
+        metrics=metrics,
+    )
 
 
 class RequestIdentity:
@@ -80,7 +101,7 @@ class RequestIdentity:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
-                if timing.stages:
+                if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
                 if self.health.is_draining:
                     headers.append((b"connection", b"close"))
