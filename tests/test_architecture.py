@@ -36,6 +36,7 @@ GENERATING = (
         "decoding",
         "engine_options",
         "generation",
+        "model_checks",
         "prefilled_prompts",
         "prefix_cache",
         "progress",
@@ -485,7 +486,17 @@ CATCH_ALL = {
     "services/generate/template_worker.py",
     *(
         f"services/core/{stem}.py"
-        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware", "step_run", "stepping")
+        for stem in (
+            "batch_run",
+            "batching",
+            "cache",
+            "candidates",
+            "checkpoints",
+            "compute",
+            "middleware",
+            "step_run",
+            "stepping",
+        )
     ),
 }
 
