@@ -8,11 +8,14 @@ import re
 
 from services.core.errors import TooLarge
 
-# Of a body with too many values, what is kept to name the field that holds them.
-MAX_NAMING_BYTES = 2 * 1024 * 1024
+# How far and among how many members of a body the field is looked for that holds too many values.
+MAX_NAMING_BYTES = 64 * 1024
+MAX_NAMING_MEMBERS = 16
 PIECE_BYTES = 64 * 1024
 
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*(:?)|[\[\]{}]', re.DOTALL)
+# Of bounded length, so that no text makes the search slow.
+_NO_OPENING, _NO_CLOSING = (bytes(set(range(256)) - set(brackets)) for brackets in (b"[{", b"]}"))
+_LIST_OR_OBJECT = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}[\[{]')
 
 
 class JsonScan:
@@ -32,16 +35,15 @@ class JsonScan:
 
     def feed(self, piece: bytes) -> None:
         """Count what follows."""
-        if len(self._head) <= MAX_NAMING_BYTES:
-            self._head += piece
+        if len(self._head) < MAX_NAMING_BYTES:
+            self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
         outside = self._outside_of_strings(piece)
         self.num_values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
 
     def refusal(self, param: str | None = None) -> TooLarge:
-        """The error for a body that is over; without `param` it names the field if that is near the body's beginning,
-        which is best found out in a thread."""
-        if param is None and len(self._head) <= MAX_NAMING_BYTES:
-            param = _field_at_end(bytes(self._head))
+        """The error for a body that is over. Without `param` it names the last field that begins near the body's
+        beginning."""
+        param = param or _last_field(bytes(self._head))
         return TooLarge(
             f"{param or 'The JSON body'}: There are more than {self._max_values} values"
             " (FOVEA_MAX_JSON_VALUES), elements of lists and members of objects, up to here.",
@@ -78,15 +80,15 @@ def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
             raise scan.refusal(param)
 
 
-def _field_at_end(head: bytes) -> str | None:
-    """The member of the outermost object in which the text breaks off."""
-    depth, name = 0, None
-    for token in _TOKEN.finditer(head):
-        bracket = token[0]
-        if bracket in b"[{":
-            depth += 1
-        elif bracket in b"]}":
-            depth -= 1
-        elif depth == 1 and token[2]:
-            name = token[1]
-    return name.decode("utf-8", "replace")[:100] if name and depth else None
+def _last_field(head: bytes) -> str | None:
+    """The last member of the outermost object that is a list or an object; None where there are many to choose from."""
+    name = None
+    for num_seen, member in enumerate(_LIST_OR_OBJECT.finditer(head)):
+        if num_seen == MAX_NAMING_MEMBERS:
+            return None
+        scan = JsonScan(0)
+        outside = scan._outside_of_strings(head[: member.start()])
+        depth = len(outside.translate(None, _NO_OPENING)) - len(outside.translate(None, _NO_CLOSING))
+        if depth == 1 and not scan._is_in_string:
+            name = member[1].decode("utf-8", "replace")
+    return name
