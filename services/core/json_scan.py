@@ -33,12 +33,16 @@ class JsonScan:
     def is_over(self) -> bool:
         return self.num_values > self._max_values
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, text: bytes) -> None:
         """Count what follows."""
-        if len(self._head) < MAX_NAMING_BYTES:
-            self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
-        outside = self._outside_of_strings(piece)
-        self.num_values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        for start in range(0, len(text), PIECE_BYTES):
+            piece = text[start : start + PIECE_BYTES]
+            if len(self._head) < MAX_NAMING_BYTES:
+                self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
+            outside = self._outside_of_strings(piece)
+            self.num_values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+            if self.is_over:
+                return
 
     def refusal(self, param: str | None = None) -> TooLarge:
         """The error for a body that is over. Without `param` it names the last field that begins near the body's
@@ -74,10 +78,9 @@ def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
     if len(text) <= max_values:
         return
     scan = JsonScan(max_values)
-    for start in range(0, len(text), PIECE_BYTES):
-        scan.feed(text[start : start + PIECE_BYTES])
-        if scan.is_over:
-            raise scan.refusal(param)
+    scan.feed(text)
+    if scan.is_over:
+        raise scan.refusal(param)
 
 
 def _last_field(head: bytes) -> str | None:
