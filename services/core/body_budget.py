@@ -105,8 +105,9 @@ class _CountedBody:
 
     async def _hold(self, num_bytes: int) -> None:
         budget = self._owner.budget_for(num_bytes)
-        await budget.take(num_bytes)
-        self._held = budget, num_bytes
+        amount = min(num_bytes, budget.capacity)
+        await budget.take(amount)
+        self._held = budget, amount
 
 
 def _is_json(scope: Scope) -> bool:

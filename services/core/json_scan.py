@@ -20,7 +20,10 @@ _LIST_OR_OBJECT = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}[\[{]')
 
 class JsonScan:
     """Counts list elements and object members, all levels together, by the commas and opening brackets outside of
-    strings. What is no JSON is counted as well as it goes; the parser refuses it."""
+    strings, and each member once more by its colon: it takes a parser four times as long as an element.
+
+    What is no JSON is counted as well as it goes; the parser refuses it.
+    """
 
     def __init__(self, max_values: int) -> None:
         self.num_values = 0
@@ -40,7 +43,7 @@ class JsonScan:
             if len(self._head) < MAX_NAMING_BYTES:
                 self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
             outside = self._outside_of_strings(piece)
-            self.num_values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+            self.num_values += sum(map(outside.count, (b",", b"[", b"{", b":")))
             if self.is_over:
                 return
 
@@ -50,7 +53,7 @@ class JsonScan:
         param = param or _last_field(bytes(self._head))
         return TooLarge(
             f"{param or 'The JSON body'}: There are more than {self._max_values} values"
-            " (FOVEA_MAX_JSON_VALUES), elements of lists and members of objects, up to here.",
+            " (FOVEA_MAX_JSON_VALUES), elements of lists and, counted twice, members of objects.",
             param=param,
             code="too_many_values",
         )
