@@ -173,7 +173,8 @@ class ServiceSettings(ProcessSettings):
     max_json_values: int = Field(
         262_144,
         gt=0,
-        description="Most values (elements of lists, members of objects) in one JSON body, counted while it is read.",
+        description="Most values in one JSON body, counted while it is read: elements of lists, and members of objects"
+        " twice.",
     )
     max_held_body_bytes: int = Field(
         256 * MEBIBYTE,
