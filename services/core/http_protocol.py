@@ -146,8 +146,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body = False
         self._num_completed += 1
-        if self.parser.should_upgrade() or len(self.pipeline) >= MAX_PIPELINED:
-            # After an upgrade the parser takes the next bytes for the start of a request, whatever they are.
+        is_over = self.parser.should_upgrade() or not self.parser.should_keep_alive()
+        if is_over or len(self.pipeline) >= MAX_PIPELINED:
+            # What follows an upgrade the parser would take for a request, whatever it is; what follows
+            # `Connection: close`, also in a trailer, it would pass over.
             self.cycle.keep_alive = False
         if not self.cycle.keep_alive:
             self._is_input_over = True
