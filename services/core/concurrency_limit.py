@@ -126,7 +126,11 @@ class ConcurrencyLimit:
 
     def _slowdown(self) -> float | None:
         """How many times longer the window's requests took than at the floor; None where most are of unknown kinds."""
-        known = [(num, total_s, self._baselines[kind]) for kind, (num, total_s) in self._window.items() if kind in self._baselines]
+        known = [
+            (num, total_s, self._baselines[kind])
+            for kind, (num, total_s) in self._window.items()
+            if kind in self._baselines
+        ]
         if 2 * sum(num for num, _, _ in known) < self._num_recorded:
             return None
         return sum(total_s for _, total_s, _ in known) / sum(num * baseline_s for num, _, baseline_s in known)

@@ -52,9 +52,7 @@ class Places:
     waits for a client that has more. `name` is who is overloaded, as refusals tell it.
     """
 
-    def __init__(
-        self, name: str, *, limit: int, max_waiting: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, name: str, *, limit: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.limit = limit
         self.max_waiting = max_waiting

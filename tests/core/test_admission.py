@@ -16,7 +16,6 @@ from services.core.settings import ServiceSettings
 from tests.gateway.servers import serving, until
 
 
-
 class Held:
     """Requests that are answered when the test says so."""
 

@@ -19,7 +19,6 @@ def on_gpu(items: float) -> float:
     return 0.008 + 0.0002 * items
 
 
-
 class BatchServer:
     """Computes one batch of requests after the other; each of `offered` clients always has a request in flight.
 

@@ -10,7 +10,6 @@ from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 from services.core.places import Place
 
-
 ANYONE = ("client:127.0.0.1", math.inf)
 
 
