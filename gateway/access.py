@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.types import Scope as AsgiScope
 
 from gateway.rate_limits import Allowance, RateLimits
-from gateway.settings import GatewaySettings, KeyRecord, Scope
+from gateway.settings import GatewaySettings, KeyRecord, Level, Scope, Service
 from services.core.caller import DEFAULT_TENANT, Caller
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
@@ -38,21 +39,22 @@ class KeyFile(BaseModel):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sends a request: `identity` is what limits are counted by, `scopes` None where no key is needed."""
+    """Who sends a request: `identity` is what limits are counted by, `permissions` None where no key is needed."""
 
     identity: str
     name: str | None = None
-    scopes: frozenset[Scope] | None = None
+    permissions: frozenset[str] | None = None
     rate: str | None = None
     tenant: str = DEFAULT_TENANT
 
     @property
     def caller(self) -> Caller:
         """What services are told of the visitor."""
-        return Caller(self.identity, self.tenant)
+        return Caller(self.identity, self.tenant, self.name)
 
-    def may(self, scope: Scope) -> bool:
-        return self.scopes is None or scope in self.scopes or "admin" in self.scopes
+    def may(self, permission: str) -> bool:
+        """Whether the key is good for `embed:write`, say, or `metrics`."""
+        return self.permissions is None or permission in self.permissions or "admin" in self.permissions
 
 
 class KeyMissing(Unauthenticated):
@@ -158,11 +160,13 @@ class Access:
         structlog.contextvars.bind_contextvars(key=visitor.name)
         return visitor
 
-    def authorize(self, visitor: Visitor, scope: Scope) -> None:
-        """Raises PermissionDenied where the key lacks the scope."""
-        if not visitor.may(scope):
+    def authorize(self, visitor: Visitor, permission: str) -> None:
+        """Raises PermissionDenied where no scope of the key is good for it."""
+        if not visitor.may(permission):
             self._metrics.rejected.labels("forbidden").inc()
-            raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scope!r}.", code="missing_scope")
+            service, _, level = permission.partition(":")
+            scopes = f"{service!r} or {permission!r}" if level else repr(permission)
+            raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scopes}.", code="missing_scope")
 
     async def count(self, visitor: Visitor) -> Allowance | None:
         """Count the request against its key's limit; None where it has none. Raises RateLimited."""
@@ -188,12 +192,25 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return str(named.get(b"x-api-key", b""), "latin-1").strip() or None
 
 
+def permissions(scopes: Iterable[Scope]) -> frozenset[str]:
+    """All that some scopes are good for, such as `embed:read`; a service alone is good up to `write`."""
+    granted: set[str] = set()
+    for scope in scopes:
+        name, _, level = scope.partition(":")
+        if name in get_args(Service):
+            levels = get_args(Level)
+            granted |= {f"{name}:{each}" for each in levels[: levels.index(level or "write") + 1]}
+        else:
+            granted.add(scope)
+    return frozenset(granted)
+
+
 def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
     return {
         record.sha256: Visitor(
             identity=f"key:{record.sha256[:16]}",
             name=record.name,
-            scopes=record.scopes,
+            permissions=permissions(record.scopes),
             rate=record.rate_limit,
             tenant=record.tenant,
         )

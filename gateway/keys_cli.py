@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gateway.access import KeyFile, digest, new_key, read_key_file
 from gateway.settings import KeyRecord
+from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import write_durably
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
@@ -26,13 +27,21 @@ DEFAULT_FILE = Path("~/.fovea/keys.json")
 @app.command()
 def create(
     name: Annotated[str, typer.Option(help="Whose key it is; logs and `revoke` use this name.")],
-    scope: Annotated[list[str], typer.Option(help="predict, generate, embed, score, metrics or admin; repeatable.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            help="predict, generate, embed or score, each also with :read, :write or :admin; metrics; admin; repeatable."
+        ),
+    ],
     rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose collections it reaches; keys of one tenant share them.")] = (
+        DEFAULT_TENANT
+    ),
     file: FileOption = DEFAULT_FILE,
 ) -> None:
     """Make a key, print it once and add its digest to the file."""
     key = new_key()
-    fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit}
+    fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit, "tenant": tenant}
     try:
         record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
@@ -46,10 +55,11 @@ def create(
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE) -> None:
-    """Show every key's name, scopes and limit."""
+    """Show every key's name, scopes, limit, the time of its making, and tenant."""
     for record in _read(file.expanduser()):
         scopes = ",".join(sorted(record.scopes))
-        typer.echo(f"{record.name}\t{scopes}\t{record.rate_limit or '-'}\t{record.created or '-'}")
+        limit, created = record.rate_limit or "-", record.created or "-"
+        typer.echo(f"{record.name}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
 
 
 @app.command()

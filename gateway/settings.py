@@ -9,12 +9,34 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
-from services.core.caller import DEFAULT_TENANT
-from services.core.settings import ProcessSettings
+from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
+from services.core.settings import MEBIBYTE, ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
-# A service's own routes, `/metrics`, or all of them.
-Scope = Literal["predict", "generate", "embed", "score", "metrics", "admin"]
+# What a key may do at a service, each with all that stands before it: `write` is to change what the service keeps,
+# `admin` besides to see how long each stage took.
+Level = Literal["read", "write", "admin"]
+# A service's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
+Scope = Literal[
+    "predict",
+    "predict:read",
+    "predict:write",
+    "predict:admin",
+    "generate",
+    "generate:read",
+    "generate:write",
+    "generate:admin",
+    "embed",
+    "embed:read",
+    "embed:write",
+    "embed:admin",
+    "score",
+    "score:read",
+    "score:write",
+    "score:admin",
+    "metrics",
+    "admin",
+]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -28,7 +50,7 @@ class KeyRecord(BaseModel):
     scopes: frozenset[Scope]
     rate_limit: str | None = None
     created: str | None = None
-    tenant: str = Field(DEFAULT_TENANT, pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    tenant: str = Field(DEFAULT_TENANT, pattern=TENANT_PATTERN)
 
     @field_validator("rate_limit")
     @classmethod
@@ -61,11 +83,22 @@ class GatewaySettings(ProcessSettings):
     probe_interval_s: float = Field(
         1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
     )
+    unanswered_probes: int = Field(
+        5,
+        gt=0,
+        description="Such questions in a row without an answer in time, after which an instance counts as hung.",
+    )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
     )
     max_queued_requests: int = Field(
         1024, ge=0, description="Requests held back for one service; what comes after them is refused with 503."
+    )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Memory for request bodies of over 256 KiB, which are read whole before a service is asked; "
+        "what finds no room is refused with 503. One client may take half, and one body always fits.",
     )
     wait_for_service_s: float = Field(
         0.0,

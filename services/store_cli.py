@@ -239,6 +239,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _printable(text: str) -> str:
+    """Control characters as escapes: a manifest is another's text, and a terminal would obey it."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def _report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
     if as_json:
         _print_json(content)
@@ -253,7 +258,7 @@ def _print_json(content: Any) -> None:
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(_printable(cell)) for cell in row))
     # Piped, a terminal's width means nothing: ids and digests stay whole.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)

@@ -34,6 +34,7 @@ GENERATING = (
         "calibration_bench",
         "calibration_search",
         "decoding",
+        "engine_options",
         "generation",
         "prefilled_prompts",
         "prefix_cache",
@@ -46,6 +47,7 @@ GENERATING = (
 )
 # Texts, tokens as numbers, figures: torch-free, and nothing of HTTP.
 TEXTUAL = own(
+    "bounded_templates",
     "chat_prompts",
     "data",
     "facts",
@@ -211,6 +213,8 @@ ROOMS = (
     # the processes that train together are told to each other by the environment
     Room("services/nn/training.py", (), (*WEB, "structlog")),
     Room("services/nn/*.py", ("services.nn", "services.core.errors"), (*WEB, "os", "structlog")),
+    # a process of its own that renders chat templates as transformers does
+    Room("services/generate/template_worker.py", (), ("services", "torch", *WEB)),
     Room("services/generate/calibration.py", (), WORLD),
     Room("services/generate/hypotheses.py", (), WORLD),
     *(
@@ -467,10 +471,11 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Where whatever is raised must be caught: a batch is retried in halves, a request gets its answer, a checkpoint
-# that does not load is refused while the old one serves on, work done for somebody else fails for them, and indexing
-# goes on.
+# that does not load is refused while the old one serves on, work done for somebody else fails for them, indexing
+# goes on, and a chat template that fails refuses its conversation.
 CATCH_ALL = {
     "services/embed/collections/collection.py",
+    "services/generate/template_worker.py",
     *(
         f"services/core/{stem}.py"
         for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware", "step_run", "stepping")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.core.manifest import CheckpointInfo
 from services.core.store import Store
 from services.store_cli import app
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
@@ -139,3 +140,15 @@ def test_the_store_is_found_through_the_environment(store: Store) -> None:
     result = CliRunner().invoke(app, ["ls", "--json"], env={"FOVEA_STORE_URL": store.label})
 
     assert [row["name"] for row in json.loads(result.stdout)] == ["toy"]
+
+
+def test_control_characters_of_a_manifest_are_shown_and_not_obeyed(
+    fovea_store: StoreCommand, store: Store, tmp_path: Path
+) -> None:
+    info = CheckpointInfo(kind="tiny", base="\x1b[2J\x1b]0;title\x07", licence="MIT\r\x9b1m")
+    store.publish("toy", write_checkpoint(tmp_path / "hostile", b"hostile"), info)
+
+    shown = fovea_store("show", "toy").stdout
+
+    assert not {"\x1b", "\x07", "\r", "\x9b"} & set(shown)
+    assert r"\x1b[2J" in shown

@@ -9,10 +9,9 @@ from collections.abc import Hashable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.caller import current_caller
-from services.core.cancellation import announces_body
 from services.core.concurrency_limit import ConcurrencyLimit
 from services.core.errors import Overloaded
-from services.core.exchange import exchange_of, header_of
+from services.core.exchange import announces_body, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.places import Place, Places
 from services.core.settings import ServiceSettings

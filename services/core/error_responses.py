@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from services.core.errors import (
+    BodyTimeout,
     Conflict,
     DeadlineExceeded,
     FoveaError,
@@ -53,6 +54,7 @@ ERROR_CLASSES: tuple[type[FoveaError], ...] = (
     PermissionDenied,
     NotFound,
     MethodNotAllowed,
+    BodyTimeout,
     Conflict,
     TooLarge,
     UnsupportedMediaType,

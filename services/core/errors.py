@@ -6,6 +6,7 @@
     ├── PermissionDenied               403  permission_error
     ├── NotFound                       404  not_found_error
     ├── MethodNotAllowed               405  invalid_request_error
+    ├── BodyTimeout                    408  timeout_error           (the body came too slowly)
     ├── Conflict                       409  conflict_error
     ├── TooLarge                       413  request_too_large
     ├── UnsupportedMediaType           415  unsupported_media_type
@@ -92,6 +93,12 @@ class MethodNotAllowed(FoveaError):
     type = "invalid_request_error"
 
 
+class BodyTimeout(FoveaError):
+    status = 408
+    type = "timeout_error"
+    is_retryable = True
+
+
 class Conflict(FoveaError):
     status = 409
     type = "conflict_error"
@@ -141,7 +148,7 @@ def check_count(param: str, value: int, limit: int, what: str | None = None) -> 
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def blaming(param: str | None) -> Iterator[None]:
     """Errors that name no field of the request name this one."""
     try:
         yield

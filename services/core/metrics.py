@@ -26,8 +26,8 @@ COST_BUCKETS = tuple(4**power for power in range(2, 13))
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 # Shown as 0 from the start, so that the first one is seen as a rise.
 REJECTIONS = (
-    "queue_full", "deadline_too_near", "decode_queue_full", "too_large", "draining", "loading", "broken",
-    "unauthenticated", "forbidden", "rate_limit",
+    "queue_full", "deadline_too_near", "decode_queue_full", "bodies_full", "body_memory_full", "too_large", "slow_body",
+    "draining", "loading", "broken", "unauthenticated", "forbidden", "rate_limit",
 )  # fmt: skip
 CANCELLATIONS = ("disconnect", "deadline")
 
@@ -170,6 +170,9 @@ class Metrics:
         )
         self.gateway_queued_requests = self._gauge(
             "gateway_queued_requests", "Requests held back until a service can take them.", "service"
+        )
+        self.gateway_held_body_bytes = self._gauge(
+            "gateway_held_body_bytes", "Memory taken by long request bodies that no service has answered yet."
         )
         self.upstream_ready_addresses = self._gauge(
             "upstream_ready_addresses",

@@ -14,6 +14,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.admission import Admission
+from services.core.body_budget import BodyBudget
+from services.core.body_pace import BodyPace
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
@@ -34,11 +36,13 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 def http_middleware(
     settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = ()
 ) -> list[Middleware]:
-    """From the socket inwards. `paths` are the route templates that also answer under their other spelling.
-
-    The gateway admits by itself, as it knows which service a request is for.
-    """
-    is_service = isinstance(settings, ServiceSettings)
+    """From the socket inwards. `paths` are the route templates that also answer under their other spelling."""
+    # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
+    for_services = (
+        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
+        if isinstance(settings, ServiceSettings)
+        else []
+    )
     return [
         Middleware(RequestIdentity, health=health),
         Middleware(AccessLog),
@@ -46,11 +50,22 @@ def http_middleware(
         Middleware(ErrorResponses, health=health),
         Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
-        *([Middleware(Admission, settings=settings, metrics=metrics)] if is_service else []),
+        *for_services,
         Middleware(VersionPrefix, paths=tuple(paths)),
     ]
+
+
+def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
+    return Middleware(
+        BodyBudget,
+        max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        max_json_values=settings.max_json_values,
+        metrics=metrics,
+    )
 
 
 class RequestIdentity:
@@ -86,7 +101,7 @@ class RequestIdentity:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
-                if timing.stages:
+                if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
                 if self.health.is_draining:
                     headers.append((b"connection", b"close"))

@@ -60,6 +60,14 @@ class ProcessSettings(BaseSettings):
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
     max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    body_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that a body may stall, or be behind its least rate; then its request is refused with 408.",
+    )
+    min_body_bytes_per_s: int = Field(
+        4096, gt=0, description="Least rate at which a request's body must come, whatever deadline it asks for."
+    )
     drain_delay_s: float = Field(
         0.0,
         ge=0,
@@ -99,6 +107,12 @@ class ServiceSettings(ProcessSettings):
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
     store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
+    load_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that a version may take to load, warm up and pass its checks; one that takes longer is"
+        " refused.",
+    )
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
@@ -122,6 +136,17 @@ class ServiceSettings(ProcessSettings):
         gt=0,
         description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them; "
         "what comes after those is refused with 503.",
+    )
+    max_json_values: int = Field(
+        262_144,
+        gt=0,
+        description="Most values (elements of lists, members of objects) in one JSON body, counted while it is read.",
+    )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of request bodies over 8 MiB that are held at a time, and half as many of those over"
+        " 256 KiB; what comes then waits for its turn.",
     )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 

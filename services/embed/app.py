@@ -16,7 +16,7 @@ from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
 from services.core.health import Health
-from services.core.image_inputs import ImageInputs
+from services.core.image_inputs import DecodeLimits, ImageInputs
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -42,6 +42,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         settings.max_conditions,
         ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
         settings.max_k,
+        settings.max_json_values,
     )
     checkpoint = _follow(settings, store, thread, metrics)
     cache = open_cache(
@@ -55,7 +56,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         limits.images,
         fetch_limits=_fetch_limits(settings),
         url_setting="FOVEA_EMBED_IMAGE_URLS",
-        num_threads=settings.num_decode_threads,
+        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
         metrics=metrics,
     )
     embedder = Embedder(cache, inputs, metrics)
@@ -132,8 +133,14 @@ def _follow(
             is_out_of_memory=is_out_of_memory,
         )
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, metrics=metrics)
 
 
 def _batch_limits(settings: EmbedSettings) -> BatchLimits:

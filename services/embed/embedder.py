@@ -16,7 +16,7 @@ from services.core.batching import Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
 from services.core.errors import blaming
 from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.image_inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.slices import all_or_first_failure, in_slices
 from services.embed.calls import EmbedCall, Input, TextInput
@@ -152,7 +152,9 @@ class Embedder:
             (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
         ]
         began = time.perf_counter()
-        prepared = await all_or_first_failure([self._prepare(engine, one, conditions) for one, conditions in needs])
+        prepared = await all_or_first_failure(
+            [self._prepare(engine, one, conditions) for one, conditions in needs], at_once=DECODED_AT_ONCE
+        )
         if any(isinstance(one, _Image) for one, _ in needs):
             job.timing.add("decode", time.perf_counter() - began)
         items = [item for some in prepared for item in some]

@@ -41,6 +41,7 @@ def answer(
         max_cached_tokens=options.max_cached_tokens,
         max_running=options.max_running,
         prefix_cache_bytes=0,
+        headroom_tokens=options.max_tokens,
     )
     limit = min(model.config.max_model_len, options.max_cached_tokens)
     for generation in generations:

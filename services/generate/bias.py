@@ -187,7 +187,7 @@ def _estimate(
     shape = (num_layers, model.config.num_heads, len(job.prompt.spans))
     attention = torch.zeros(shape, device=model.device)
     for each, branched in zip(planned, found, strict=True):
-        attention[:, :, list(each.documents)] = branched.attention
+        attention[:, :, list(each.documents)] = branched.attention.to(attention)
         if dummy_cache is not None and each.keep_as is not None and (dummy := branched.kept[0]) is not None:
             dummy_cache.put(each.keep_as, dummy)
     is_tree = any(len(each.branch.segments) > 1 for each in planned)

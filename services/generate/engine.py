@@ -7,7 +7,7 @@ Shapes: K documents.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 
 from services.core.errors import InvalidField, TooLarge, blaming
 from services.generate.chat_prompts import Message, render_chat, render_question
-from services.generate.decoding import Sampling
-from services.generate.generation import MAX_PREFILL_TOKENS, Generation, Progress, RunningBatch, needs_many_passes
+from services.generate.engine_options import AnswerOptions as AnswerOptions
+from services.generate.engine_options import EngineOptions as EngineOptions
+from services.generate.generation import Generation, Progress, RunningBatch, needs_many_passes
 from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Row
 from services.generate.passes import Passes, finish
 from services.generate.preparations import Preparations
@@ -24,7 +25,6 @@ from services.generate.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts import Document, Piece, Prompt, tokenise
 from services.generate.ranking import (
     Ranking,
-    Reorder,
     num_ranking_tokens,
     reordering,
     running_rankings,
@@ -32,7 +32,6 @@ from services.generate.ranking import (
 from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
 from services.generate.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
 from services.nn.broken_model import BrokenModel
-from services.nn.devices import DeviceOptions
 
 # Two orders of summation of one logit differ, relative to the largest; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -41,34 +40,6 @@ SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page")
 # How many times a prompt is run, roughly, to estimate its bias.
 TREE_PROMPTS = 2
 SINGLE_PROMPTS = 1
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Where a checkpoint runs, and what its running batch may hold (`RunningBatch` has the meaning of each)."""
-
-    device: DeviceOptions = field(default_factory=DeviceOptions)
-    max_cached_tokens: int = 65_536
-    max_running: int = 64
-    prefix_cache_bytes: int = 2**29
-    max_prefill_tokens: int = MAX_PREFILL_TOKENS
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """What is asked of an answer.
-
-    `max_tokens` None is as many as the context leaves. `calibration` None is the checkpoint's own profile. `reorder`
-    ranks the documents first. The rest is as in `Generation`.
-    """
-
-    max_tokens: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    calibration: CalibrationProfile | None = None
-    reorder: Reorder = "none"
-    include_stop: bool = False
-    ignore_eos: bool = False
 
 
 Item = Generation | RankingJob
@@ -101,6 +72,7 @@ class GenerateEngine:
             max_running=options.max_running,
             prefix_cache_bytes=options.prefix_cache_bytes,
             max_prefill_tokens=options.max_prefill_tokens,
+            headroom_tokens=options.headroom_tokens,
         )
         self._preparations: Preparations[Item, list[Event]] = Preparations()
         # What runs for a generation whose documents were reordered, and what it stands for in which order.
@@ -192,16 +164,25 @@ class GenerateEngine:
     @property
     def preparing(self) -> list[Item]:
         """The items for which `prepare` works next."""
-        return [self._reordered.get(id(item), (item,))[0] for item in self._preparations.first]
+        return [self._given(item) for item in self._preparations.first]
 
-    def has_room(self, items: Sequence[Item]) -> bool:
+    def has_room(self, items: Sequence[Item], without: Sequence[Item] = ()) -> bool:
         """Whether the running batch takes all of these now, beside those that are prepared for it.
 
         A ranking takes no place in it, but of rankings there are no more at a time.
         """
-        everything = [*self._without_slot(), *items]
+        leaving = set(map(id, without))
+        everything = [item for item in self._without_slot() if id(self._given(item)) not in leaving]
+        everything += map(self._standing_in, items)
         generations = [item for item in everything if isinstance(item, Generation)]
-        return len(everything) - len(generations) <= self._max_running and self._batch.has_room(*generations)
+        stopping = [one for one in map(self._standing_in, without) if isinstance(one, Generation)]
+        num_rankings = len(everything) - len(generations)
+        return num_rankings <= self._max_running and self._batch.has_room(*generations, without=stopping)
+
+    def lacking_room(self) -> list[Item]:
+        """Answers that take no step before others have left; the room of all others grows with them."""
+        waiting = [item for item in self._without_slot() if isinstance(item, Generation)]
+        return [self._given(one) for one in self._batch.grow(waiting)]
 
     def admit(self, items: Sequence[Item]) -> list[Event]:
         """Rank what is to be ranked and let generations run; brings rankings whole and first tokens.
@@ -213,8 +194,9 @@ class GenerateEngine:
         events = finish(self._ranking([job for job, is_prepared in zip(jobs, is_long, strict=True) if not is_prepared]))
         for job in itertools.compress(jobs, is_long):
             self._preparations.add([job], self._ranking([job]))
-        running: list[Generation] = []
-        for group in by_order([item for item in items if isinstance(item, Generation)]):
+        generations = [item for item in map(self._standing_in, items) if isinstance(item, Generation)]
+        running = [item for item in generations if self._batch.is_paused(item)]
+        for group in by_order([item for item in generations if not self._batch.is_paused(item)]):
             if not isinstance(group[0], ReorderedGeneration):
                 running += group
             elif self.cost(group[0]) <= MAX_PASS_TOKENS:
@@ -231,6 +213,12 @@ class GenerateEngine:
     def prepare(self) -> list[Event]:
         """One pass for the items that are `preparing`."""
         return self._preparations.advance() or []
+
+    def pause(self, item: Item) -> None:
+        """Free the room of an item now. Admitted again, an answer goes on where it was; all else begins anew."""
+        running = self._standing_in(item)
+        if not (isinstance(running, Generation) and self._batch.pause(running)):
+            self.cancel(item)
 
     def cancel(self, item: Item) -> None:
         """Free what an item holds, now."""
@@ -280,7 +268,7 @@ class GenerateEngine:
         profile = options.calibration or self.profile
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
-            return tokenise(self.tokenizer, render(ordered, profile))
+            return self._tokenised(render(ordered, profile))
 
         with blaming("documents" if documents else param):
             generation = self._generation(prompt_of(documents), options)
@@ -331,7 +319,12 @@ class GenerateEngine:
 
     def _sample(self, profile: CalibrationProfile) -> Generation:
         pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
-        return Generation(tokenise(self.tokenizer, pieces), 2, calibration=profile, ignore_eos=True)
+        return Generation(self._tokenised(pieces), 2, calibration=profile, ignore_eos=True)
+
+    def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
+        """A template can make much of few words, so that its text is held to the context as well."""
+        self._check_characters(*(piece.text for piece in pieces))
+        return tokenise(self.tokenizer, pieces)
 
     # Running
 
@@ -342,13 +335,21 @@ class GenerateEngine:
 
     def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[Event]:
         """First tokens of those that need few passes; the others are prepared, `is_next` ahead of all that wait."""
-        long = [one for one in generations if needs_many_passes(one)]
+        long = [one for one in generations if needs_many_passes(one) and not self._batch.is_paused(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
         for one in reversed(long) if is_next else long:
             passes = self._answering(one)
             next(passes)  # estimates that it may share are kept for it from here on
             self._preparations.add([one], passes, is_next=is_next, has_begun=True)
         return events
+
+    def _standing_in(self, item: Item) -> Item:
+        """What runs for an item."""
+        return self._stand_ins.get(id(item), item)
+
+    def _given(self, running: Item) -> Item:
+        """The item that something runs for."""
+        return self._reordered.get(id(running), (running,))[0]
 
     def _answering(self, generation: Generation) -> Passes[list[Event]]:
         return self._told((yield from self._batch.admitting([generation])))

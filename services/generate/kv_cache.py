@@ -55,8 +55,9 @@ class CacheShape:
 class KVCache:
     """Room for at most `max_tokens`, slots times the longest slot's capacity. Memory is taken as slots need it.
 
-    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. Where `open` runs out
-    of memory part-way, the layers differ in S and C until the next `open`; what the open slots hold stands in each.
+    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. Where `open` or
+    `grow` runs out of memory part-way, the layers differ in S and C until the next one; what the open slots hold stands
+    in each.
     """
 
     def __init__(self, shape: CacheShape, max_tokens: int) -> None:
@@ -84,9 +85,17 @@ class KVCache:
             raise ValueError(
                 f"a slot of {capacity} tokens does not fit beside {self.num_open} others in {self.max_tokens} tokens"
             )
-        self._make_room(capacity)
+        self._make_room(self.num_open + 1, capacity)
         self._slots.append(Slot(self, index=self.num_open, capacity=capacity))
         return self._slots[-1]
+
+    def grow(self, slot: Slot, capacity: int) -> None:
+        """Let an open slot hold more tokens. Raises ValueError where they do not fit, and what torch does where
+        memory runs out: no slot loses anything then."""
+        if self.num_open * self._longest(capacity) > self.max_tokens:
+            raise ValueError(f"{self.num_open} slots of {capacity} tokens do not fit in {self.max_tokens} tokens")
+        self._make_room(self.num_open, capacity)
+        slot.capacity = capacity
 
     def close(self, slot: Slot) -> None:
         """Give a slot back; the last slot takes its index. Raises ValueError for one that is closed already."""
@@ -126,10 +135,13 @@ class KVCache:
     def _longest(self, capacity: int) -> int:
         return max(capacity, *(slot.capacity for slot in self._slots), 1)
 
-    def _make_room(self, capacity: int) -> None:
-        """For one more slot. A side that must grow is doubled where that fits, so that growing costs little in all."""
+    def _make_room(self, needed_slots: int, capacity: int) -> None:
+        """For so many slots, one of them of this capacity.
+
+        A side that must grow is doubled where that fits, so that growing costs little in all.
+        """
         num_slots, length = self._num_slots, self._length
-        needed_slots, needed_length = self.num_open + 1, self._longest(capacity)
+        needed_length = self._longest(capacity)
         if needed_length > length or needed_slots * length > self.max_tokens:
             doubled = 2 * length if needed_length > length else needed_length
             length = min(max(needed_length, doubled), self.max_tokens // needed_slots)

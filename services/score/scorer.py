@@ -18,7 +18,7 @@ from services.core.batching import Answer, Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
 from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.image_inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.slices import all_or_first_failure, in_slices
 from services.nn.clip_texts import Text
@@ -220,7 +220,9 @@ class Scorer:
 
         async def encode(indices: list[int]) -> list[bytes]:
             began = time.perf_counter()
-            items = await all_or_first_failure([self._decode(job, known[index]) for index in indices])
+            items = await all_or_first_failure(
+                [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
+            )
             job.timing.add("decode", time.perf_counter() - began)
             return await self._encode(job, items)
 

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sys
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, UploadFile
@@ -14,6 +16,8 @@ from pydantic import BaseModel, Field
 
 from services.core import server
 from services.core.app import AppParts, create_app
+from services.core.candidates import Candidate
+from services.core.compute import ComputeThread
 from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.health import Health
@@ -149,6 +153,7 @@ def create(
     health: Health | None = None,
     metrics: Metrics | None = None,
     warm_up: Callable[[], Awaitable[None]] | None = None,
+    resources: Sequence[Callable[[], AbstractAsyncContextManager[object]]] = (),
 ) -> FastAPI:
     parts = AppParts(
         service="served",
@@ -157,6 +162,7 @@ def create(
         health=health or Health(),
         routers=(served_router(Counter()), failing_router()),
         warm_up=warm_up,
+        resources=resources,
     )
     return create_app(settings, parts)
 
@@ -165,8 +171,35 @@ async def fail_to_warm_up() -> None:
     raise FoveaError("no checkpoint")
 
 
+@asynccontextmanager
+async def stuck_compute_thread() -> AsyncIterator[None]:
+    """A compute thread in a batch that never ends."""
+    thread = ComputeThread("stuck")
+    thread.start()
+    thread.post(threading.Event().wait)
+    try:
+        yield
+    finally:
+        await thread.close()
+
+
+async def load_for_ever() -> None:
+    """A version that never gets ready."""
+
+    def load() -> Any:
+        threading.Event().wait()
+
+    await Candidate("toy@v1", load).ready(3600)
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
     server.IDLE_GRACE_S = arguments.pop("idle_grace_s", server.IDLE_GRACE_S)
-    warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
-    raise SystemExit(server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))
+    server.EXIT_GRACE_S = arguments.pop("exit_grace_s", server.EXIT_GRACE_S)
+    warm_up = {None: None, "fails": fail_to_warm_up, "hangs": load_for_ever}[arguments.pop("warm_up", None)]
+    resources = [stuck_compute_thread] if arguments.pop("is_stuck", False) else []
+    raise SystemExit(
+        server.run(
+            lambda settings: create(settings, warm_up=warm_up, resources=resources), ProcessSettings(**arguments)
+        )
+    )

@@ -75,14 +75,14 @@ def test_a_defect_is_logged_once_with_its_traceback_and_request(log: Log) -> Non
 
 
 async def test_lines_below_the_level_are_left_out(serve: Serve) -> None:
-    served = serve(log_level="error", fail_to_warm_up=True)
+    served = serve(log_level="error", warm_up="fails")
     assert await served.exit_status() == 1
     (line,) = served.log()
     assert (line["level"], line["message"]) == ("error", "warm-up failed")
 
 
 async def test_the_console_format_is_text_for_a_person(serve: Serve) -> None:
-    served = serve(log_format="console", fail_to_warm_up=True)
+    served = serve(log_format="console", warm_up="fails")
     assert await served.exit_status() == 1
     assert "[info     ] listening" in served.text()
     assert "FoveaError: no checkpoint" in served.text()

@@ -173,8 +173,25 @@ async def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
         await request
 
 
+async def test_a_process_whose_compute_thread_hangs_ends_with_a_failure_that_names_it(serve: Serve) -> None:
+    served = serve(is_stuck=True, drain_timeout_s=1, exit_grace_s=1)
+    await served.started()
+    served.terminate()
+    assert await served.exit_status() == 1
+    [line] = [line for line in served.log() if line["message"] == "ended by force"]
+    assert "stuck" in line["threads"]
+
+
+async def test_a_process_whose_new_version_hangs_ends_well(serve: Serve) -> None:
+    served = serve(warm_up="hangs", exit_grace_s=BUSY_S)
+    await served.started()
+    served.terminate()
+    assert await served.exit_status() == 0
+    assert served.log()[-1]["message"] == "stopped"
+
+
 async def test_a_process_that_cannot_warm_up_ends_with_a_failure(serve: Serve) -> None:
-    served = serve(fail_to_warm_up=True)
+    served = serve(warm_up="fails")
     assert await served.exit_status() == 1
     assert "no checkpoint" in served.text()
 

@@ -14,6 +14,7 @@ from PIL.Image import Image
 from services.core.cache import content_digest
 from services.core.errors import NotFound, Overloaded, TooLarge
 from services.core.exchange import Timing
+from services.core.image_inputs import DECODED_AT_ONCE
 from services.core.images import StoredImage as StoredImageReference
 from services.core.slices import all_or_first_failure, in_slices
 from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
@@ -149,7 +150,7 @@ class Library:
             digest = await self._inputs.decode(data, asked.image.param, digest_and_keep)
             return NewImage(asked.id if asked.id is not None else digest, data, digest, asked.metadata, asked.param)
 
-        return await all_or_first_failure([read(image) for image in images])
+        return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
     def _keep_pixels(self) -> Callable[[str, Image], None]:
         """What is done with an image of a digest: nothing, while no checkpoint is there to say how it shall look."""

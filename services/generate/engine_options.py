@@ -1,0 +1,38 @@
+"""Where and how a checkpoint runs, and what is asked of an answer."""
+
+from dataclasses import dataclass, field
+
+from services.generate.decoding import Sampling
+from services.generate.generation import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
+from services.generate.profile import CalibrationProfile
+from services.generate.ranking import Reorder
+from services.nn.devices import DeviceOptions
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where a checkpoint runs, and what its running batch may hold (`RunningBatch` has the meaning of each)."""
+
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    max_cached_tokens: int = 65_536
+    max_running: int = 64
+    prefix_cache_bytes: int = 2**29
+    max_prefill_tokens: int = MAX_PREFILL_TOKENS
+    headroom_tokens: int = HEADROOM_TOKENS
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What is asked of an answer.
+
+    `max_tokens` None is as many as the context leaves. `calibration` None is the checkpoint's own profile. `reorder`
+    ranks the documents first. The rest is as in `Generation`.
+    """
+
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    calibration: CalibrationProfile | None = None
+    reorder: Reorder = "none"
+    include_stop: bool = False
+    ignore_eos: bool = False
