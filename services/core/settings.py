@@ -162,7 +162,7 @@ class ServiceSettings(ProcessSettings):
     min_concurrency: int = Field(
         32,
         gt=0,
-        description="Requests that are let in at a time, at the least; how many more make the service faster is measured.",
+        description="Requests that are let in at a time, at the least; how many more make it faster is measured.",
     )
     max_concurrency: int = Field(
         1024,
