@@ -31,7 +31,7 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="predict, generate, embed or score, each also with :read, :write or :admin; metrics; admin; repeatable."
+            help="predict, generate, embed or score, each also with :read, :write, :admin; metrics; admin. Repeatable."
         ),
     ],
     rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,

@@ -22,6 +22,7 @@ from services.core.starters import CheckpointDescription, packaged_starters, rea
 from services.core.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
 from services.core.store_errors import CorruptCheckpoint, NotFoundInStore, StoreError
 from services.core.versions import Version
+from services.references import NoReference, write_reference
 
 HOUR_S = 3600.0
 
@@ -102,7 +103,7 @@ def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = 
 
 
 @app.command()
-def publish(
+def publish(  # noqa: PLR0913 - one parameter an option
     directory: Annotated[Path, typer.Argument(help="Folder with weights and, without --kind, a checkpoint.json.")],
     name: Annotated[str | None, typer.Option(help="Instead of the name in checkpoint.json.")] = None,
     kind: Annotated[
@@ -112,6 +113,9 @@ def publish(
     alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
     store_url: StoreUrl = None,
     *,
+    reference: Annotated[
+        bool, typer.Option(help="Run the model once, and write what it answers into the folder as reference.json.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Publish a folder as a new version and point aliases at it."""
@@ -119,6 +123,11 @@ def publish(
     if kind is not None and name is None:
         raise typer.BadParameter("a folder that --kind describes needs a --name.")
     description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
+    if reference:
+        try:
+            write_reference(description.kind, directory)
+        except NoReference as missing:
+            typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
     version = store.publish(name or description.name, directory, description.info(), alias=None)
     aliases = list(alias or description.aliases)
     for each in aliases:

@@ -138,6 +138,9 @@ class Metrics:
 
     def _create_generation_metrics(self) -> None:
         self.running_items = self._gauge("running_items", "Items in the running batch, which take part in every step.")
+        self.preemptions = self._counter(
+            "preemptions", "Times that a running item gave its place to others, to be taken up again later."
+        )
         self.time_to_first_token_seconds = self._histogram(
             "time_to_first_token_seconds", "From a request's place in the queue to its first token.", SECONDS_BUCKETS
         )

@@ -162,7 +162,7 @@ class ServiceSettings(ProcessSettings):
     min_concurrency: int = Field(
         32,
         gt=0,
-        description="Requests that are let in at a time, at the least; how many more make the service faster is measured.",
+        description="Requests that are let in at a time, at the least; how many more make it faster is measured.",
     )
     max_concurrency: int = Field(
         1024,
@@ -173,13 +173,19 @@ class ServiceSettings(ProcessSettings):
     max_json_values: int = Field(
         262_144,
         gt=0,
-        description="Most values (elements of lists, members of objects) in one JSON body, counted while it is read.",
+        description="Most values in one JSON body, counted while it is read: elements of lists, and members of objects"
+        " twice.",
     )
     max_held_body_bytes: int = Field(
         256 * MEBIBYTE,
         gt=0,
         description="Bytes of request bodies over 8 MiB that are held at a time, and half as many of those over"
         " 256 KiB; what comes then waits for its turn.",
+    )
+    audit_log: Path | None = Field(
+        None,
+        description="File that every change of a collection is appended to as a line of JSON, before it is made and"
+        " after; what can't be recorded is refused.",
     )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
@@ -188,10 +194,10 @@ class ServiceSettings(ProcessSettings):
     def expand_home(cls, url: str) -> str:
         return Path(url.removeprefix("file://")).expanduser().as_uri() if url.startswith("file://~") else url
 
-    @field_validator("checkpoint_cache_dir")
+    @field_validator("checkpoint_cache_dir", "audit_log")
     @classmethod
-    def expand_home_folder(cls, folder: Path) -> Path:
-        return folder.expanduser()
+    def expand_home_folder(cls, path: Path | None) -> Path | None:
+        return path and path.expanduser()
 
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
