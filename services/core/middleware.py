@@ -19,7 +19,15 @@ from services.core.body_pace import BodyPace
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.error_responses import error_headers, render_error
-from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
+from services.core.errors import (
+    FoveaError,
+    InternalError,
+    Overloaded,
+    TooLarge,
+    UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
+)
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
@@ -213,7 +221,11 @@ class ErrorResponses:
             if not self.health.is_draining:
                 raise
             await self._answer(Overloaded("The service is shutting down."), scope, send)
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.log.exception("out of memory")
+                await self._answer(no_memory(), scope, send)
+                return
             self.log.exception("unhandled exception")
             request_id = exchange_of(scope).request_id
             message = f"An internal error occurred. It is logged under request {request_id}."

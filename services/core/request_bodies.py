@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
-from services.core.json_bodies import MAX_INLINE_BYTES
+from services.core.json_bodies import MAX_INLINE_BYTES, parse_json
 
 # Beside the files of a multipart body: conditions and options.
 MAX_FORM_FIELDS = 256
@@ -70,7 +70,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The object in the body. Raises InvalidRequest for what is no JSON (NaN is none), InvalidField for no object."""
     raw = await request.body()
     try:
-        body = await off_loop(request, lambda: orjson.loads(raw))
+        body = await off_loop(request, lambda: parse_json(raw))
         release_body(request)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None

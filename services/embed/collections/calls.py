@@ -10,6 +10,7 @@ from fastapi import Request
 from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import StoredImage
+from services.core.json_bodies import parse_json
 from services.core.json_scan import check_num_values
 from services.core.request_bodies import (
     Form,
@@ -203,6 +204,6 @@ def _within(k: int, limits: CallLimits) -> int:
 
 def _json_field(param: str, value: str | bytes) -> Any:
     try:
-        return orjson.loads(value)
+        return parse_json(value)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{param}: This is not valid JSON: {error}.", param=param) from None
