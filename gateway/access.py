@@ -19,12 +19,14 @@ from starlette.types import Scope as AsgiScope
 
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import GatewaySettings, KeyRecord, Level, Scope, Service
-from services.core.caller import DEFAULT_TENANT, Caller
+from services.core.caller import DEFAULT_TENANT, Caller, client_network
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
 from services.core.settings import SettingsError
 
 KEY_PREFIX = "fovea-"
+# Longer than any key: what is longer need not be hashed.
+MAX_KEY_LENGTH = 1024
 
 log = structlog.get_logger(__name__)
 
@@ -144,15 +146,16 @@ class Access:
         self._keys = keys
         self._limits = limits
         self._default_rate = settings.rate_limit
+        self._failure_rate = settings.failed_key_limit
         self._metrics = metrics
 
     def authenticate(self, asgi_scope: AsgiScope) -> Visitor:
         """Raises Unauthenticated where a key is needed and none, or none that is known, was sent."""
         if not self._keys.is_required:
             client = asgi_scope.get("client")
-            return Visitor(identity=f"client:{client[0] if client else 'unknown'}")
+            return Visitor(identity=f"client:{client_network(client[0]) if client else 'unknown'}")
         key = presented_key(asgi_scope["headers"])
-        visitor = self._keys.find(key) if key else None
+        visitor = self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
         if visitor is None:
             self._metrics.rejected.labels("unauthenticated").inc()
             problem = "This key is not known." if key else "A key is needed, as `Authorization: Bearer KEY`."
@@ -167,6 +170,17 @@ class Access:
             service, _, level = permission.partition(":")
             scopes = f"{service!r} or {permission!r}" if level else repr(permission)
             raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scopes}.", code="missing_scope")
+
+    async def count_failure(self, asgi_scope: AsgiScope) -> None:
+        """Count a failed authentication against its client's limit. Raises RateLimited."""
+        if self._failure_rate is None:
+            return
+        client = asgi_scope.get("client")
+        try:
+            await self._limits.take_locally(client_network(client[0]) if client else "unknown", self._failure_rate)
+        except RateLimited:
+            self._metrics.rejected.labels("rate_limit").inc()
+            raise
 
     async def count(self, visitor: Visitor) -> Allowance | None:
         """Count the request against its key's limit; None where it has none. Raises RateLimited."""

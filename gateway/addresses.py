@@ -172,7 +172,7 @@ class Addresses:
         ]
 
     def choose(self, avoid: Address | None = None) -> Lease | None:
-        """The usable address with the fewest outstanding requests, any of several; None where all hang or there is none.
+        """The usable address with the fewest outstanding requests, any of several; None where none answers.
 
         One that says it is not ready (loading, draining), and `avoid`, are taken only where there is no other.
         Where all are ejected, the one whose time is over soonest is tried: an answer that may fail is better than

@@ -87,6 +87,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
                 lambda: _beside(lambda: _keep_up(upstreams, settings), "addresses", health),
             ],
             warm_up=look_up_and_probe,
+            needs_key=keys.is_required,
         ),
     )
     # The framework's own document knows the gateway alone; the directory serves the merged one in its place.

@@ -37,6 +37,12 @@ REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
+        # Judged by the gateway, for itself.
+        b"origin",
+        b"sec-fetch-dest",
+        b"sec-fetch-mode",
+        b"sec-fetch-site",
+        b"sec-fetch-user",
         CLIENT_HEADER,
         TENANT_HEADER,
         KEY_NAME_HEADER,

@@ -15,6 +15,7 @@ from gateway.access import KeyFile, digest, new_key, read_key_file
 from gateway.settings import KeyRecord
 from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import write_durably
+from services.core.printable import printable
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
 
@@ -30,7 +31,7 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="predict, generate, embed or score, each also with :read, :write or :admin; metrics; admin; repeatable."
+            help="predict, generate, embed or score, each also with :read, :write, :admin; metrics; admin. Repeatable."
         ),
     ],
     rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,
@@ -59,7 +60,7 @@ def list_keys(file: FileOption = DEFAULT_FILE) -> None:
     for record in _read(file.expanduser()):
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
-        typer.echo(f"{record.name}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
+        typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
 
 
 @app.command()
@@ -100,5 +101,5 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    typer.echo(reason, err=True)
+    typer.echo(printable(reason), err=True)
     raise typer.Exit(1)

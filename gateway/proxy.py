@@ -13,7 +13,7 @@ from gateway.rate_limits import Allowance
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
 from gateway.settings import Service
 from gateway.upstream import Upstream, UpstreamRequest
-from services.core.errors import Overloaded
+from services.core.errors import Overloaded, Unauthenticated
 
 
 class Proxy:
@@ -36,17 +36,23 @@ class Proxy:
             await self.app(scope, receive, send)
             return
         path: str = scope["path"]
-        visitor = self.access.authenticate(scope)
+        try:
+            visitor = self.access.authenticate(scope)
+        except Unauthenticated:
+            await self.access.count_failure(scope)
+            raise
         route = self.routes.find(path)
+        if route is not None:
+            scope["route"] = route
+        # Before all that may refuse the request: a refusal costs its share too.
+        allowance = await self.access.count(visitor)
         if route is None:
             if path in OWN_SCOPES:
                 self.access.authorize(visitor, OWN_SCOPES[path])
             await self.app(scope, receive, send)
             return
-        scope["route"] = route
         self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
-        allowance = await self.access.count(visitor)
         await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
 
     async def _forward(

@@ -86,7 +86,7 @@ class GatewaySettings(ProcessSettings):
     unanswered_probes: int = Field(
         5,
         gt=0,
-        description="Such questions in a row without an answer in time, after which an instance counts as hung.",
+        description="Such questions in a row left unanswered, after which an instance counts as hung.",
     )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
@@ -115,10 +115,22 @@ class GatewaySettings(ProcessSettings):
         None,
         description="Requests that a key (without keys: a client address) may send, as `600/minute`; unset, any.",
     )
+    failed_key_limit: str | None = Field(
+        "60/minute",
+        description="Requests without a key that is known that a client address may send; what comes after them is "
+        "answered 429. Where no key is needed it has no effect.",
+    )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Addresses or networks of the proxies in front, separated by commas: from them alone "
         "`X-Forwarded-For` tells a client's address.",
+    )
+    client_connection_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the connections that one client address may have open; 1: all. Without effect behind "
+        "`trusted_proxies`, whose connections are everybody's.",
     )
     rate_limit_timeout_s: float = Field(
         0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
@@ -147,10 +159,10 @@ class GatewaySettings(ProcessSettings):
             ip_network(proxy)  # raises ValueError that quotes what is none
         return proxies
 
-    @field_validator("rate_limit")
+    @field_validator("rate_limit", "failed_key_limit")
     @classmethod
     def check_rate(cls, rate: str | None) -> str | None:
-        return rate if rate is None else parse_rate(rate)
+        return parse_rate(rate) if rate else None
 
     def urls(self) -> dict[Service, tuple[str, ...]]:
         """Base URLs by service; a service without any is one that this deployment does not have."""

@@ -18,6 +18,7 @@ from gateway.admission import Gate, RetryBudget
 from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
 from services.core.admission import PLACES_HEADER
+from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
@@ -206,6 +207,10 @@ class Upstream:
                 trace_request_ctx=attempt,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as refused:
+            if is_exhaustion(refused):
+                # It says nothing of the service.
+                report_exhaustion("upstream")
+                raise out_of_descriptors() from None
             # The client is told that nobody answers; that a certificate did not match is the operator's to know.
             log.warning("connection_refused", address=address.url, reason=type(refused).__name__)
             self.addresses.failed(address)
@@ -299,7 +304,10 @@ class Upstream:
         except TimeoutError:
             address.is_ready = False
             self.addresses.left_unanswered(address)
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, OSError) and is_exhaustion(error):
+                report_exhaustion("probe")
+                return
             address.is_ready = False
             self.addresses.answered(address)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.printable import printable
 from services.core.settings import ServiceSettings
 from services.core.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
@@ -33,7 +34,7 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except StoreError as error:
-            typer.echo(f"fovea store: {error}", err=True)
+            typer.echo(f"fovea store: {printable(str(error))}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -248,16 +249,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _printable(text: str) -> str:
-    """Control characters as escapes: a manifest is another's text, and a terminal would obey it."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-
-
 def _report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
     if as_json:
         _print_json(content)
     else:
-        typer.echo(sentence)
+        typer.echo(printable(sentence))
 
 
 def _print_json(content: Any) -> None:
@@ -267,7 +263,7 @@ def _print_json(content: Any) -> None:
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(escape(_printable(cell)) for cell in row))
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
     # Piped, a terminal's width means nothing: ids and digests stay whole.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)

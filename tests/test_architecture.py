@@ -440,7 +440,12 @@ ROOMS = (
     *(
         Room(
             f"services/*/collections/{stem}.py",
-            ("services.core.durable_files", "services.core.errors", "services.{service}.collections"),
+            (
+                "services.core.caller",
+                "services.core.durable_files",
+                "services.core.errors",
+                "services.{service}.collections",
+            ),
             (*HEAVY, *WEB, "structlog"),
         )
         for stem in (
@@ -472,10 +477,12 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Where whatever is raised must be caught: a batch is retried in halves, a request gets its answer, a checkpoint
-# that does not load is refused while the old one serves on, work done for somebody else fails for them, indexing
-# goes on, and a chat template that fails refuses its conversation.
+# that does not load is refused while the old one serves on, work done for somebody else fails for them, indexing goes
+# on, a collection that can't be opened leaves the others alone, and a chat template that fails refuses its
+# conversation.
 CATCH_ALL = {
     "services/embed/collections/collection.py",
+    "services/embed/collections/open_collections.py",
     "services/generate/template_worker.py",
     *(
         f"services/core/{stem}.py"

@@ -67,9 +67,9 @@ def padded_cost(items: Sequence[QueuedItem[Any]]) -> int:
 class BatchQueue(Generic[ItemT]):
     """Items in the order of their arrival, a line for each client; `cost` is the sum of their own costs.
 
-    With one client the oldest item is always in the next batch. With several, the one is that was given the least, by
-    cost, since its line began, and the rest of the batch is chosen likewise: fair queueing as the completely fair
-    scheduler of Linux does it. A client that comes anew begins with as little as the least of those that wait.
+    With one client, the oldest item is always in the next batch. With several, the oldest item of the client that was
+    given the least is, by cost, and the rest of the batch is chosen likewise: start-time fair queueing (Goyal, Vin and
+    Cheng, 1996). A client that comes anew begins with as much as the least of those that wait, and so saves nothing up.
     """
 
     def __init__(self, max_batch_size: int) -> None:
@@ -124,9 +124,8 @@ class BatchQueue(Generic[ItemT]):
 
     def cost_ahead(self, client: str, cost: int) -> int:
         """Cost of what is computed before a new request of this client and this cost is: no others' beyond its own."""
-        if len(self._lines) <= 1:
-            return self.cost
-        return min(self.cost, (self.cost_of(client) + cost) * len(self._lines))
+        num_clients = len(self._lines) + (client not in self._lines)
+        return self.cost if num_clients == 1 else min(self.cost, (self.cost_of(client) + cost) * num_clients)
 
     def newest_of_largest(self, share: int) -> Request[Any] | None:
         """The newest request of the client whose items cost the most in sum, if that is more than `share`."""
@@ -143,8 +142,9 @@ class BatchQueue(Generic[ItemT]):
         """Take out the next batch: the item whose turn it is with those nearest to it in length, sorted by length.
 
         It holds as many of the items next in turn as fit under `max_cost` (padded) and the batch size; the first
-        alone where that alone costs more. Where several clients came of late it costs at most `max_shared_cost`, so that
-        none that comes now waits for a larger batch of another's than it must. Expired items leave the queue too. Empty if none is left.
+        alone where that alone costs more. Where several clients came of late it costs at most `max_shared_cost`, so
+        that none that comes now waits for a larger batch of another's than it must. Expired items leave the queue
+        too. Empty if none is left.
         """
         window = self._next_in_turn(now) if len(self._lines) > 1 else self._oldest_wanted(now)
         if not window:

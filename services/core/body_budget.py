@@ -4,8 +4,6 @@ Small bodies pass as they come. Of larger ones a process holds a bounded number 
 waits for its turn, with its body left on the connection.
 """
 
-import asyncio
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import Overloaded, TooLarge
@@ -61,10 +59,10 @@ class BodyBudget:
         """What a body of so many bytes takes its place in."""
         return self._medium if num_bytes <= MEDIUM_BODY_BYTES else self._large
 
-    async def refusal(self, scan: JsonScan) -> TooLarge:
+    def refusal(self, scan: JsonScan) -> TooLarge:
         """The error for a body with too many values."""
         self._rejected.labels("too_large").inc()
-        return await asyncio.to_thread(scan.refusal)
+        return scan.refusal()
 
     def _budget(self, capacity: int) -> FairBudget:
         return FairBudget(capacity, max_waiting=capacity, refusal=self._refusal)
@@ -97,7 +95,7 @@ class _CountedBody:
         if self._scan is not None:
             self._scan.feed(piece)
             if self._scan.is_over:
-                raise await self._owner.refusal(self._scan)
+                raise self._owner.refusal(self._scan)
         return message
 
     def let_go(self) -> None:
@@ -107,8 +105,9 @@ class _CountedBody:
 
     async def _hold(self, num_bytes: int) -> None:
         budget = self._owner.budget_for(num_bytes)
-        await budget.take(num_bytes)
-        self._held = budget, num_bytes
+        amount = min(num_bytes, budget.capacity)
+        await budget.take(amount)
+        self._held = budget, amount
 
 
 def _is_json(scope: Scope) -> bool:

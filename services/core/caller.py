@@ -6,6 +6,8 @@ that is asked directly counts by the peer's address, and has one tenant.
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 from urllib.parse import quote, unquote
 
 from starlette.types import Scope
@@ -39,6 +41,18 @@ class Caller:
         return {str(name, "ascii"): value for name, value in named.items()}
 
 
+@lru_cache(4096)
+def client_network(address: str) -> str:
+    """What one client is counted by: an IPv4 address, or the /64 network that an IPv6 client has to itself."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(ip, IPv6Address):
+        return address
+    return str(ip.ipv4_mapped) if ip.ipv4_mapped else str(ip_network((ip, 64), strict=False))
+
+
 NOBODY = Caller("nobody")
 _current: ContextVar[Caller] = ContextVar("fovea_caller", default=NOBODY)
 
@@ -46,7 +60,7 @@ _current: ContextVar[Caller] = ContextVar("fovea_caller", default=NOBODY)
 def caller_of(scope: Scope) -> Caller:
     """The caller that the gateway names, or the peer."""
     peer = scope.get("client")
-    client = header_of(scope, CLIENT_HEADER) or f"client:{peer[0] if peer else 'unknown'}"
+    client = header_of(scope, CLIENT_HEADER) or f"client:{client_network(peer[0]) if peer else 'unknown'}"
     key_name = header_of(scope, KEY_NAME_HEADER)
     return Caller(client, header_of(scope, TENANT_HEADER) or DEFAULT_TENANT, key_name and unquote(key_name))
 

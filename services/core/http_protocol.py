@@ -8,7 +8,7 @@ import asyncio
 import sys
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +26,8 @@ LINGER_S = 1.0
 MAX_PIPELINED = 64
 # The size in hexadecimal and two line ends; what a chunk has besides is extensions.
 CHUNK_FRAME_BYTES = 20
-MAX_EXTENSION_BYTES = 16 * 1024
+# Chunk extensions and trailers, which nobody reads.
+MAX_UNREAD_BYTES = 16 * 1024
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
@@ -45,8 +46,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         # fields. The second miss white space, the first miss the read in which the request before it ended.
         self._raw_bytes = 0
         self._field_bytes = 0
-        # Of its body, chunk frames counted at their usual size.
+        # Of its body, chunk frames counted at their usual size; and of the fields after it.
         self._body_bytes = 0
+        self._trailer_bytes = 0
         self._num_completed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
@@ -85,8 +87,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             return
         self._raw_bytes = self._raw_bytes + len(piece) if self._num_completed == num_completed else 0
         if self._in_body:
-            if self._is_chunked and self._raw_bytes - self._field_bytes - self._body_bytes > MAX_EXTENSION_BYTES:
-                self._refuse(TooLarge(f"The body's chunk extensions have over {MAX_EXTENSION_BYTES} bytes."))
+            if self._is_chunked and self._raw_bytes - self._field_bytes - self._body_bytes > MAX_UNREAD_BYTES:
+                self._refuse(_too_much_unread())
         elif self._raw_bytes >= MAX_HEAD_BYTES:
             self._refuse(head_too_large())
         elif self._timer is None and (self._in_head or self._raw_bytes):
@@ -100,6 +102,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         # Both line ends, the version, and the spaces between.
         self._field_bytes = len(b" ") + len(b" HTTP/1.1\r\n") + len(b"\r\n")
         self._body_bytes = 0
+        self._trailer_bytes = 0
         self._is_chunked = False
 
     def on_url(self, url: bytes) -> None:
@@ -107,28 +110,31 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._field_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._field_bytes += len(name) + len(value) + len(b": \r\n")
-        if self._field_bytes > MAX_HEAD_BYTES:
-            self._fault = head_too_large()
-            raise self._fault
+        num_bytes = len(name) + len(value) + len(b": \r\n")
         if self._in_head:
+            self._field_bytes += num_bytes
             super().on_header(name, value)
             self._is_chunked = self._is_chunked or self.headers[-1][0] == b"transfer-encoding"
+            if self._field_bytes > MAX_HEAD_BYTES:
+                self._stop(head_too_large())
+            return
         # A field after the body is dropped: it must not pass for one of the head, which others have looked at.
+        self._trailer_bytes += num_bytes
+        if self._trailer_bytes > MAX_UNREAD_BYTES:
+            self._stop(_too_much_unread())
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._cancel_timer()
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self._field_bytes += len(method)
+        if self._field_bytes > MAX_HEAD_BYTES:
+            self._stop(head_too_large())
+        is_upgrade = self.parser.should_upgrade()
         try:
-            if self._field_bytes > MAX_HEAD_BYTES:
-                raise head_too_large()
-            is_upgrade = self.parser.should_upgrade()
             has_body = check_head(method, version, self.url, self.headers, is_upgrade=is_upgrade)
         except FoveaError as fault:
-            self._fault = fault
-            raise  # the parser makes it its own, so that uvicorn goes no further
+            self._stop(fault)
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
         # RFC 9110, 10.1.1: nobody waits for it without a body, and HTTP/1.0 does not know it.
@@ -147,8 +153,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body = False
         self._num_completed += 1
-        if self.parser.should_upgrade() or len(self.pipeline) >= MAX_PIPELINED:
-            # After an upgrade the parser takes the next bytes for the start of a request, whatever they are.
+        is_over = self.parser.should_upgrade() or not self.parser.should_keep_alive()
+        if is_over or len(self.pipeline) >= MAX_PIPELINED:
+            # What follows an upgrade the parser would take for a request, whatever it is; what follows
+            # `Connection: close`, also in a trailer, it would pass over.
             self.cycle.keep_alive = False
         if not self.cycle.keep_alive:
             self._is_input_over = True
@@ -195,6 +203,11 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             await send(message)
 
         await app(scope, receive, send_and_close)
+
+    def _stop(self, fault: FoveaError) -> NoReturn:
+        """End the parsing that calls from within: the parser makes the error its own, and uvicorn goes no further."""
+        self._fault = fault
+        raise fault
 
     def _is_answering(self) -> bool:
         return self._running is not None and not (self._running.response_complete or self._running.disconnected)
@@ -243,3 +256,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _too_much_unread() -> FoveaError:
+    return TooLarge(f"The body's chunk extensions and trailers have over {MAX_UNREAD_BYTES} bytes.")

@@ -27,7 +27,8 @@ RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 # Shown as 0 from the start, so that the first one is seen as a rise.
 REJECTIONS = (
     "queue_full", "deadline_too_near", "decode_queue_full", "bodies_full", "body_memory_full", "too_large", "slow_body",
-    "draining", "loading", "broken", "unauthenticated", "forbidden", "rate_limit",
+    "draining", "loading", "broken", "unauthenticated", "forbidden", "rate_limit", "foreign_host", "foreign_origin",
+    "connections",
 )  # fmt: skip
 CANCELLATIONS = ("disconnect", "deadline")
 
@@ -137,6 +138,9 @@ class Metrics:
 
     def _create_generation_metrics(self) -> None:
         self.running_items = self._gauge("running_items", "Items in the running batch, which take part in every step.")
+        self.preemptions = self._counter(
+            "preemptions", "Times that a running item gave its place to others, to be taken up again later."
+        )
         self.time_to_first_token_seconds = self._histogram(
             "time_to_first_token_seconds", "From a request's place in the queue to its first token.", SECONDS_BUCKETS
         )

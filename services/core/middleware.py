@@ -16,8 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.core.admission import Admission
 from services.core.body_budget import BodyBudget
 from services.core.body_pace import BodyPace
+from services.core.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
+from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
 from services.core.error_responses import error_headers, render_error
 from services.core.errors import (
     FoveaError,
@@ -42,9 +44,14 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 
 
 def http_middleware(
-    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = ()
+    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
 ) -> list[Middleware]:
-    """From the socket inwards. `paths` are the route templates that also answer under their other spelling."""
+    """From the socket inwards. `paths` are the route templates that also answer under their other spelling.
+
+    Where requests need a key, which no browser adds by itself, their origin does not matter.
+    """
+    hosts, origins = settings.allowed_hosts, settings.allowed_origins
+    checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
     # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
     for_services = (
         [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
@@ -55,7 +62,10 @@ def http_middleware(
         Middleware(RequestIdentity, health=health),
         Middleware(AccessLog),
         Middleware(RequestMetrics, metrics=metrics),
+        *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
+        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
+        *([] if needs_key else [Middleware(OriginCheck, allowed=origins, metrics=metrics)]),
         Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
@@ -107,6 +117,9 @@ class RequestIdentity:
                 exchange.content_type = present.get(b"content-type", b"")
                 if b"x-request-id" not in present:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
+                if b"x-content-type-options" not in present:
+                    # A browser shows what it is told the body is, and does not guess.
+                    headers.append((b"x-content-type-options", b"nosniff"))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
                 if timing.stages and not timing.is_private:
@@ -225,6 +238,10 @@ class ErrorResponses:
             if is_out_of_memory(error):
                 self.log.exception("out of memory")
                 await self._answer(no_memory(), scope, send)
+                return
+            if isinstance(error, OSError) and is_exhaustion(error):
+                report_exhaustion("request")
+                await self._answer(out_of_descriptors(), scope, send)
                 return
             self.log.exception("unhandled exception")
             request_id = exchange_of(scope).request_id

@@ -125,7 +125,7 @@ class Places:
 
     def _most_for_one(self) -> int:
         num_clients = max(len(self._clients), self._num_before, 1)
-        return max(1, self.limit // LEAST_SHARE, self.limit // num_clients)
+        return max(1, self.limit // LEAST_SHARE, math.ceil(self.limit / num_clients))
 
     def _note(self, client: str) -> None:
         if (now := self._clock()) >= self._period_ends:
@@ -148,7 +148,8 @@ class Places:
             return await waiter.place
         except asyncio.CancelledError:
             if waiter.place.cancelled():
-                self._remove(client, waiter)
+                if waiter in self._lines.get(client, ()):
+                    self._remove(client, waiter)
             elif waiter.place.exception() is None:
                 # The place came in the same turn of the loop as the cancellation.
                 self._release(waiter.place.result())

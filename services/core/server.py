@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TypeVar
 
@@ -17,9 +18,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from services.core.candidates import is_loading
+from services.core.connections import ConnectionLimits, LimitedProtocol, most_connections
+from services.core.descriptors import check_descriptors, raise_limit
 from services.core.handshakes import begin_no_more
 from services.core.health import Health
-from services.core.http_protocol import BoundedHeadProtocol
 from services.core.logs import configure_logging
 from services.core.settings import ProcessSettings
 
@@ -31,6 +33,7 @@ ACCEPT_GRACE_S = 0.1
 # What closing takes once all connections are gone; then the process is ended by force.
 EXIT_GRACE_S = 10.0
 BACKLOG = 2048
+TICKS_PER_S = 10  # uvicorn's
 # Turns of the event loop. One may end before its sockets are asked, the next reads what has come, one more acts on it.
 TURNS_TO_READ = 3
 # uvloop accepts one connection a turn, and so many may wait.
@@ -39,21 +42,25 @@ TURNS_TO_ACCEPT = BACKLOG + TURNS_TO_READ
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
 
-def run(create: Callable[[SettingsT], Starlette], settings: SettingsT) -> int:
+def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client_share: float = 1.0) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status: 0 after a drain, 1 where starting up failed.
 
     A process that is stuck is ended EXIT_GRACE_S after its drain must be over, with status 1.
 
-    `create` makes the application, with its `Health` in `app.state.health`. The address is bound first, so that a
-    port that is taken is told before a checkpoint is loaded: SystemExit with one sentence.
+    `create` makes the application, with its `Health` and `Metrics` in `app.state`. One client may have `client_share`
+    of the connections. The address is bound first, so that a port that is taken is told before a checkpoint is loaded:
+    SystemExit with one sentence.
     """
     configure_logging(settings)
+    descriptors = raise_limit()
     listener = _bind(settings)
     app = create(settings)
+    most = most_connections(settings.max_connections, descriptors)
+    limits = ConnectionLimits(most, client_share, app.state.metrics)
     server = DrainingServer(
         uvicorn.Config(
             app,
-            http=BoundedHeadProtocol,
+            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type] # which uvicorn only calls
             lifespan="on",
             ws="none",
             log_config=None,
@@ -124,6 +131,8 @@ class DrainingServer(uvicorn.Server):
             self._health.begin_drain()
             self._must_end()
             return True
+        if counter % TICKS_PER_S == 0:
+            check_descriptors()
         return await super().on_tick(counter)
 
     def _must_end(self) -> None:

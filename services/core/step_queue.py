@@ -1,5 +1,9 @@
 """What waits for a place in a running batch, and the stream in which its events come back.
 
+Of all that wait, the first item of the client with the fewest places goes first, of these the one that was served
+least (the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). With one
+client that is the order of arrival.
+
 A `Call` and its `Stream` belong to the event loop; `is_settled` is read on the compute thread too. A `Work` belongs
 to whoever took it out of the queue, which any thread may use.
 """
@@ -9,7 +13,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from services.core.errors import DeadlineExceeded, FoveaError
@@ -20,6 +24,8 @@ EventT = TypeVar("EventT")
 
 # Throughput is that of about the last half minute of computing.
 THROUGHPUT_MEMORY_S = 30.0
+# From so many clients on, those are forgotten who were served no more than others.
+MAX_REMEMBERED_CLIENTS = 4096
 
 
 class Event(NamedTuple, Generic[EventT]):
@@ -54,15 +60,24 @@ class Call(Generic[EventT]):
 
 
 class Work(Generic[ItemT, EventT]):
-    """An item on its way; `began_at` is when it was given its place."""
+    """An item on its way, for which its client is charged `cost`.
 
-    __slots__ = ("began_at", "call", "cost", "item")
+    `began_at` is when it was given its place, `runs_since` when it was last given one, `waits_since` when it last began
+    to wait. `has_come` tells whether an event of it was given to the client, which then waits for the others.
+    """
 
-    def __init__(self, item: ItemT, cost: int, call: Call[EventT]) -> None:
+    __slots__ = ("began_at", "call", "client", "cost", "counted_steps", "has_come", "item", "runs_since", "waits_since")
+
+    def __init__(self, item: ItemT, cost: int, call: Call[EventT], client: str = "") -> None:
         self.item = item
         self.cost = cost
         self.call = call
+        self.client = client
         self.began_at = math.inf
+        self.runs_since = math.inf
+        self.waits_since = call.queued_at
+        self.has_come = False
+        self.counted_steps = 0  # the number of the last step that its client was charged for
 
     def is_wanted(self, now: float) -> bool:
         """Whether somebody still waits for it."""
@@ -104,65 +119,198 @@ class Stream(Generic[EventT]):
         self._call.outbox.put_nowait(None)
 
 
+class _Line(Generic[ItemT, EventT]):
+    """What waits of one client, in order; `served` is what the client was charged since others waited, too."""
+
+    __slots__ = ("cost", "served", "work")
+
+    def __init__(self, served: float) -> None:
+        # Work leaves at the front, comes back there, and leaves anywhere; all are cheap in this kind of dict only.
+        self.work: OrderedDict[Work[ItemT, EventT], None] = OrderedDict()
+        self.cost = 0
+        self.served = served
+
+    @property
+    def first(self) -> Work[ItemT, EventT]:
+        return next(iter(self.work))
+
+    def waits_since(self) -> float:
+        """Since when the oldest has waited. What has begun stands in front, and waits since it lost its place."""
+        oldest = math.inf
+        for work in self.work:
+            oldest = min(oldest, work.waits_since)
+            if not work.has_come:
+                break
+        return oldest
+
+
 class StepQueue(Generic[ItemT, EventT]):
-    """Work in the order of its arrival, and whether anybody is going to look at it; safe to use on any thread."""
+    """Work in fair order, and whether anybody is going to look at it; safe to use on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cost = 0
-        # Work leaves at the front, comes back there, and leaves anywhere; all are cheap in this kind of dict only.
-        self._work: OrderedDict[Work[ItemT, EventT], None] = OrderedDict()
+        self._size = 0
+        self._lines: dict[str, _Line[ItemT, EventT]] = {}  # by client; none is empty
+        self._served: dict[str, float] = {}  # of clients none of whose work waits just now
         self._has_looker = False
 
     def __len__(self) -> int:
-        return len(self._work)
+        return self._size
 
     @property
     def cost(self) -> int:
         """The sum of what waits."""
         return self._cost
 
+    def cost_ahead(self, client: str, num_places: int) -> float:
+        """What is served ahead of an item of average cost that this client adds now.
+
+        Nothing, if nothing else of it waits and there is one of so many places for each client that waits.
+        """
+        with self._lock:
+            if client not in self._lines and len(self._lines) < num_places:
+                return 0.0
+            own = self._lines[client].cost if client in self._lines else 0
+            share = own + self._cost / max(1, self._size)
+            return own + sum(min(line.cost, share) for name, line in self._lines.items() if name != client)
+
+    def waits_since(self) -> float:
+        """Since when the oldest waits, a reading of `time.monotonic()`; infinity where nothing does."""
+        with self._lock:
+            return min((line.waits_since() for line in self._lines.values()), default=math.inf)
+
     def add(self, work: Work[ItemT, EventT]) -> bool:
         """Returns whether the caller has to see to it that somebody looks: until `leave`, only the first one has."""
         with self._lock:
-            self._work[work] = None
-            self._cost += work.cost
+            self._insert(work)
             needs_looker, self._has_looker = not self._has_looker, True
         return needs_looker
 
     def leave(self, *, will_return: bool) -> bool:
         """Whoever looks has done so. Returns whether he must come back: as he wants to, or for what waits."""
         with self._lock:
-            self._has_looker = will_return or bool(self._work)
+            self._has_looker = will_return or bool(self._size)
             return self._has_looker
 
-    def put_back(self, work: Work[ItemT, EventT]) -> None:
-        """To the front."""
+    def next(self, places: Mapping[str, int], without: Container[str] = ()) -> Work[ItemT, EventT] | None:
+        """What is to be admitted next, where clients have so many places (none where they are not named).
+
+        None where nothing waits but of the clients `without`.
+        """
         with self._lock:
-            self._work[work] = None
-            self._work.move_to_end(work, last=False)
-            self._cost += work.cost
+            waiting = (
+                (places.get(client, 0), line.served, number, line)
+                for number, (client, line) in enumerate(self._lines.items())
+                if client not in without
+            )
+            first = min(waiting, default=None)
+            return first[-1].first if first is not None else None
+
+    def take(self, work: Work[ItemT, EventT]) -> bool:
+        """Take one out to be admitted, which its client is charged for; False if it was not there (any more)."""
+        with self._lock:
+            if not self._remove(work):
+                return False
+            if not work.has_come:
+                self._charge(work.client, work.cost)
+            return True
+
+    def put_back(self, work: Work[ItemT, EventT]) -> None:
+        """To the front of its client's, who gets back what was charged for it if nothing of it has come."""
+        with self._lock:
+            self._insert(work)
+            line = self._lines[work.client]
+            line.work.move_to_end(work, last=False)
+            if not work.has_come:
+                line.served = max(0.0, line.served - work.cost)
+
+    def served(self, client: str) -> float:
+        """What a client was charged since others waited; infinity for one that has not waited since."""
+        with self._lock:
+            line = self._lines.get(client)
+            return self._served.get(client, math.inf) if line is None else line.served
+
+    def charge(self, client: str, cost: float) -> None:
+        """Note that a client was served so much."""
+        with self._lock:
+            self._charge(client, cost)
 
     def discard(self, work: Work[ItemT, EventT]) -> bool:
         """Take one out; False if it was not there (any more)."""
         with self._lock:
-            if work not in self._work:
-                return False
-            del self._work[work]
-            self._cost -= work.cost
-            return True
+            return self._remove(work)
 
     def clear(self) -> list[Work[ItemT, EventT]]:
-        """Take all out."""
+        """Take out all of which nothing has come."""
         with self._lock:
-            work = list(self._work)
-            self._work.clear()
-            self._cost = 0
-        return work
+            cleared = [work for line in self._lines.values() for work in line.work if not work.has_come]
+            for work in cleared:
+                self._remove(work)
+        return cleared
 
-    def oldest(self) -> Work[ItemT, EventT] | None:
+    def in_the_way(self, client: str, cost: int, max_cost: int, max_size: int) -> list[Work[ItemT, EventT]] | None:
+        """What must leave so that an item of this client has its place, the latest of the clients that have most.
+
+        None where another would have to leave whose client has no more than this one would. What has begun stays.
+        """
         with self._lock:
-            return next(iter(self._work), None)
+            costs = {name: line.cost for name, line in self._lines.items()}
+            latest = {name: self._latest(line) for name, line in self._lines.items()}
+            own, total, size = costs.get(client, 0) + cost, self._cost, self._size
+            leaving: list[Work[ItemT, EventT]] = []
+            while total and (total + cost > max_cost or size >= max_size):
+                largest = max(costs, key=costs.__getitem__)
+                work = next(latest[largest], None)
+                if work is None or costs[largest] <= own:
+                    return None
+                leaving.append(work)
+                costs[largest] -= work.cost
+                total, size = total - work.cost, size - 1
+            return leaving
+
+    def _latest(self, line: _Line[ItemT, EventT]) -> Iterator[Work[ItemT, EventT]]:
+        return (work for work in reversed(line.work) if not work.has_come)
+
+    def _insert(self, work: Work[ItemT, EventT]) -> None:
+        if work.client not in self._lines:
+            least = min((line.served for line in self._lines.values()), default=None)
+            if least is None:  # nobody competes: what anybody was served before counts no more
+                self._served.clear()
+                least = 0.0
+            # whoever asked for nothing has saved nothing up
+            self._lines[work.client] = _Line(max(least, self._served.pop(work.client, 0.0)))
+        line = self._lines[work.client]
+        line.work[work] = None
+        line.cost += work.cost
+        self._cost += work.cost
+        self._size += 1
+
+    def _remove(self, work: Work[ItemT, EventT]) -> bool:
+        line = self._lines.get(work.client)
+        if line is None or work not in line.work:
+            return False
+        del line.work[work]
+        line.cost -= work.cost
+        self._cost -= work.cost
+        self._size -= 1
+        if not line.work:
+            del self._lines[work.client]
+            self._served[work.client] = line.served
+            self._forget_some()
+        return True
+
+    def _charge(self, client: str, cost: float) -> None:
+        if client in self._lines:
+            self._lines[client].served += cost
+        elif client in self._served:
+            self._served[client] += cost
+
+    def _forget_some(self) -> None:
+        """Clients who were served no more than those that wait begin with the least of these anyway."""
+        if len(self._served) > MAX_REMEMBERED_CLIENTS:
+            least = min((line.served for line in self._lines.values()), default=math.inf)
+            self._served = {client: served for client, served in self._served.items() if served > least}
 
 
 class Throughput:

@@ -1,14 +1,15 @@
 """Continuous batching on the compute thread: items join and leave a running batch at every step.
 
 An item is answered by a stream of events. At each turn of the compute thread those that nobody wants any more are
-dropped, those that wait are admitted in the order of their arrival while there is room, and the engine makes one step
-for all that run; of what items need ahead of their steps and what takes long, it does a bounded piece. Each turn is
+dropped, those that wait are admitted while there is room, clients in turn, and the engine makes one step for all that
+run; of what items need ahead of their steps and what takes long, it does a bounded piece. Each turn is
 taken behind whatever else waits for the thread. There is no timer and no polling, so an idle Stepper costs nothing.
 
 Calls and their streams belong to the event loop, the running batch to the compute thread; between them lies the queue.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,24 +21,36 @@ import structlog
 
 from services.core.batch_run import CostBudget
 from services.core.batching import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S
+from services.core.caller import current_caller
 from services.core.compute import ComputeThread
 from services.core.deadlines import Deadlines
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 from services.core.step_queue import Call, StepQueue, Stream, Work
-from services.core.step_run import Outcome, SteppingEngine, StepRunner
+from services.core.step_run import Outcome, StepRunner
+from services.core.stepping_engine import SteppingEngine
 
 ItemT = TypeVar("ItemT")
 EventT = TypeVar("EventT")
 
+# Requests are refused for the time that they would wait only where it is more than this share of the time that one
+# typically runs, and than so many seconds, and more of them are here than this: some clients send that many at once.
+MAX_WAIT_SHARE = 0.5
+MIN_MAX_WAIT_S = 0.5
+MIN_IN_FLIGHT = 32
+
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Costs in the engine's own unit (e.g. tokens): of what one turn admits, and in sum of what may wait."""
+    """Costs in the engine's own unit (e.g. tokens): of what one turn admits, and in sum of what may wait.
+
+    `max_wait_s` bounds the wait that a request may expect, which is less where items run for a short time only.
+    """
 
     max_admit_cost: int
     max_queue_cost: int
     max_queue_size: int
+    max_wait_s: float = math.inf
 
 
 class Stepper(Generic[ItemT, EventT]):
@@ -88,24 +101,42 @@ class Stepper(Generic[ItemT, EventT]):
     @property
     def oldest_queued_s(self) -> float:
         """Seconds that the oldest waiting item has waited, 0 if none waits."""
-        oldest = self._queue.oldest()
-        return time.monotonic() - oldest.call.queued_at if oldest is not None else 0.0
+        return max(0.0, time.monotonic() - self._queue.waits_since())
+
+    def check_wait(self, deadline: float | None = None) -> None:
+        """Raises Overloaded where an item that the caller submitted now would wait too long, or behind its deadline.
+
+        Costs next to nothing: it is for the time before an item is made. `deadline` is as in `submit`.
+        """
+        self._refuse_if_closed()
+        rate = self._runner.full_throughput.cost_per_s
+        if not rate or not len(self._queue):
+            return
+        num_running = len(self._runner.running)
+        wait_s = self._queue.cost_ahead(current_caller().client, num_running) / rate
+        max_wait_s = min(self._limits.max_wait_s, max(MIN_MAX_WAIT_S, MAX_WAIT_SHARE * self._runner.typical_s))
+        if deadline is not None and time.monotonic() + wait_s >= deadline:
+            raise self._refusal("The request would wait longer than its deadline.", wait_s)
+        if wait_s > max_wait_s and len(self._queue) + num_running > MIN_IN_FLIGHT:
+            raise self._refusal("The request would wait too long.", wait_s)
 
     def submit(self, item: ItemT, *, cost: int, deadline: float | None = None) -> Stream[EventT]:
-        """Ask for an item's events; they come whether the stream is read or not.
+        """Ask for an item's events, on behalf of the caller; they come whether the stream is read or not.
 
         At `deadline` (a reading of `time.monotonic()`) the item is dropped. Raises Overloaded where the queue is
-        full, draining or broken, ValueError for a cost under 1 and for an item that is still being answered. An item
-        that costs more than the whole queue may hold is taken only by an empty one.
+        draining, broken or full, but for what clients with more have waiting there: that is refused in its place.
+        Raises ValueError for a cost under 1 and for an item that is still being answered. An item that costs more than
+        the whole queue may hold is taken only by an empty one.
         """
         if cost < 1:
             raise ValueError(f"cost is {cost}: an item that costs nothing would pass every bound")
         if id(item) in self._outstanding:
             raise ValueError("the item is being answered already")
         self._refuse_if_closed()
-        self._refuse_if_full(cost)
+        client = current_caller().client
+        self._make_place(client, cost)
         call: Call[EventT] = Call(deadline)
-        call.work = Work(item, cost, call)
+        call.work = Work(item, cost, call, client)
         self._outstanding[id(item)] = call
         self._is_idle.clear()
         self._deadlines.watch(call)
@@ -119,7 +150,7 @@ class Stepper(Generic[ItemT, EventT]):
         await self._is_idle.wait()
 
     async def close(self) -> None:
-        """Refuse new items, fail those that wait with Overloaded, and return when those that run have ended."""
+        """Refuse new items, fail those that wait with Overloaded, and return when those that had begun have ended."""
         self._is_draining = True
         for work in self._queue.clear():
             self._end(work.call, Overloaded("The service stopped before it came to this request."), "failed")
@@ -140,15 +171,18 @@ class Stepper(Generic[ItemT, EventT]):
             self._metrics.rejected.labels("draining").inc()
             raise Overloaded("The service is shutting down.", code="draining")
 
-    def _refuse_if_full(self, cost: int) -> None:
-        waiting_cost = self._queue.cost
-        has_room = len(self._queue) < self._limits.max_queue_size
-        if not waiting_cost or (has_room and waiting_cost + cost <= self._limits.max_queue_cost):
-            return
-        self._metrics.rejected.labels("queue_full").inc()
+    def _make_place(self, client: str, cost: int) -> None:
+        leaving = self._queue.in_the_way(client, cost, self._limits.max_queue_cost, self._limits.max_queue_size)
         rate = self._runner.throughput.cost_per_s
-        retry_after_s = min(MAX_RETRY_AFTER_S, waiting_cost / rate) if rate else FIRST_RETRY_AFTER_S
-        raise Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+        wait_s = self._queue.cost / rate if rate else FIRST_RETRY_AFTER_S
+        if leaving is None:
+            raise self._refusal("Too many requests are waiting.", wait_s)
+        for work in leaving:
+            self._end(work.call, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
+
+    def _refusal(self, message: str, wait_s: float) -> Overloaded:
+        self._metrics.rejected.labels("queue_full").inc()
+        return Overloaded(message, code="queue_full", retry_after_s=min(MAX_RETRY_AFTER_S, wait_s))
 
     def _expire(self, call: Call[EventT]) -> None:
         self._end(call, DeadlineExceeded("The deadline passed before the answer was complete."), "deadline")
@@ -207,7 +241,7 @@ class Stepper(Generic[ItemT, EventT]):
         for outcomes in self._runner.take_turn():
             if outcomes:
                 self._on_loop(partial(self._deliver, outcomes))
-        if self._queue.leave(will_return=bool(self._runner.running)):
+        if self._queue.leave(will_return=self._runner.must_return):
             self._thread.post(self._take_turn)  # behind the turns of others
 
     def _on_loop(self, call: Callable[[], None]) -> None:

@@ -86,7 +86,9 @@ def _follow(
         max_running=settings.max_running,
         prefix_cache_bytes=settings.prefix_cache_bytes,
     )
-    limits = StepLimits(settings.max_batch_cost, settings.max_queue_cost, settings.max_waiting)
+    limits = StepLimits(
+        settings.max_batch_cost, settings.max_queue_cost, settings.max_waiting, max_wait_s=settings.max_wait_s
+    )
 
     def load(directory: Path, manifest: Manifest) -> GenerateEngine:
         if manifest.kind != CHECKPOINT_KIND:

@@ -49,7 +49,7 @@ Event = tuple[Item, Outcome, bool]
 class GenerateEngine:
     """Runs one checkpoint; what computes runs on one thread at a time, `prepare_*` and `cost` on any.
 
-    A SteppingEngine of `services.core.step_run`. A generation's outcomes are Progress, a job's is one Ranking.
+    A SteppingEngine of `services.core.stepping_engine`. A generation's outcomes are Progress, a job's is one Ranking.
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:

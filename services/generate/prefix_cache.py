@@ -39,9 +39,9 @@ class Prefix:
 class PrefixCache:
     """Prefixes of at most `max_bytes` together; the one that was not used for longest goes first.
 
-    What is kept stands in the order of its tenant and of its tokens' bytes, where sequences that begin alike are neighbours: whichever
-    shares most with given tokens stands next to where those would stand, however many are kept, and also where all of
-    them begin with one template. None that is kept begins with another.
+    What is kept stands in the order of its tenant and of its tokens' bytes, where sequences that begin alike are
+    neighbours: whichever shares most with given tokens stands next to where those would stand, however many are kept,
+    and also where all of them begin with one template. None that is kept begins with another of its tenant.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -56,11 +56,13 @@ class GenerateService:
     def lease(self, request: Request, model: str | None) -> Iterator[ServedGenerate]:
         """The version that answers this request, whose name goes into the response's headers.
 
-        Raises NotFound for a model that is not the served one, Overloaded while there is none.
+        Raises NotFound for a model that is not the served one, Overloaded while there is none, and where the request
+        would wait too long: nothing was done for it then.
         """
         with self.checkpoint.lease() as served:
             request.state.model = f"{served.name}@{served.version}"
             self.checkpoint.check_model(served, model)
+            served.batcher.check_wait(request.state.deadline)
             yield served
 
     async def prepare(self, request: Request, work: Callable[[], T]) -> T:

@@ -31,6 +31,7 @@ from services.score.pairing import PairItem, Similarities, Weights
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_CAPTIONS = 8
+MAX_INLINE_CHARACTERS = 8 * 1024
 # What a thread tokenises at a time; between two of them a request may be given up.
 TOKENISED_AT_ONCE = 128
 
@@ -188,7 +189,8 @@ class Scorer:
             return texts
 
         began = time.perf_counter()
-        if len(call.captions) <= MAX_INLINE_CAPTIONS:
+        is_short = sum(len(caption.text) for caption in call.captions) <= MAX_INLINE_CHARACTERS
+        if is_short and len(call.captions) <= MAX_INLINE_CAPTIONS:
             texts = tokenise(call.captions)
         else:
             texts = []

@@ -208,8 +208,11 @@ if __name__ == "__main__":
     server.EXIT_GRACE_S = arguments.pop("exit_grace_s", server.EXIT_GRACE_S)
     warm_up = {None: None, "fails": fail_to_warm_up, "hangs": load_for_ever}[arguments.pop("warm_up", None)]
     resources = [stuck_compute_thread] if arguments.pop("is_stuck", False) else []
+    share = arguments.pop("client_share", 1.0)
     raise SystemExit(
         server.run(
-            lambda settings: create(settings, warm_up=warm_up, resources=resources), ProcessSettings(**arguments)
+            lambda settings: create(settings, warm_up=warm_up, resources=resources),
+            ProcessSettings(**arguments),
+            client_share=share,
         )
     )

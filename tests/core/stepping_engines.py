@@ -44,21 +44,29 @@ class CountingEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.fault: Callable[[str, Sequence[Item]], None] = lambda what, items: None
+        self.num_lacking: Callable[[list[Item]], int] = lambda items: 0
+        self.paused: dict[Item, int] = {}
+        self.pauses: list[str] = []
 
     @property
     def num_running(self) -> int:
         return len(self.running)
 
-    def has_room(self, items: Sequence[Item]) -> bool:
+    def has_room(self, items: Sequence[Item], without: Sequence[Item] = ()) -> bool:
         self.fault("room", items)
-        return sum(item.size for item in (*self.running, *items)) <= self.room
+        left = [item for item in self.running if item not in without]
+        return sum(item.size for item in (*left, *items)) <= self.room
+
+    def lacking_room(self) -> list[Item]:
+        num_lacking = self.num_lacking(list(self.running))
+        return list(self.running)[:num_lacking]
 
     def admit(self, items: Sequence[Item]) -> Came:
         assert not set(items) & set(self.running), "admitted twice"
         self.admitted.append([item.name for item in items])
-        self.running.update(dict.fromkeys(items, 0))  # and holds them when the fault comes
+        self.running.update({item: self.paused.pop(item, 0) for item in items})  # and holds them when the fault comes
         self._pass_gate("admit", items)
-        self.pieces.update({item: item.num_pieces for item in items if item.num_pieces})
+        self.pieces.update({item: item.num_pieces for item in items if item.num_pieces and not self.running[item]})
         return [self._advance(item) for item in items if item not in self.pieces]
 
     def step(self) -> Came:
@@ -83,8 +91,15 @@ class CountingEngine:
         del self.pieces[item]
         return [self._advance(item)]
 
+    def pause(self, item: Item) -> None:
+        self.pauses.append(item.name)
+        self.pieces.pop(item, None)
+        if number := self.running.pop(item):
+            self.paused[item] = number
+
     def cancel(self, item: Item) -> None:
         self.fault("cancel", [item])
+        self.paused.pop(item, None)
         self.pieces.pop(item, None)
         if self.running.pop(item, None) is not None:
             self.cancelled.append(item.name)

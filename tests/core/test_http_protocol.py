@@ -14,7 +14,6 @@ from tests.core.served_process import ServedProcess
 from tests.gateway.servers import Service, serving
 
 Serve = Callable[..., ServedProcess]
-# Larger than what one read of a socket takes, which may pass uncounted.
 FAR_OVER = MAX_HEAD_BYTES + 2**20
 
 

@@ -22,7 +22,7 @@ def client() -> Iterator[TestClient]:
         return body
 
     parts = AppParts("test", "Test", Metrics("test"), Health(), routers=[router])
-    with TestClient(create_app(ProcessSettings(port=0), parts)) as client:
+    with TestClient(create_app(ProcessSettings(port=0), parts), base_url="http://localhost") as client:
         yield client
 
 

@@ -10,6 +10,7 @@ import pytest
 import structlog
 from prometheus_client import Histogram
 
+from services.core.caller import Caller, set_caller
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, InvalidRequest, Overloaded, TooLarge
 from services.core.metrics import Metrics
@@ -894,6 +895,7 @@ async def test_in_a_storm_of_cancellations_deadlines_and_faults_every_item_ends_
             raise on_engine.choice([RuntimeError("bad piece"), OutOfDeviceMemory()])
 
     engine.fault = fault
+    engine.num_lacking = lambda running: int(on_engine.random() < 0.1) if len(running) > 1 else 0
     stepper = bench.stepper(engine, StepLimits(max_admit_cost=8, max_queue_cost=60, max_queue_size=30))
     endings: dict[str, list[str]] = {}
 
@@ -908,6 +910,7 @@ async def test_in_a_storm_of_cancellations_deadlines_and_faults_every_item_ends_
         deadline = time.monotonic() + chance.random() * 0.05 if chance.random() < 0.2 else None
         leaves_after = chance.randint(0, 5) if chance.random() < 0.3 else None
         ended = endings.setdefault(item.name, [])
+        set_caller(Caller(f"client-{number % 4}"))
         try:
             stream = submit(stepper, item, deadline)
         except Overloaded:
@@ -943,7 +946,8 @@ async def test_in_a_storm_of_cancellations_deadlines_and_faults_every_item_ends_
     num_cancelled = sum(isinstance(result, asyncio.CancelledError) for result in results)
     assert sum(len(ended) != 1 for ended in endings.values()) <= num_cancelled
     assert {"complete", "left"} <= {name for ended in endings.values() for name in ended}
-    assert (engine.running, stepper.queue_depth, stepper.queue_cost) == ({}, 0, 0)
+    assert (engine.running, engine.paused, stepper.queue_depth, stepper.queue_cost) == ({}, {}, 0, 0)
+    assert engine.pauses
     assert bench.sample("running_items") == 0
     assert stepper.is_alive
 

@@ -125,11 +125,14 @@ async def test_what_waits_for_a_service_that_hangs_is_answered_by_another_instan
 
 async def test_a_stream_that_a_hung_service_began_ends_with_an_error_event() -> None:
     hanging = HangingService(FIRST_EVENT)
-    async with listening(hanging) as url, gateway(generate_urls=url, **SOON) as client:
-        async with client.post("/chat/completions", data=b"{}") as response:
-            assert await response.content.readuntil(b"\n\n") == b"data: {}\n\n"
-            hanging.hangs = True
-            assert b"overloaded_error" in await response.read()
+    async with (
+        listening(hanging) as url,
+        gateway(generate_urls=url, **SOON) as client,
+        client.post("/chat/completions", data=b"{}") as response,
+    ):
+        assert await response.content.readuntil(b"\n\n") == b"data: {}\n\n"
+        hanging.hangs = True
+        assert b"overloaded_error" in await response.read()
 
 
 async def test_a_service_that_does_not_answer_is_waited_for_only_as_long_as_requests_wait_for_a_service() -> None:

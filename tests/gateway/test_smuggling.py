@@ -19,7 +19,7 @@ KEYS = (KeyRecord(name="embeds", sha256=hashlib.sha256(b"secret").hexdigest(), s
 # Longer than what the gateway writes ahead of a body, and shorter than what stands ahead of the hidden request.
 SWALLOWED = 1000
 PADDING = b"\r\n" * 2000
-HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def poison(url: str, *, length: int, upgrade: bytes = b"h2c") -> Answer | 
     """Ask for an upgrade with a body that an HTTP parser may pass over; the answer, None where there was none."""
     async with connected(url) as attacker:
         attacker.write(
-            b"POST /collections/x/nope HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret\r\n"
+            b"POST /collections/x/nope HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
             b"Connection: Upgrade\r\nUpgrade: %b\r\nContent-Length: %d\r\n\r\n" % (upgrade, length)
         )
         return await attacker.answer()

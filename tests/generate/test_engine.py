@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from services.core.compute import ComputeThread
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
 from services.core.metrics import Metrics
-from services.core.step_run import SteppingEngine
 from services.core.stepping import StepLimits, Stepper
+from services.core.stepping_engine import SteppingEngine
 from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
 from services.generate.generation import Generation, Progress
