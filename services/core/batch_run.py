@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.core.batch_queue import QueuedItem, padded_cost
-from services.core.errors import FoveaError, InternalError
+from services.core.errors import FoveaError, InternalError, no_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -111,14 +111,20 @@ class Computed(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class Failed(Generic[ItemT]):
-    """Items without results; `error` is what the engine has to tell the client, None if that is nothing."""
+    """Items without results; `error` is what the engine has to tell the client, None if that is nothing.
+
+    `lacked_memory` is whether they may be computed once more of it is free.
+    """
 
     items: list[QueuedItem[ItemT]]
     error: FoveaError | None = None
     is_divisible: bool = True
+    lacked_memory: bool = False
 
     def error_for_client(self) -> FoveaError:
         """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+        if self.lacked_memory:
+            return no_memory()
         return self.error or InternalError("The service failed to compute this input.")
 
 
@@ -180,7 +186,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
             return Failed(part, error.with_traceback(None))
         except Exception as error:  # noqa: BLE001 - the batch loop: whatever an engine raises, its waiters are answered
             self._note_error(part, error)
-            return Failed(part)
+            return Failed(part, lacked_memory=self._is_out_of_memory(error))
         if len(results) != len(part):
             # Nobody knows which result belongs to which item, in smaller batches neither.
             self._log.error("wrong number of results", num_items=len(part), num_results=len(results))

@@ -26,7 +26,7 @@ from services.core.batch_run import BatchRunner, Computed, CostBudget, Failed
 from services.core.caller import current_caller
 from services.core.compute import ComputeThread
 from services.core.deadlines import Deadlines
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -96,11 +96,6 @@ class _PreparedBatch(Generic[ItemT]):
     collated: Future[Any]
 
 
-def is_memory_error(error: BaseException) -> bool:
-    """Whether Python itself ran out of memory; an engine on a device brings its own test."""
-    return isinstance(error, MemoryError)
-
-
 class Batcher(Generic[ItemT, ResultT]):
     """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
 
@@ -114,7 +109,7 @@ class Batcher(Generic[ItemT, ResultT]):
         thread: ComputeThread,
         limits: BatchLimits,
         metrics: Metrics,
-        is_out_of_memory: Callable[[BaseException], bool] = is_memory_error,
+        is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
     ) -> None:
         self._thread = thread
         self._limits = limits

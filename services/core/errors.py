@@ -19,6 +19,7 @@
 Handlers raise these and never catch them; `services.core.app` renders them.
 """
 
+import errno
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,3 +156,19 @@ def blaming(param: str | None) -> Iterator[None]:
     except FoveaError as error:
         error.param = error.param or param
         raise
+
+
+# How torch, oneDNN, C++ and the system say it, each by an error of another kind.
+_NO_MEMORY = ("can't allocate", "out of memory", "could not create a primitive", "bad_alloc", "can't start new thread")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory lacked where this was raised, of the process or of its device: nothing that a client did."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
+def no_memory() -> Overloaded:
+    """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+    return Overloaded("The service has no memory left for this request now.", code="out_of_memory")

@@ -5,6 +5,7 @@ leave in the order of their requests, refusals included, and a connection whose 
 """
 
 import asyncio
+import sys
 import uuid
 from functools import partial
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.core.error_responses import error_headers
-from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.errors import FoveaError, InvalidRequest, TooLarge, is_out_of_memory, no_memory
 from services.core.request_heads import MAX_HEAD_BYTES, check_head, head_too_large, to_origin_form
 
 # From the connection, or from the first byte after the request before, to the end of the head.
@@ -171,10 +172,15 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for whatever its parser refuses."""
-        if not self._is_input_over:
-            self._refuse(
-                self._fault or InvalidRequest("The request is not valid HTTP/1.1; its URL must be percent-encoded.")
-            )
+        if self._is_input_over:
+            return
+        # The parser's error stands for whatever a call of ours raised, which is then its context.
+        error = sys.exception()
+        if error is not None and error.__context__ is not None and is_out_of_memory(error.__context__):
+            self._refuse(no_memory())
+        else:
+            invalid = InvalidRequest("The request is not valid HTTP/1.1; its URL must be percent-encoded.")
+            self._refuse(self._fault or invalid)
 
     def _unsupported_upgrade_warning(self) -> None:
         """A request that asks for an upgrade is nothing to warn of."""

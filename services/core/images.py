@@ -21,6 +21,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from services.core import webp
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType, blaming
 from services.core.image_headers import ImageHeader, orientation, read_header
+from services.core.scarce_memory import check_memory
 
 MEBIBYTE = 1024 * 1024
 MAX_URL_CHARACTERS = 8_192
@@ -35,6 +36,9 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "BMP": BmpImageFile,
 }
 
+# The pixels as the file has them, and as RGB.
+DECODING_BYTES_PER_PIXEL = 8
+
 # What decoders raise on damaged files: the first four in every few thousand damaged ones, the others by their code.
 _DECODER_FAILURES = (
     OSError,
@@ -46,7 +50,6 @@ _DECODER_FAILURES = (
     AttributeError,
     ArithmeticError,
     EOFError,
-    MemoryError,
     NotImplementedError,
     struct.error,
     zlib.error,
@@ -127,6 +130,7 @@ def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = 
         try:
             return _load(header, limits)
         except _DECODER_FAILURES:
+            check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders call the lack of it damage
             raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
 
 

@@ -21,7 +21,15 @@ from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
 from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
 from services.core.error_responses import error_headers, render_error
-from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
+from services.core.errors import (
+    FoveaError,
+    InternalError,
+    Overloaded,
+    TooLarge,
+    UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
+)
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
@@ -227,6 +235,10 @@ class ErrorResponses:
                 raise
             await self._answer(Overloaded("The service is shutting down."), scope, send)
         except Exception as error:
+            if is_out_of_memory(error):
+                self.log.exception("out of memory")
+                await self._answer(no_memory(), scope, send)
+                return
             if isinstance(error, OSError) and is_exhaustion(error):
                 report_exhaustion("request")
                 await self._answer(out_of_descriptors(), scope, send)

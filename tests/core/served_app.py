@@ -1,6 +1,7 @@
 """A small real application for the tests of the core; `python -m tests.core.served_app SETTINGS_AS_JSON` serves it."""
 
 import asyncio
+import errno
 import json
 import sys
 import threading
@@ -26,6 +27,14 @@ from services.core.settings import ProcessSettings
 from services.core.tei import TeiError, tei_error_body
 
 SECRET = "the cause that nobody may read"
+# What Python, torch, oneDNN and the system raise where memory lacks.
+NO_MEMORY: dict[str, Callable[[], Exception]] = {
+    "memory": MemoryError,
+    "allocator": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+    "primitive": lambda: RuntimeError("could not create a primitive"),
+    "thread": lambda: RuntimeError("can't start new thread"),
+    "system": lambda: OSError(errno.ENOMEM, "Cannot allocate memory"),
+}
 
 
 class Document(BaseModel):
@@ -125,6 +134,7 @@ def failing_router() -> APIRouter:
         "overloaded": lambda: Overloaded("The queue is full.", code="queue_full", retry_after_s=0.25),
         "rate": lambda: RateLimited("Too many requests.", retry_after_s=400),
         "missing": lambda: NotFound("There is no collection 'x'.", param="name"),
+        **NO_MEMORY,
         "surrogate": lambda: InvalidRequest("not text: \ud800"),
     }
 
