@@ -144,6 +144,11 @@ async def test_a_trailer_never_becomes_a_header(connection: RawConnection, recor
     assert recorder.bodies == [b"a", b""]
 
 
+async def test_a_connection_that_is_closed_by_a_trailer_hangs_nobody(connection: RawConnection) -> None:
+    connection.write(CHUNKED % b"t" + b"0\r\nConnection: close\r\n\r\n" + GET % b"hidden")
+    assert await bodies_until_the_end(connection) == [(200, b"/t")]
+
+
 @pytest.mark.parametrize("later", [b"", GET % b"hidden", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00" * 100])
 async def test_an_upgrade_is_answered_as_if_it_was_none_and_what_follows_is_read_by_nobody(
     connection: RawConnection, recorder: Recorder, later: bytes

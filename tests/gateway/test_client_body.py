@@ -5,11 +5,12 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from gateway.client_body import UNCOUNTED_BYTES
+from gateway.client_body import CLIENT_SHARE, UNCOUNTED_BYTES
 from gateway.settings import KeyRecord, Scope
 from tests.gateway.raw_client import RawConnection, connected, url_of
 from tests.gateway.servers import Service, echo, gateway, metric, serving, until
@@ -157,3 +158,10 @@ async def test_a_body_that_alone_is_as_large_as_allowed_always_finds_room(is_ann
         body = BytesIO(bytes(2 * LONG)) if is_announced else pieces()
         async with client.post("/embed", data=body) as response:
             assert len(await response.read()) == 2 * LONG
+
+
+def test_the_guide_names_the_size_from_which_bodies_are_counted_and_the_share_of_one_client() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "operate.md").read_text()
+    assert f"Bodies of over {UNCOUNTED_BYTES // 1024} KiB" in guide
+    assert "one client\nmay take half" in guide
+    assert CLIENT_SHARE == 0.5
