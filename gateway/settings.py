@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
 from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
-from services.core.settings import MEBIBYTE, ProcessSettings
+from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
 # What a key may do at a service, each with all that stands before it: `write` is to change what the service keeps,
@@ -93,12 +93,6 @@ class GatewaySettings(ProcessSettings):
     )
     max_queued_requests: int = Field(
         1024, ge=0, description="Requests held back for one service; what comes after them is refused with 503."
-    )
-    max_held_body_bytes: int = Field(
-        256 * MEBIBYTE,
-        gt=0,
-        description="Memory for request bodies of over 256 KiB, which are read whole before a service is asked; "
-        "what finds no room is refused with 503. One client may take half, and one body always fits.",
     )
     wait_for_service_s: float = Field(
         0.0,

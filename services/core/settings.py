@@ -82,6 +82,13 @@ class ProcessSettings(BaseSettings):
     min_body_bytes_per_s: int = Field(
         4096, gt=0, description="Least rate at which a request's body must come, whatever deadline it asks for."
     )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of request bodies over 256 KiB that are held at a time; one always fits. What comes then is "
+        "refused by the gateway, where one client may take half, and waits for its turn at a service, where bodies up "
+        "to 8 MiB have half as many bytes besides.",
+    )
     max_connections: int = Field(
         8192,
         gt=0,
@@ -175,12 +182,6 @@ class ServiceSettings(ProcessSettings):
         gt=0,
         description="Most values in one JSON body, counted while it is read: elements of lists, and members of objects"
         " twice.",
-    )
-    max_held_body_bytes: int = Field(
-        256 * MEBIBYTE,
-        gt=0,
-        description="Bytes of request bodies over 8 MiB that are held at a time, and half as many of those over"
-        " 256 KiB; what comes then waits for its turn.",
     )
     audit_log: Path | None = Field(
         None,
