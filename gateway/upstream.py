@@ -18,7 +18,7 @@ from gateway.admission import Gate, RetryBudget
 from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
 from services.core.admission import PLACES_HEADER
-from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
+from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
@@ -93,6 +93,7 @@ class Upstream:
             metrics=metrics,
         )
         self._session = session
+        self._exhaustion = ExhaustionLog(f"upstream {service}")
         self._budget = RetryBudget()
         self._wait_s = settings.wait_for_service_s
         self._retries = metrics.retries.labels(service)
@@ -209,7 +210,7 @@ class Upstream:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as refused:
             if is_exhaustion(refused):
                 # It says nothing of the service.
-                report_exhaustion("upstream")
+                self._exhaustion.report()
                 raise out_of_descriptors() from None
             # The client is told that nobody answers; that a certificate did not match is the operator's to know.
             log.warning("connection_refused", address=address.url, reason=type(refused).__name__)
@@ -306,7 +307,7 @@ class Upstream:
             self.addresses.left_unanswered(address)
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, OSError) and is_exhaustion(error):
-                report_exhaustion("probe")
+                self._exhaustion.report()
                 return
             address.is_ready = False
             self.addresses.answered(address)

@@ -1,6 +1,7 @@
 """File descriptors: as many as the system allows, and a line in the log when there are none left."""
 
 import errno
+import math
 import os
 import resource
 import time
@@ -14,7 +15,6 @@ MAX_DESCRIPTORS = 2**20
 REPORT_EVERY_S = 60.0
 
 log = structlog.get_logger("fovea.descriptors")
-_reported_at_s = -REPORT_EVERY_S
 
 
 def raise_limit() -> int:
@@ -35,15 +35,20 @@ def is_exhaustion(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def report_exhaustion(where: str) -> None:
-    """Log that there was no descriptor left, once a minute at most."""
-    global _reported_at_s
-    now_s = time.monotonic()
-    if now_s - _reported_at_s < REPORT_EVERY_S:
-        return
-    _reported_at_s = now_s
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    log.error("file_descriptors_exhausted", where=where, limit=limit, remedy="raise `ulimit -n`")
+class ExhaustionLog:
+    """Says that no descriptor was left at one place, once in REPORT_EVERY_S at most."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._reported_at_s = -math.inf
+
+    def report(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._reported_at_s < REPORT_EVERY_S:
+            return
+        self._reported_at_s = now_s
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        log.error("file_descriptors_exhausted", where=self._where, limit=limit, remedy="raise `ulimit -n`")
 
 
 def out_of_descriptors() -> Overloaded:
@@ -51,10 +56,10 @@ def out_of_descriptors() -> Overloaded:
     return Overloaded("This server has as many files and connections open as it may.", code="too_many_open_files")
 
 
-def check_descriptors() -> None:
-    """Report when none can be opened: the event loop drops connections that it has no descriptor for in silence."""
+def check_descriptors(exhaustion: ExhaustionLog) -> None:
+    """Report it when none can be opened: the event loop drops connections that it has no descriptor for in silence."""
     try:
         os.close(os.dup(2))
     except OSError as error:
         if is_exhaustion(error):
-            report_exhaustion("accept")
+            exhaustion.report()

@@ -19,7 +19,7 @@ from services.core.body_pace import BodyPace
 from services.core.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
-from services.core.descriptors import is_exhaustion, out_of_descriptors, report_exhaustion
+from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.error_responses import error_headers, render_error
 from services.core.errors import (
     FoveaError,
@@ -217,6 +217,7 @@ class ErrorResponses:
     def __init__(self, app: ASGIApp, health: Health) -> None:
         self.app = app
         self.health = health
+        self.exhaustion = ExhaustionLog("request")
         self.log = structlog.get_logger("fovea.errors")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -240,7 +241,7 @@ class ErrorResponses:
                 await self._answer(no_memory(), scope, send)
                 return
             if isinstance(error, OSError) and is_exhaustion(error):
-                report_exhaustion("request")
+                self.exhaustion.report()
                 await self._answer(out_of_descriptors(), scope, send)
                 return
             self.log.exception("unhandled exception")

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from services.core.candidates import is_loading
 from services.core.connections import ConnectionLimits, LimitedProtocol, most_connections
-from services.core.descriptors import check_descriptors, raise_limit
+from services.core.descriptors import ExhaustionLog, check_descriptors, raise_limit
 from services.core.handshakes import begin_no_more
 from services.core.health import Health
 from services.core.logs import configure_logging
@@ -108,6 +108,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, health: Health, drain_delay_s: float, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._health = health
+        self._exhaustion = ExhaustionLog("accept")
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._last_resort: threading.Timer | None = None
@@ -132,7 +133,7 @@ class DrainingServer(uvicorn.Server):
             self._must_end()
             return True
         if counter % TICKS_PER_S == 0:
-            check_descriptors()
+            check_descriptors(self._exhaustion)
         return await super().on_tick(counter)
 
     def _must_end(self) -> None:

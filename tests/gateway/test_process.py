@@ -175,7 +175,7 @@ async def test_a_gateway_without_descriptors_blames_itself_and_not_its_service(
             resource.prlimit(gateway_process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
             for _ in range(5):
                 assert await status_of(client) == (503, "too_many_open_files")
-            assert (tmp_path / "log").read_text().count('"file_descriptors_exhausted"') == 1
+            assert (tmp_path / "log").read_text().count('"where":"upstream embed"') == 1
             resource.prlimit(gateway_process.pid, resource.RLIMIT_NOFILE, limits)
             finish.set()
             assert await first == (200, None)
