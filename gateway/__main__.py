@@ -8,4 +8,6 @@ from services.core.server import run
 from services.core.settings import read_settings
 
 if __name__ == "__main__":
-    sys.exit(run(create_gateway, read_settings(GatewaySettings)))
+    settings = read_settings(GatewaySettings)
+    client_share = 1.0 if settings.trusted_proxies else settings.client_connection_share
+    sys.exit(run(create_gateway, settings, client_share=client_share))

@@ -11,19 +11,22 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.types import Scope as AsgiScope
 
 from gateway.rate_limits import Allowance, RateLimits
-from gateway.settings import GatewaySettings, KeyRecord, Scope
-from services.core.caller import DEFAULT_TENANT, Caller
+from gateway.settings import GatewaySettings, KeyRecord, Level, Scope, Service
+from services.core.caller import DEFAULT_TENANT, Caller, client_network
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
 from services.core.settings import SettingsError
 
 KEY_PREFIX = "fovea-"
+# Longer than any key: what is longer need not be hashed.
+MAX_KEY_LENGTH = 1024
 
 log = structlog.get_logger(__name__)
 
@@ -38,21 +41,22 @@ class KeyFile(BaseModel):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sends a request: `identity` is what limits are counted by, `scopes` None where no key is needed."""
+    """Who sends a request: `identity` is what limits are counted by, `permissions` None where no key is needed."""
 
     identity: str
     name: str | None = None
-    scopes: frozenset[Scope] | None = None
+    permissions: frozenset[str] | None = None
     rate: str | None = None
     tenant: str = DEFAULT_TENANT
 
     @property
     def caller(self) -> Caller:
         """What services are told of the visitor."""
-        return Caller(self.identity, self.tenant)
+        return Caller(self.identity, self.tenant, self.name)
 
-    def may(self, scope: Scope) -> bool:
-        return self.scopes is None or scope in self.scopes or "admin" in self.scopes
+    def may(self, permission: str) -> bool:
+        """Whether the key is good for `embed:write`, say, or `metrics`."""
+        return self.permissions is None or permission in self.permissions or "admin" in self.permissions
 
 
 class KeyMissing(Unauthenticated):
@@ -142,15 +146,16 @@ class Access:
         self._keys = keys
         self._limits = limits
         self._default_rate = settings.rate_limit
+        self._failure_rate = settings.failed_key_limit
         self._metrics = metrics
 
     def authenticate(self, asgi_scope: AsgiScope) -> Visitor:
         """Raises Unauthenticated where a key is needed and none, or none that is known, was sent."""
         if not self._keys.is_required:
             client = asgi_scope.get("client")
-            return Visitor(identity=f"client:{client[0] if client else 'unknown'}")
+            return Visitor(identity=f"client:{client_network(client[0]) if client else 'unknown'}")
         key = presented_key(asgi_scope["headers"])
-        visitor = self._keys.find(key) if key else None
+        visitor = self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
         if visitor is None:
             self._metrics.rejected.labels("unauthenticated").inc()
             problem = "This key is not known." if key else "A key is needed, as `Authorization: Bearer KEY`."
@@ -158,11 +163,24 @@ class Access:
         structlog.contextvars.bind_contextvars(key=visitor.name)
         return visitor
 
-    def authorize(self, visitor: Visitor, scope: Scope) -> None:
-        """Raises PermissionDenied where the key lacks the scope."""
-        if not visitor.may(scope):
+    def authorize(self, visitor: Visitor, permission: str) -> None:
+        """Raises PermissionDenied where no scope of the key is good for it."""
+        if not visitor.may(permission):
             self._metrics.rejected.labels("forbidden").inc()
-            raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scope!r}.", code="missing_scope")
+            service, _, level = permission.partition(":")
+            scopes = f"{service!r} or {permission!r}" if level else repr(permission)
+            raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scopes}.", code="missing_scope")
+
+    async def count_failure(self, asgi_scope: AsgiScope) -> None:
+        """Count a failed authentication against its client's limit. Raises RateLimited."""
+        if self._failure_rate is None:
+            return
+        client = asgi_scope.get("client")
+        try:
+            await self._limits.take_locally(client_network(client[0]) if client else "unknown", self._failure_rate)
+        except RateLimited:
+            self._metrics.rejected.labels("rate_limit").inc()
+            raise
 
     async def count(self, visitor: Visitor) -> Allowance | None:
         """Count the request against its key's limit; None where it has none. Raises RateLimited."""
@@ -188,12 +206,25 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return str(named.get(b"x-api-key", b""), "latin-1").strip() or None
 
 
+def permissions(scopes: Iterable[Scope]) -> frozenset[str]:
+    """All that some scopes are good for, such as `embed:read`; a service alone is good up to `write`."""
+    granted: set[str] = set()
+    for scope in scopes:
+        name, _, level = scope.partition(":")
+        if name in get_args(Service):
+            levels = get_args(Level)
+            granted |= {f"{name}:{each}" for each in levels[: levels.index(level or "write") + 1]}
+        else:
+            granted.add(scope)
+    return frozenset(granted)
+
+
 def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
     return {
         record.sha256: Visitor(
             identity=f"key:{record.sha256[:16]}",
             name=record.name,
-            scopes=record.scopes,
+            permissions=permissions(record.scopes),
             rate=record.rate_limit,
             tenant=record.tenant,
         )

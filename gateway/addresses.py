@@ -3,6 +3,10 @@
 A host name may stand for several addresses (a headless Kubernetes service); each is an instance of its own. One
 that fails several times in a row is ejected; when its time is over, one request at a time probes it, and success
 brings it back while failure ejects it for longer. The last address in service is never ejected.
+
+A process that hangs still has its connections accepted by the system, so requests would wait there until their
+deadlines. An address whose readiness probes time out several times in a row counts as hung: it gets no request, also
+where it is the only one, and those that wait for it are told. The next probe that is answered brings it back.
 """
 
 import asyncio
@@ -10,7 +14,8 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -18,6 +23,8 @@ import structlog
 # A host name and a port in, IP addresses out.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
+# What an instance is given at a time before it has said how many places it has.
+FIRST_PLACES = 32
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 log = structlog.get_logger(__name__)
@@ -25,11 +32,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EjectionPolicy:
-    """`failures` in a row eject for `first_s` seconds, doubled by each failed probe up to `longest_s`."""
+    """`failures` in a row eject for `first_s` seconds, doubled by each failed probe up to `longest_s`.
+
+    `unanswered_probes` readiness probes in a row that time out make an address count as hung.
+    """
 
     failures: int = 3
     first_s: float = 1.0
     longest_s: float = 60.0
+    unanswered_probes: int = 5
 
 
 @dataclass(eq=False)
@@ -38,7 +49,9 @@ class Address:
 
     `url` is what is dialled (an IP address), `authority` the configured host and port, for the Host header;
     `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of
-    the clock, None for an address in service. `is_ready` is what its `/readyz` said last.
+    the clock, None for an address in service. `is_ready` is what its `/readyz` said last, `unanswered_probes` how many
+    questions for it have timed out since the last answer of any kind, `places` how many requests at a time it last
+    said that it takes.
     """
 
     url: str
@@ -50,9 +63,27 @@ class Address:
     ejected_until: float | None = None
     is_probed: bool = False
     is_ready: bool = True
+    places: int = FIRST_PLACES
+    unanswered_probes: int = 0
+    is_hung: bool = False
+    _waiting: set[Callable[[], None]] = field(default_factory=set)
 
     def is_usable(self, now: float) -> bool:
         return self.ejected_until is None or (now >= self.ejected_until and not self.is_probed)
+
+    @contextmanager
+    def when_hung(self, give_up: Callable[[], None]) -> Iterator[None]:
+        """`give_up` is called if the address is found to hang before the context is left."""
+        self._waiting.add(give_up)
+        try:
+            yield
+        finally:
+            self._waiting.discard(give_up)
+
+    def give_up(self) -> None:
+        """Tell all that wait for this address that it hangs."""
+        for give_up in list(self._waiting):
+            give_up()
 
 
 @dataclass(frozen=True)
@@ -108,8 +139,13 @@ class Addresses:
 
     @property
     def num_ready(self) -> int:
-        """Addresses that said last that they are ready and are not ejected."""
+        """Addresses that said last that they are ready and are not ejected; one that hangs has not said so."""
         return sum(address.is_ready and address.ejected_until is None for address in self._addresses)
+
+    @property
+    def num_places(self) -> int:
+        """Requests at a time that the ready addresses take in sum; those of one where none is ready."""
+        return sum(address.places for address in self._addresses if address.is_ready) or FIRST_PLACES
 
     async def refresh(self) -> None:
         """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""
@@ -136,13 +172,14 @@ class Addresses:
         ]
 
     def choose(self, avoid: Address | None = None) -> Lease | None:
-        """The usable address with the fewest outstanding requests, any of several; None where there is no address.
+        """The usable address with the fewest outstanding requests, any of several; None where none answers.
 
         One that says it is not ready (loading, draining), and `avoid`, are taken only where there is no other.
         Where all are ejected, the one whose time is over soonest is tried: an answer that may fail is better than
         none.
         """
-        addresses = [address for address in self._addresses if address is not avoid] or self._addresses
+        answering = [address for address in self._addresses if not address.is_hung]
+        addresses = [address for address in answering if address is not avoid] or answering
         if not addresses:
             return None
         now = self._clock()
@@ -158,7 +195,8 @@ class Addresses:
         return Lease(chosen, is_probe)
 
     def has_other(self, address: Address) -> bool:
-        return any(other is not address for other in self._addresses)
+        """Whether there is another address that does not hang."""
+        return any(other is not address and not other.is_hung for other in self._addresses)
 
     def release(self, lease: Lease) -> None:
         """The attempt is over, however it went."""
@@ -179,7 +217,9 @@ class Addresses:
             # Sent before the ejection; it says nothing new.
             return
         is_due = address.ejected_until is not None or address.failures >= self._policy.failures
-        has_others = any(other.ejected_until is None for other in self._addresses if other is not address)
+        has_others = any(
+            other.ejected_until is None and not other.is_hung for other in self._addresses if other is not address
+        )
         if not is_due or not has_others:
             return
         away_s = min(self._policy.first_s * 2**address.ejections, self._policy.longest_s)
@@ -187,3 +227,20 @@ class Addresses:
         address.ejections += 1
         log.warning("address_ejected", address=address.url, seconds=away_s)
         self.on_ejection(address)
+
+    def answered(self, address: Address) -> None:
+        """An answer of any kind came, or a refusal to connect, which the next request would also meet at once."""
+        address.unanswered_probes = 0
+        if address.is_hung:
+            address.is_hung = False
+            log.info("address_answers_again", address=address.url)
+
+    def left_unanswered(self, address: Address) -> None:
+        """A readiness probe timed out; enough of them in a row, and requests wait for this address no longer."""
+        address.unanswered_probes += 1
+        if address.is_hung or address.unanswered_probes < self._policy.unanswered_probes:
+            return
+        address.is_hung = True
+        log.warning("address_hangs", address=address.url, unanswered_probes=address.unanswered_probes)
+        self.on_ejection(address)
+        address.give_up()

@@ -1,86 +1,75 @@
 """How many requests a service is given at a time, and how many of them are sent again."""
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from gateway.addresses import FIRST_PLACES
 from gateway.settings import Service
+from services.core.admission import line_length
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
+from services.core.places import Place, Places
 
 
 class Gate:
-    """At most so many requests in flight and so many held back behind them, first come first served.
+    """As many requests in flight as the instances of a service have places, and a short line behind them.
 
-    The two gauges are what an autoscaler reads, also for a service that has no instance left.
+    Every client has its share of both (`services.core.places`). The gauges of requests in flight and in line are what
+    an autoscaler reads, also for a service that has no instance left.
     """
 
     def __init__(self, service: Service, *, max_inflight: int, max_queued: int, metrics: Metrics) -> None:
-        self._service = service
         self._max_inflight = max_inflight
         self._max_queued = max_queued
-        self._inflight = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._inflight_gauge = metrics.gateway_inflight_requests.labels(service)
-        self._queued_gauge = metrics.gateway_queued_requests.labels(service)
+        self._num_held_back = 0
+        limit = min(FIRST_PLACES, max_inflight)
+        self._places = Places(
+            f"The {service} service", limit=limit, max_waiting=min(line_length(FIRST_PLACES), max_queued)
+        )
         self._refused = metrics.rejected.labels("queue_full")
+        metrics.gateway_inflight_requests.labels(service).set_function(
+            lambda: self._places.num_held - self._num_held_back
+        )
+        metrics.gateway_queued_requests.labels(service).set_function(
+            lambda: self._places.num_waiting + self._num_held_back
+        )
+        metrics.gateway_concurrency_limit.labels(service).set_function(lambda: self._places.limit)
 
-    async def enter(self) -> None:
-        """Take a place, waiting for one if need be. Raises Overloaded at once where too many wait already."""
-        if self._inflight >= self._max_inflight:
-            await self._wait()
-        else:
-            self._inflight += 1
-        self._inflight_gauge.inc()
+    def resize(self, num_places: int, *, is_patient: bool = False) -> None:
+        """The instances have so many places in sum; a patient gate holds back all that it may, however long."""
+        max_waiting = self._max_queued if is_patient else min(line_length(num_places), self._max_queued)
+        self._places.resize(min(num_places, self._max_inflight), max_waiting)
 
-    def leave(self) -> None:
-        self._inflight_gauge.dec()
-        self._pass_on()
+    def check(self, client: str, deadline: float) -> None:
+        """Raises Overloaded where `enter` would, for who has not read the request's body yet."""
+        with self._counting_refusals():
+            self._places.check(client, deadline)
 
-    @asynccontextmanager
-    async def held_back(self) -> AsyncIterator[None]:
+    async def enter(self, client: str, deadline: float) -> Place:
+        """Take a place, waiting for one if need be. Raises Overloaded where too many wait already."""
+        with self._counting_refusals():
+            return await self._places.enter(client, deadline)
+
+    def leave(self, place: Place) -> None:
+        self._places.leave(place)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
         """Count a request that keeps its place but can't be sent as queued."""
-        self._inflight_gauge.dec()
-        self._queued_gauge.inc()
+        self._num_held_back += 1
         try:
             yield
         finally:
-            self._queued_gauge.dec()
-            self._inflight_gauge.inc()
+            self._num_held_back -= 1
 
-    async def _wait(self) -> None:
-        if len(self._waiting) >= self._max_queued:
-            self._refused.inc()
-            raise Overloaded(
-                f"{self._service} has {self._inflight} requests in flight and {len(self._waiting)} waiting, "
-                "which is as many as the gateway holds for it.",
-                code="queue_full",
-            )
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        self._queued_gauge.inc()
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
         try:
-            await place
-        except asyncio.CancelledError:
-            if place.cancelled():
-                self._waiting.remove(place)
-            else:
-                # The place came in the same turn of the loop as the cancellation.
-                self._pass_on()
+            yield
+        except Overloaded:
+            self._refused.inc()
             raise
-        finally:
-            self._queued_gauge.dec()
-
-    def _pass_on(self) -> None:
-        """Give a free place to the one that waits longest."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._inflight -= 1
 
 
 class RetryBudget:

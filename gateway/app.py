@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
-from gateway.addresses import Addresses, Resolve, resolve_host
+from gateway.addresses import Addresses, EjectionPolicy, Resolve, resolve_host
+from gateway.client_body import BodyMemory
 from gateway.client_session import open_session
 from gateway.directory import Directory, directory_router
 from gateway.proxy import Proxy
@@ -62,7 +63,8 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
             for service, base_urls in settings.urls().items():
-                addresses = Addresses(base_urls, resolve=resolve)
+                policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
+                addresses = Addresses(base_urls, resolve=resolve, policy=policy)
                 upstreams[service] = Upstream(service, addresses, session, settings, metrics)
             yield
 
@@ -85,27 +87,32 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
                 lambda: _beside(lambda: _keep_up(upstreams, settings), "addresses", health),
             ],
             warm_up=look_up_and_probe,
+            needs_key=keys.is_required,
         ),
     )
     # The framework's own document knows the gateway alone; the directory serves the merged one in its place.
     app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
     if settings.trusted_proxies:
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
-    app.user_middleware.append(Middleware(Proxy, access=Access(keys, limits, settings, metrics), upstreams=upstreams))
+    access = Access(keys, limits, settings, metrics)
+    body_memory = BodyMemory(settings, metrics)
+    app.user_middleware.append(Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory))
     return app
 
 
 async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySettings) -> None:
     """Look every service's name up and probe its addresses, each at its own interval; until cancelled."""
 
-    async def again_and_again(interval_s: float, work: Callable[[Upstream], Awaitable[None]]) -> None:
+    async def again_and_again(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            await asyncio.gather(*(work(upstream) for upstream in upstreams.values()))
+            await work()
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(again_and_again(settings.dns_refresh_s, lambda upstream: upstream.addresses.refresh()))
-        group.create_task(again_and_again(settings.probe_interval_s, lambda upstream: upstream.probe()))
+        # Each by itself, so that no service waits for another that hangs.
+        for upstream in upstreams.values():
+            group.create_task(again_and_again(settings.dns_refresh_s, upstream.addresses.refresh))
+            group.create_task(again_and_again(settings.probe_interval_s, upstream.probe))
 
 
 @asynccontextmanager

@@ -1,53 +1,103 @@
-"""The body of a request, taken from the client no faster than the service takes it."""
+"""The body of a request, read whole before a service hears of it.
 
-from collections.abc import AsyncIterator
+A client that sends slowly then costs the gateway memory for what it has sent, and no place at a service; and what is
+sent on has the length of what was read, and can be sent again.
+"""
 
-from starlette.types import Receive
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 
-from services.core.errors import FoveaError, InvalidRequest
+from starlette.types import Receive, Scope
 
-# A body up to this size is read before it is sent: one write instead of many, and it can be sent again.
-REPLAYABLE_BYTES = 256 * 1024
+from gateway.settings import GatewaySettings
+from services.core.errors import InvalidRequest, Overloaded
+from services.core.exchange import announces_body
+from services.core.metrics import Metrics
+
+# Bodies up to this size are not counted: nearly all are, and connections bound them.
+UNCOUNTED_BYTES = 256 * 1024
+# Of the memory for long bodies, what one client may take.
+CLIENT_SHARE = 0.5
+
+
+class BodyMemory:
+    """How many bytes of long bodies are held at a time, in all and of one client; always enough for one body."""
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+        self.max_bytes = max(settings.max_held_body_bytes, settings.max_body_bytes)
+        self.max_client_bytes = max(int(CLIENT_SHARE * self.max_bytes), settings.max_body_bytes)
+        self._held: Counter[str] = Counter()
+        self._gauge = metrics.gateway_held_body_bytes
+        self._refused = metrics.rejected.labels("body_memory_full")
+
+    @contextmanager
+    def body_of(self, client: str) -> Iterator["ClientBody"]:
+        """A body to read; its memory is free again in the end, or when it is released."""
+        body = ClientBody(self, client)
+        try:
+            yield body
+        finally:
+            body.release()
+
+    def take(self, client: str, num_bytes: int) -> None:
+        """Raises Overloaded where there is no room."""
+        num_held = self._held[client]
+        if num_held + num_bytes > self.max_client_bytes or self._held.total() + num_bytes > self.max_bytes:
+            self._refused.inc()
+            raise Overloaded(
+                f"The gateway holds as many bytes of long bodies as it may: {self.max_bytes} of all clients "
+                f"(FOVEA_GATEWAY_MAX_HELD_BODY_BYTES), {self.max_client_bytes} of one.",
+                code="body_memory_full",
+            )
+        self._held[client] += num_bytes
+        self._gauge.inc(num_bytes)
+
+    def give_back(self, client: str, num_bytes: int) -> None:
+        self._held[client] -= num_bytes
+        if not self._held[client]:
+            del self._held[client]
+        self._gauge.dec(num_bytes)
 
 
 class ClientBody:
-    """A body too long, or of unknown length, to be held: each chunk is asked for when the last one was written.
+    """One body as it comes in, and the memory that it takes."""
 
-    `failure` is why the client's side ended it early, None otherwise: it reaches the client session wrapped in one
-    of the session's own exceptions.
-    """
+    def __init__(self, memory: BodyMemory, client: str) -> None:
+        self._memory = memory
+        self._client = client
+        self._num_counted = 0
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.is_started = False
-        self.failure: FoveaError | None = None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        self.is_started = True
-        has_more = True
+    async def read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, None where none is announced. Raises InvalidRequest where the client leaves before its end,
+        Overloaded where there is no room for it."""
+        if not announces_body(scope):
+            return None
+        chunk, has_more = await _read_chunk(receive)
+        if not has_more:
+            self._count(len(chunk))
+            return chunk
+        buffer = BytesIO(chunk)
+        buffer.seek(len(chunk))
         while has_more:
-            try:
-                chunk, has_more = await read_chunk(self._receive)
-            except FoveaError as failure:
-                self.failure = failure
-                raise
-            if chunk:
-                yield chunk
+            chunk, has_more = await _read_chunk(receive)
+            buffer.write(chunk)
+            self._count(buffer.tell())
+        return buffer.getvalue()
+
+    def release(self) -> None:
+        if self._num_counted:
+            self._memory.give_back(self._client, self._num_counted)
+            self._num_counted = 0
+
+    def _count(self, num_bytes: int) -> None:
+        if num_bytes > UNCOUNTED_BYTES:
+            self._memory.take(self._client, num_bytes - self._num_counted)
+            self._num_counted = num_bytes
 
 
-async def read_whole(receive: Receive) -> bytes:
-    """A short body in one piece. Raises InvalidRequest where the client leaves before its end."""
-    chunk, has_more = await read_chunk(receive)
-    if not has_more:
-        return chunk
-    chunks = [chunk]
-    while has_more:
-        chunk, has_more = await read_chunk(receive)
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def read_chunk(receive: Receive) -> tuple[bytes, bool]:
+async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:
     """The next piece, and whether more follow."""
     message = await receive()
     if message["type"] == "http.disconnect":

@@ -4,6 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from opentelemetry import propagate
 
 # Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
@@ -29,7 +32,7 @@ def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohtt
     if telemetry:
         tracing.on_request_start.append(_carry_trace_on)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        connector=_CleanConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         auto_decompress=False,
@@ -37,6 +40,23 @@ def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohtt
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         trace_configs=[tracing],
     )
+
+
+class _CleanConnector(aiohttp.TCPConnector):
+    """Takes no idle connection on which anything is under way.
+
+    Bytes that nobody asked for would be read as the answer to the next request; a request that is not written out,
+    because its answer came first, would have the next one for its end.
+    """
+
+    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None:
+            protocol, transport = connection.protocol, connection.transport
+            assert protocol is not None
+            if transport is not None and not protocol.should_close and not transport.get_write_buffer_size():
+                return connection
+            connection.close()
+        return None
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: object, params: object) -> None:

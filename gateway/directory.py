@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -15,8 +15,11 @@ from gateway.settings import Service
 from gateway.upstream import Upstream
 from services.core.errors import NotFound
 
-# A service that was just started is in the document after at most this long.
+# A service that was just started is in the document, and its models are listed, after at most this long.
 DOCUMENT_AGE_S = 5.0
+MODELS_AGE_S = 1.0
+
+AnswerT = TypeVar("AnswerT")
 
 
 class Model(BaseModel):
@@ -35,17 +38,40 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
+class Kept(Generic[AnswerT]):
+    """An answer that is asked for again once it is older than `age_s`, by one of those who want it then."""
+
+    def __init__(self, age_s: float) -> None:
+        self._age_s = age_s
+        self._lock = asyncio.Lock()
+        self._answer: AnswerT | None = None
+        self._until_s = 0.0
+
+    async def get(self, ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        async with self._lock:
+            if self._answer is None or time.monotonic() >= self._until_s:
+                self._answer = await ask()
+                self._until_s = time.monotonic() + self._age_s
+            return self._answer
+
+
 class Directory:
-    """Asks all services at the same time; those that do not answer in time are left out."""
+    """Asks all services at the same time; those that do not answer in time are left out.
+
+    Answers are kept for a moment, so that clients who ask often cost the services nothing.
+    """
 
     def __init__(self, upstreams: Mapping[Service, Upstream], *, needs_key: bool) -> None:
         self._upstreams = upstreams
         self._needs_key = needs_key
         self._routes = RouteTable()
-        self._document: Document | None = None
-        self._document_until = 0.0
+        self._document = Kept[Document](DOCUMENT_AGE_S)
+        self._models = Kept[list[Model]](MODELS_AGE_S)
 
     async def models(self) -> list[Model]:
+        return await self._models.get(self._ask_for_models)
+
+    async def _ask_for_models(self) -> list[Model]:
         lists = await self._ask_all("/v1/models")
         return [
             Model.model_validate(model)
@@ -56,11 +82,12 @@ class Directory:
 
     async def document(self, own: Document) -> Document:
         """The merged OpenAPI document."""
-        if self._document is None or time.monotonic() >= self._document_until:
+
+        async def ask() -> Document:
             merged = merge_documents(own, await self._ask_all("/openapi.json"), self._belongs)
-            self._document = require_key(merged, PUBLIC_PATHS) if self._needs_key else merged
-            self._document_until = time.monotonic() + DOCUMENT_AGE_S
-        return self._document
+            return require_key(merged, PUBLIC_PATHS) if self._needs_key else merged
+
+        return await self._document.get(ask)
 
     def _belongs(self, service: str, path: str) -> bool:
         route = self._routes.find(path)

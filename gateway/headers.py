@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
-from services.core.caller import CLIENT_HEADER, TENANT_HEADER, Caller
+from services.core.admission import PLACES_HEADER
+from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
 from services.core.exchange import Timing
 
-# RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server.
+# RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
+# `HTTP2-Settings` belongs to an upgrade.
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -20,6 +22,7 @@ HOP_BY_HOP = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"http2-settings",
         b"expect",
     }
 )
@@ -34,19 +37,27 @@ REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
+        # Judged by the gateway, for itself.
+        b"origin",
+        b"sec-fetch-dest",
+        b"sec-fetch-mode",
+        b"sec-fetch-site",
+        b"sec-fetch-user",
         CLIENT_HEADER,
         TENANT_HEADER,
+        KEY_NAME_HEADER,
     }
 )
-NOT_FORWARDED = HOP_BY_HOP | REPLACED
-# The gateway's own server dates every response.
-NOT_RETURNED = HOP_BY_HOP | {b"date"}
+# The length is that of the body as it was read, which only whoever sends it on knows.
+NOT_FORWARDED = HOP_BY_HOP | REPLACED | {b"content-length"}
+# The gateway's own server dates every response; how many places a service has is told to the gateway.
+NOT_RETURNED = HOP_BY_HOP | {b"date", PLACES_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
-    """What the service is sent, but for `Host` and `X-Request-Timeout`, which each attempt adds.
+    """What the service is sent, but for `Host`, `X-Request-Timeout` and `Content-Length`, which each attempt adds.
 
     `X-Forwarded-For` gets the peer's address appended; `X-Forwarded-Proto` and `-Host` are kept where a proxy in
     front has set them.
@@ -56,9 +67,6 @@ def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
     dropped = NOT_FORWARDED
     if b"connection" in named:
         dropped = dropped | _named_by_connection(raw)
-    if b"transfer-encoding" in named:
-        # RFC 9112, 6.3: the chunks decide, and a length beside them is an attempt at smuggling.
-        dropped = dropped | {b"content-length"}
     headers = CIMultiDict([(str(name, "latin-1"), _text(value)) for name, value in raw if name not in dropped])
     peer = scope["client"][0] if scope.get("client") else "unknown"
     forwarded_for = [str(value, "latin-1") for name, value in raw if name == b"x-forwarded-for"]
@@ -67,8 +75,7 @@ def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
     if host := named.get(b"x-forwarded-host") or named.get(b"host"):
         headers["X-Forwarded-Host"] = str(host, "latin-1")
     headers["X-Request-ID"] = scope["state"]["request_id"]
-    headers[str(CLIENT_HEADER, "ascii")] = caller.client
-    headers[str(TENANT_HEADER, "ascii")] = caller.tenant
+    headers.update(caller.headers())
     return headers
 
 

@@ -13,12 +13,19 @@ from pydantic import ValidationError
 
 from gateway.access import KeyFile, digest, new_key, read_key_file
 from gateway.settings import KeyRecord
+from services.core.audit import AuditFailed, AuditLog
+from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import write_durably
+from services.core.printable import printable
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
 
 FileOption = Annotated[
     Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The keys file that the gateway reads.")
+]
+AuditOption = Annotated[
+    Path | None,
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
 ]
 DEFAULT_FILE = Path("~/.fovea/keys.json")
 
@@ -26,13 +33,22 @@ DEFAULT_FILE = Path("~/.fovea/keys.json")
 @app.command()
 def create(
     name: Annotated[str, typer.Option(help="Whose key it is; logs and `revoke` use this name.")],
-    scope: Annotated[list[str], typer.Option(help="predict, generate, embed, score, metrics or admin; repeatable.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            help="predict, generate, embed or score, each also with :read, :write, :admin; metrics; admin. Repeatable."
+        ),
+    ],
     rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose collections it reaches; keys of one tenant share them.")] = (
+        DEFAULT_TENANT
+    ),
     file: FileOption = DEFAULT_FILE,
+    audit_log: AuditOption = None,
 ) -> None:
     """Make a key, print it once and add its digest to the file."""
     key = new_key()
-    fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit}
+    fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit, "tenant": tenant}
     try:
         record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
@@ -40,26 +56,32 @@ def create(
     with _locked(file) as keys:
         if any(known.name == name for known in keys):
             _refuse(f"{file} has a key named {name!r} already; revoke it first.")
-        _write(file, (*keys, record))
+        with _recorded(audit_log, "key.create", file, record):
+            _write(file, (*keys, record))
     typer.echo(key)
 
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE) -> None:
-    """Show every key's name, scopes and limit."""
+    """Show every key's name, scopes, limit, the time of its making, and tenant."""
     for record in _read(file.expanduser()):
         scopes = ",".join(sorted(record.scopes))
-        typer.echo(f"{record.name}\t{scopes}\t{record.rate_limit or '-'}\t{record.created or '-'}")
+        limit, created = record.rate_limit or "-", record.created or "-"
+        typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
 
 
 @app.command()
-def revoke(name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE) -> None:
+def revoke(
+    name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE, audit_log: AuditOption = None
+) -> None:
     """Remove a key; a gateway that follows the file refuses it within seconds."""
     with _locked(file) as keys:
         kept = tuple(record for record in keys if record.name != name)
         if len(kept) == len(keys):
             _refuse(f"{file} has no key named {name!r}.")
-        _write(file, kept)
+        revoked = next(record for record in keys if record.name == name)
+        with _recorded(audit_log, "key.revoke", file, revoked):
+            _write(file, kept)
 
 
 @contextmanager
@@ -89,6 +111,18 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
     write_durably(file.expanduser(), [content.encode() + b"\n"])
 
 
+@contextmanager
+def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
+    """Do the block with the audit log knowing. Where the log can't be written, nothing is done."""
+    audit = AuditLog(audit_log and audit_log.expanduser())
+    what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
+    try:
+        with audit.command(action, file=str(file), **what):
+            yield
+    except AuditFailed as failed:
+        _refuse(f"{audit_log}: {failed.message}")
+
+
 def _refuse(reason: str) -> NoReturn:
-    typer.echo(reason, err=True)
+    typer.echo(printable(reason), err=True)
     raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The hot path in plain ASGI: a request that belongs to a service is let in, sent on and answered unread."""
+"""The hot path in plain ASGI: a request that belongs to a service is let in, read, sent on and answered unparsed."""
 
 import time
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access import Access, Visitor
-from gateway.client_body import REPLAYABLE_BYTES, ClientBody, read_whole
+from gateway.client_body import BodyMemory
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
 from gateway.settings import Service
 from gateway.upstream import Upstream, UpstreamRequest
-from services.core.errors import Overloaded
+from services.core.errors import Overloaded, Unauthenticated
 
 
 class Proxy:
@@ -22,10 +22,13 @@ class Proxy:
     Nothing but the public paths is reached without passing `access`.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, upstreams: Mapping[Service, Upstream]) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, upstreams: Mapping[Service, Upstream], body_memory: BodyMemory
+    ) -> None:
         self.app = app
         self.access = access
         self.upstreams = upstreams
+        self.body_memory = body_memory
         self.routes = RouteTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,17 +36,23 @@ class Proxy:
             await self.app(scope, receive, send)
             return
         path: str = scope["path"]
-        visitor = self.access.authenticate(scope)
+        try:
+            visitor = self.access.authenticate(scope)
+        except Unauthenticated:
+            await self.access.count_failure(scope)
+            raise
         route = self.routes.find(path)
+        if route is not None:
+            scope["route"] = route
+        # Before all that may refuse the request: a refusal costs its share too.
+        allowance = await self.access.count(visitor)
         if route is None:
             if path in OWN_SCOPES:
                 self.access.authorize(visitor, OWN_SCOPES[path])
             await self.app(scope, receive, send)
             return
-        scope["route"] = route
-        self.access.authorize(visitor, route.service)
+        self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
-        allowance = await self.access.count(visitor)
         await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
 
     async def _forward(
@@ -55,40 +64,38 @@ class Proxy:
         receive: Receive,
         send: Send,
     ) -> None:
-        request = UpstreamRequest(
-            method=scope["method"],
-            target=_target(scope),
-            headers=request_headers(scope, visitor.caller),
-            body=await _body(scope, receive),
-            deadline=scope["state"]["deadline"],
-        )
+        # Before the body is read: to refuse it then would cost as much as to serve it.
+        upstream.gate.check(visitor.identity, scope["state"]["deadline"])
         timing = scope["state"]["timing"]
-        sent_at = time.perf_counter()
-        async with upstream.send(request) as response:
-            headers = response_headers(response.raw_headers, response.status, timing)
-            timing.add("upstream", time.perf_counter() - sent_at)
-            if allowance is not None:
-                headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
-            await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            await _relay_body(upstream.service, response, send)
+        with self.body_memory.body_of(visitor.identity) as body:
+            request = UpstreamRequest(
+                method=scope["method"],
+                target=_target(scope),
+                headers=request_headers(scope, visitor.caller),
+                body=await body.read(scope, receive),
+                deadline=scope["state"]["deadline"],
+                client=visitor.identity,
+            )
+            sent_at = time.perf_counter()
+            async with upstream.send(request) as response:
+                # The body is not sent again, and the answer may be a long stream.
+                request.body = None
+                body.release()
+                headers = response_headers(response.raw_headers, response.status, timing)
+                if not visitor.may(f"{upstream.service}:admin"):
+                    # How long each stage took tells whether somebody else has asked the same before.
+                    timing.is_private = True
+                    headers = [(name, value) for name, value in headers if name != b"server-timing"]
+                timing.add("upstream", time.perf_counter() - sent_at)
+                if allowance is not None:
+                    headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
+                await send({"type": "http.response.start", "status": response.status, "headers": headers})
+                await _relay_body(upstream.service, response, send)
 
 
 def _target(scope: Scope) -> str:
     target = str(scope["raw_path"], "ascii")
     return f"{target}?{str(scope['query_string'], 'ascii')}" if scope["query_string"] else target
-
-
-async def _body(scope: Scope, receive: Receive) -> bytes | ClientBody | None:
-    """None where no body is announced; a short one whole, so that it leaves in one write and can be sent again."""
-    length = None
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding":
-            return ClientBody(receive)
-        if name == b"content-length":
-            length = int(value)
-    if not length:
-        return None
-    return await read_whole(receive) if length <= REPLAYABLE_BYTES else ClientBody(receive)
 
 
 async def _relay_body(service: Service, response: aiohttp.ClientResponse, send: Send) -> None:

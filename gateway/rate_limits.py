@@ -73,6 +73,7 @@ class RateLimits:
     def __init__(self, redis_url: str | None, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._local = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._failures = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._pool: ConnectionPool | None = None
         self._shared: SlidingWindowCounterRateLimiter | None = None
         if redis_url:
@@ -98,6 +99,11 @@ class RateLimits:
                 self._shared_again_at = time.monotonic() + REDIS_PAUSE_S
                 log.warning("rate_limits_kept_in_memory", error=type(failure).__name__)
         return await _take(self._local, item, identity)
+
+    async def take_locally(self, identity: str, rate: str) -> Allowance:
+        """`take`, counted in this process alone: what anybody may send without end must not cost Redis."""
+        item = self._rates.get(rate) or self._rates.setdefault(rate, parse(rate))
+        return await _take(self._failures, item, identity)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

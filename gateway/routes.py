@@ -5,17 +5,20 @@ method and reads no body, so paths that are told apart by their bodies (TEI's `/
 by the service.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.settings import Scope, Service
+from gateway.settings import Level, Scope, Service
 from services.core.errors import FoveaError, MethodNotAllowed
 
 # Answered by the gateway itself without a key; everything else needs one once keys are configured.
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/docs", "/openapi.json"})
 # The gateway's own paths that take more than any key.
 OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
+# A search is sent by POST, for its query may be an image, and reads all the same.
+_SEARCH = re.compile(r"(/v1)?/collections/[^/]+/search")
 
 
 def rerank_error_body(error: FoveaError) -> dict[str, Any]:
@@ -27,13 +30,22 @@ def rerank_error_body(error: FoveaError) -> dict[str, Any]:
 class Route:
     """Requests of `methods` on `path` go to `service`; a path that ends in `/**` stands for all below it.
 
-    `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope.
+    `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that what is
+    neither a GET nor a search changes what the service keeps.
     """
 
     service: Service
     path: str
     methods: tuple[str, ...]
     error_body: Callable[[FoveaError], dict[str, Any]] | None = None
+    changes: bool = False
+
+    def level(self, method: str, path: str) -> Level:
+        """What a key must be allowed to do for this. A method that the route does not take needs no more than `read`,
+        so that its refusal is the same for every key of the service."""
+        if not self.changes or method == "GET" or method not in self.methods:
+            return "read"
+        return "read" if method == "POST" and _SEARCH.fullmatch(path) else "write"
 
 
 ROUTES = (
@@ -48,7 +60,7 @@ ROUTES = (
     Route("embed", "/embeddings", ("POST",)),
     Route("embed", "/collections", ("GET",)),
     # The service alone knows what a collection's own paths and methods are.
-    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE")),
+    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True),
     Route("score", "/score", ("POST",)),
     Route("score", "/hard-negatives", ("POST",)),
 )

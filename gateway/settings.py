@@ -9,12 +9,34 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
-from services.core.caller import DEFAULT_TENANT
+from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
-# A service's own routes, `/metrics`, or all of them.
-Scope = Literal["predict", "generate", "embed", "score", "metrics", "admin"]
+# What a key may do at a service, each with all that stands before it: `write` is to change what the service keeps,
+# `admin` besides to see how long each stage took.
+Level = Literal["read", "write", "admin"]
+# A service's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
+Scope = Literal[
+    "predict",
+    "predict:read",
+    "predict:write",
+    "predict:admin",
+    "generate",
+    "generate:read",
+    "generate:write",
+    "generate:admin",
+    "embed",
+    "embed:read",
+    "embed:write",
+    "embed:admin",
+    "score",
+    "score:read",
+    "score:write",
+    "score:admin",
+    "metrics",
+    "admin",
+]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -28,7 +50,7 @@ class KeyRecord(BaseModel):
     scopes: frozenset[Scope]
     rate_limit: str | None = None
     created: str | None = None
-    tenant: str = Field(DEFAULT_TENANT, pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    tenant: str = Field(DEFAULT_TENANT, pattern=TENANT_PATTERN)
 
     @field_validator("rate_limit")
     @classmethod
@@ -61,6 +83,11 @@ class GatewaySettings(ProcessSettings):
     probe_interval_s: float = Field(
         1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
     )
+    unanswered_probes: int = Field(
+        5,
+        gt=0,
+        description="Such questions in a row left unanswered, after which an instance counts as hung.",
+    )
     max_inflight_requests: int = Field(
         1024, gt=0, description="Requests that one service is given at a time; more are held back."
     )
@@ -82,10 +109,22 @@ class GatewaySettings(ProcessSettings):
         None,
         description="Requests that a key (without keys: a client address) may send, as `600/minute`; unset, any.",
     )
+    failed_key_limit: str | None = Field(
+        "60/minute",
+        description="Requests without a key that is known that a client address may send; what comes after them is "
+        "answered 429. Where no key is needed it has no effect.",
+    )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Addresses or networks of the proxies in front, separated by commas: from them alone "
         "`X-Forwarded-For` tells a client's address.",
+    )
+    client_connection_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the connections that one client address may have open; 1: all. Without effect behind "
+        "`trusted_proxies`, whose connections are everybody's.",
     )
     rate_limit_timeout_s: float = Field(
         0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
@@ -114,10 +153,10 @@ class GatewaySettings(ProcessSettings):
             ip_network(proxy)  # raises ValueError that quotes what is none
         return proxies
 
-    @field_validator("rate_limit")
+    @field_validator("rate_limit", "failed_key_limit")
     @classmethod
     def check_rate(cls, rate: str | None) -> str | None:
-        return rate if rate is None else parse_rate(rate)
+        return parse_rate(rate) if rate else None
 
     def urls(self) -> dict[Service, tuple[str, ...]]:
         """Base URLs by service; a service without any is one that this deployment does not have."""

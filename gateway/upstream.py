@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,9 +15,10 @@ from yarl import URL
 
 from gateway.addresses import Address, Addresses, Lease
 from gateway.admission import Gate, RetryBudget
-from gateway.client_body import ClientBody
 from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
+from services.core.admission import PLACES_HEADER
+from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
@@ -30,6 +32,8 @@ IDLE_CLOSE_S = 1.0
 # How soon a request that waits for a service to come up tries it again.
 WAIT_POLL_S = 0.1
 NOT_RUNNING_RETRY_S = 5.0
+PLACES = str(PLACES_HEADER, "ascii")
+MAX_ONE_WRITE_BYTES = 2**20
 
 log = structlog.get_logger(__name__)
 # For the gateway's own questions: readiness, models, documentation.
@@ -38,21 +42,25 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 @dataclass(eq=False)
 class UpstreamRequest:
-    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`."""
+    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`.
+
+    `client` is who takes a share of the service. `headers` name no length: what is sent has the length of `body`.
+    """
 
     method: str
     target: str
     headers: CIMultiDict[str]
-    body: bytes | ClientBody | None
+    body: bytes | None
     deadline: float
-
-    @property
-    def is_replayable(self) -> bool:
-        return not isinstance(self.body, ClientBody) or not self.body.is_started
+    client: str
 
 
 class _Unsent(Exception):
     """Nobody took the connection, so nothing was sent."""
+
+
+class _Hung(Exception):
+    """The address was found to hang before it answered."""
 
 
 class _ClosedWhileIdle(Exception):
@@ -64,8 +72,8 @@ class Upstream:
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
-    dies of a request within IDLE_CLOSE_S looks the same. Never once a byte of a body that can't be repeated was sent,
-    nor beyond the retry budget. All that services do may be done twice: what is stored is stored under its name.
+    dies of a request within IDLE_CLOSE_S looks the same. Never beyond the retry budget. All that services do may be
+    done twice: what is stored is stored under its name.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class Upstream:
             metrics=metrics,
         )
         self._session = session
+        self._exhaustion = ExhaustionLog(f"upstream {service}")
         self._budget = RetryBudget()
         self._wait_s = settings.wait_for_service_s
         self._retries = metrics.retries.labels(service)
@@ -102,16 +111,17 @@ class Upstream:
 
         Raises Overloaded where no instance answers.
         """
-        await self.gate.enter()
+        place = await self.gate.enter(request.client, request.deadline)
         try:
             lease, response = await self._send_until_up(request)
             try:
-                yield response
+                with lease.address.when_hung(response.close):
+                    yield response
             finally:
                 response.close()
                 self.addresses.release(lease)
         finally:
-            self.gate.leave()
+            self.gate.leave(place)
 
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Where requests wait for a service, they also wait while every instance says that it is loading or leaving;
@@ -128,7 +138,7 @@ class Upstream:
             except _Unsent:
                 if is_over:
                     raise self._not_running() from None
-            async with self.gate.held_back():
+            with self.gate.held_back():
                 await asyncio.sleep(WAIT_POLL_S)
 
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
@@ -142,15 +152,20 @@ class Upstream:
             failed = lease.address
             has_other = self.addresses.has_other(failed)
             try:
-                response = await self._send_to(failed, request)
+                response = await self._send_unless_hung(failed, request)
             except _Unsent:
                 self.addresses.release(lease)
                 if not (attempts_left and has_other and self._may_retry()):
                     raise
+            except _Hung:
+                self.addresses.release(lease)
+                has_other = self.addresses.has_other(failed)
+                if not (attempts_left and has_other and self._may_retry()):
+                    raise self._hangs() from None
             except _ClosedWhileIdle:
                 self.addresses.release(lease)
                 # Once only: a request that kills whoever reads it must not go through all of them.
-                if was_closed or not (attempts_left and request.is_replayable and self._may_retry()):
+                if was_closed or not (attempts_left and self._may_retry()):
                     raise self._broke_off() from None
                 was_closed = True
             except BaseException:
@@ -158,11 +173,24 @@ class Upstream:
                 raise
             else:
                 is_refusal = response.status == Overloaded.status and "Retry-After" in response.headers
-                if not (is_refusal and attempts_left and has_other and request.is_replayable and self._may_retry()):
+                if not (is_refusal and attempts_left and has_other and self._may_retry()):
                     return lease, response
                 response.close()
                 self.addresses.release(lease)
         raise AssertionError("the last attempt returns or raises")
+
+    async def _send_unless_hung(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
+        """`_send_to`, which ends with _Hung once the address is found to hang."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as patience:
+                with address.when_hung(lambda: patience.reschedule(loop.time())):
+                    return await self._send_to(address, request)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            self._count("hung")
+            raise _Hung from None
 
     async def _send_to(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """One attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
@@ -174,33 +202,46 @@ class Upstream:
                 request.method,
                 URL(address.url + request.target, encoded=True),
                 headers=request.headers,
-                data=request.body,
+                data=_payload(request.body),
                 allow_redirects=False,
                 server_hostname=address.tls_name,
                 trace_request_ctx=attempt,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as refused:
+            if is_exhaustion(refused):
+                # It says nothing of the service.
+                self._exhaustion.report()
+                raise out_of_descriptors() from None
             # The client is told that nobody answers; that a certificate did not match is the operator's to know.
             log.warning("connection_refused", address=address.url, reason=type(refused).__name__)
             self.addresses.failed(address)
             self._count("unreachable")
             raise _Unsent from None
         except (aiohttp.ClientError, OSError) as broken:
-            if isinstance(request.body, ClientBody) and request.body.failure is not None:
-                # It was the client's side that ended the upload.
-                raise request.body.failure from None
             self._count("broken")
             if attempt.is_on_reused_connection and time.monotonic() - attempt.started_s < IDLE_CLOSE_S:
                 raise _ClosedWhileIdle from None
             self.addresses.failed(address)
             raise self._broke_off() from broken
         self._count(str(response.status))
+        self._note_places(address, response)
+        self.addresses.answered(address)
         if response.status < 500:
             self.addresses.succeeded(address)
         elif response.status not in (503, 504):
             # Those two say that there is too much work or too little time, not that the instance is broken.
             self.addresses.failed(address)
         return response
+
+    def _note_places(self, address: Address, response: aiohttp.ClientResponse) -> None:
+        announced = response.headers.get(PLACES, "")
+        if announced.isdecimal() and int(announced) not in (0, address.places):
+            address.places = int(announced)
+            self._resize()
+
+    def _resize(self) -> None:
+        is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
+        self.gate.resize(self.addresses.num_places, is_patient=is_waited_for)
 
     def _may_retry(self) -> bool:
         if not self._budget.withdraw():
@@ -226,6 +267,13 @@ class Upstream:
             )
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
+    def _hangs(self) -> Overloaded:
+        return Overloaded(
+            f"The {self.service} service does not answer any more.",
+            code="service_unavailable",
+            retry_after_s=NOT_RUNNING_RETRY_S,
+        )
+
     def _broke_off(self) -> Overloaded:
         return Overloaded(
             f"The {self.service} service closed the connection before it answered.", code="upstream_failed"
@@ -245,15 +293,24 @@ class Upstream:
             self.addresses.release(lease)
 
     async def probe(self) -> None:
-        """Ask every address for its readiness."""
+        """Ask every address for its readiness; one that leaves several questions unanswered counts as hung."""
         await asyncio.gather(*(self._probe(address) for address in self.addresses))
+        self._resize()
 
     async def _probe(self, address: Address) -> None:
         try:
             async with self._get(address, "/readyz") as response:
                 address.is_ready = response.status == 200
-        except (aiohttp.ClientError, OSError):
+                self.addresses.answered(address)
+        except TimeoutError:
             address.is_ready = False
+            self.addresses.left_unanswered(address)
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, OSError) and is_exhaustion(error):
+                self._exhaustion.report()
+                return
+            address.is_ready = False
+            self.addresses.answered(address)
 
     def _get(self, address: Address, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(
@@ -262,3 +319,8 @@ class Upstream:
             server_hostname=address.tls_name,
             timeout=PROBE_TIMEOUT,
         )
+
+
+def _payload(body: bytes | None) -> bytes | BytesIO | None:
+    """As aiohttp wants it: what is long is written in pieces, between which others have their turn."""
+    return body if body is None or len(body) <= MAX_ONE_WRITE_BYTES else BytesIO(body)

@@ -49,17 +49,26 @@ def main() -> None:
 def up(
     host: Annotated[str | None, typer.Option(help="Address of the gateway [FOVEA_GATEWAY_HOST].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gateway [FOVEA_GATEWAY_PORT].")] = None,
+    restart_after: Annotated[
+        float,
+        typer.Option(
+            envvar="FOVEA_UP_RESTART_AFTER_S",
+            min=0,
+            help="Seconds that a process which has started may leave /livez unanswered; 0: for ever.",
+        ),
+    ] = 60.0,
 ) -> None:
     """Start the gateway and every service that exists, and stop them on Ctrl-C."""
     from services.programs import BadPort, existing_names, plan_programs
-    from services.supervisor import PortTaken, Supervisor
+    from services.supervisor import PortTaken, RestartPolicy, Supervisor
 
     options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
 
     async def supervise() -> int:
         programs = plan_programs(existing_names(), environment)
-        supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment))
+        policy = RestartPolicy(hung_after_s=restart_after)
+        supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
         return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
 
     try:
@@ -113,13 +122,14 @@ def _refusals_in_one_line(command: str) -> Iterator[None]:
     """What is wrong with what a command was given, or with where it works, is told without a traceback: status 1."""
     from safetensors import SafetensorError
 
+    from services.core.printable import printable
     from services.core.store_errors import StoreError
     from services.nn.refusals import Refused
 
     try:
         yield
     except (Refused, StoreError, SafetensorError, OSError) as refused:
-        typer.echo(f"{command}: {' '.join(str(refused).split())}", err=True)
+        typer.echo(f"{command}: {printable(' '.join(str(refused).split()))}", err=True)
         raise typer.Exit(1) from None
 
 

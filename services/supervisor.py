@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from services.core.printable import printable
 from services.programs import Program
 
 READY_POLL_S = 0.1
+LIVENESS_POLL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 # On top of the time that a child has for its own drain.
 STOP_MARGIN_S = 5.0
@@ -25,13 +27,15 @@ COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that read on dark and on ligh
 class RestartPolicy:
     """Delays double from `first_delay_s` to `max_delay_s`, and start over after `stable_after_s` of running.
 
-    A program that ends `max_failed_starts` times without ever having been ready ends everything.
+    A program that ends `max_failed_starts` times without ever having been ready ends everything. One that has started
+    and then leaves `/livez` unanswered, or not well, for `hung_after_s` is stopped and started again; 0: never.
     """
 
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
     stable_after_s: float = 60.0
     max_failed_starts: int = 3
+    hung_after_s: float = 60.0
 
     def delays(self) -> Iterator[float]:
         delay_s = self.first_delay_s
@@ -94,7 +98,7 @@ class Supervisor:
         failed_starts = 0
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            status = await child.run_once()
+            status = await child.run_once(self._policy.hung_after_s)
             if self._stopping.is_set():
                 return
             failed_starts = 0 if child.was_ready else failed_starts + 1
@@ -143,13 +147,15 @@ class _Child:
         prefix = f"{program.name:<9}| "
         self._prefix = prefix if colour is None else f"\x1b[{colour}m{prefix}\x1b[0m"
         self._process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
 
     @property
     def was_ready(self) -> bool:
         return self.ready.is_set()
 
-    async def run_once(self) -> int:
+    async def run_once(self, hung_after_s: float) -> int:
         """Start the process, pass its output on, and return its exit status when it ends."""
+        self._is_stopping = False
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -162,14 +168,18 @@ class _Child:
             # Ctrl-C reaches the supervisor alone: a child would take the SIGTERM that follows for a second signal.
             start_new_session=True,
         )
-        probing = asyncio.create_task(self._wait_until_ready())
+        probing = [asyncio.create_task(self._wait_until_ready())]
+        if hung_after_s:
+            probing.append(asyncio.create_task(self._restart_when_hung(hung_after_s)))
         try:
             await self._forward_output(process)
             return await process.wait()
         finally:
-            probing.cancel()
+            for task in probing:
+                task.cancel()
 
     async def stop(self, limit_s: float) -> None:
+        self._is_stopping = True
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
@@ -195,31 +205,70 @@ class _Child:
         while piece := await process.stdout.read(65536):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                self.say(line.decode(errors="replace"))
+                self._pass_on(line)
         if rest:
-            self.say(rest.decode(errors="replace"))
+            self._pass_on(rest)
+
+    def _pass_on(self, line: bytes) -> None:
+        self.say(printable(line.decode(errors="replace").removesuffix("\r"), keep="\t"))
 
     async def _wait_until_ready(self) -> None:
         while not await _is_ready(self.program):  # noqa: ASYNC110 another process sets no event here
             await asyncio.sleep(READY_POLL_S)
         self.ready.set()
 
+    async def _restart_when_hung(self, hung_after_s: float) -> None:
+        """Stop the process, which is then started again, once it has started and hangs for so long."""
+        while not await _is_well(self.program, "/startupz"):  # noqa: ASYNC110 as above
+            await asyncio.sleep(READY_POLL_S)
+        hung_since_s: float | None = None
+        while hung_since_s is None or time.monotonic() - hung_since_s < hung_after_s:
+            await asyncio.sleep(min(LIVENESS_POLL_S, hung_after_s))
+            if not await _is_hung(self.program):
+                hung_since_s = None
+            elif hung_since_s is None:
+                hung_since_s = time.monotonic()
+        if not self._is_stopping:
+            self.say(f"has not been well at /livez for {hung_after_s:g} s and is stopped")
+            await self.stop(STOP_MARGIN_S)
+
 
 async def _is_ready(program: Program) -> bool:
-    """Whether `/readyz` answers 200 and says well of what the program needs. By hand: it imports nothing."""
+    """Whether `/readyz` answers 200 and says well of what the program needs."""
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
-            with contextlib.closing(writer):
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: fovea\r\nConnection: close\r\n\r\n")
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            if b" 200 " not in head.partition(b"\r\n")[0]:
-                return False
-            checks = json.loads(body)["checks"] if program.needs else {}
-            return all(checks[name]["ok"] for name in program.needs)
+        status, body = await _get(program, "/readyz")
+        checks = json.loads(body)["checks"] if program.needs else {}
+        return status == 200 and all(checks[name]["ok"] for name in program.needs)
     except (OSError, ValueError, KeyError):
         # Refused, cut off or timed out: not yet.
         return False
+
+
+async def _is_well(program: Program, path: str) -> bool:
+    try:
+        return (await _get(program, path))[0] == 200
+    except (OSError, ValueError):
+        return False
+
+
+async def _is_hung(program: Program) -> bool:
+    """Whether `/livez` is unanswered or not well; a process that leaves refuses connections, and is let go."""
+    try:
+        return (await _get(program, "/livez"))[0] != 200
+    except ConnectionRefusedError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+async def _get(program: Program, path: str) -> tuple[int, bytes]:
+    """The status and the body of an answer. By hand: it imports nothing. Raises OSError and ValueError."""
+    async with asyncio.timeout(PROBE_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
+        with contextlib.closing(writer):
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    return int(head[9:12]), body
 
 
 def _require_free_port(program: Program) -> None:

@@ -1,7 +1,8 @@
 """A process as `fovea up` starts them, in little: `/readyz` on a port, and notes of what befell it in a file.
 
 The notes get a line at each start, signal and end. `/readyz` has a check named `b`, which is well once a file
-`b-is-known` lies beside the notes. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore SIGTERM).
+`b-is-known` lies beside the notes. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore SIGTERM), `load`
+(never get to its end).
 """
 
 import http.server
@@ -24,7 +25,11 @@ def note(what: str) -> None:
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/readyz" else 404)
+        if self.path == "/livez":
+            print("asked whether it lives")
+        is_found = self.path in ("/readyz", "/livez", "/startupz")
+        is_loading = MODE == "load" and self.path != "/livez"
+        self.send_response(503 if is_loading else 200 if is_found else 404)
         self.end_headers()
         is_known = (NOTES.parent / "b-is-known").exists()
         self.wfile.write(json.dumps({"checks": {"b": {"ok": is_known}}}).encode())
@@ -51,6 +56,7 @@ def main() -> int:
     # From here on a signal is noted, however soon it comes.
     note("started")
     print(f"hello from {NAME}")
+    print("\x1b[2Jcleared\u202e")
     server.serve_forever(poll_interval=0.02)
     note("ended")
     return 0

@@ -13,7 +13,7 @@ async def supervise(arguments: dict[str, object]) -> int:
         [Program(**{**program, "needs": tuple(program["needs"])}) for program in arguments["programs"]],  # type: ignore[attr-defined]
         output=sys.stdout,
         drain_timeout_s=float(str(arguments["drain_timeout_s"])),
-        policy=RestartPolicy(first_delay_s=0.05),
+        policy=RestartPolicy(first_delay_s=0.05, hung_after_s=float(str(arguments["hung_after_s"]))),
         remind_s=0.2,
     )
     return await supervisor.run("all set")

@@ -36,6 +36,7 @@ GENERATING = (
         "decoding",
         "engine_options",
         "generation",
+        "model_checks",
         "prefilled_prompts",
         "prefix_cache",
         "progress",
@@ -48,6 +49,7 @@ GENERATING = (
 # Texts, tokens as numbers, figures: torch-free, and nothing of HTTP.
 TEXTUAL = own(
     "abandonment",
+    "bounded_templates",
     "chat_prompts",
     "data",
     "facts",
@@ -213,6 +215,8 @@ ROOMS = (
     # the processes that train together are told to each other by the environment
     Room("services/nn/training.py", (), (*WEB, "structlog")),
     Room("services/nn/*.py", ("services.nn", "services.core.errors"), (*WEB, "os", "structlog")),
+    # a process of its own that renders chat templates as transformers does
+    Room("services/generate/template_worker.py", (), ("services", "torch", *WEB)),
     Room("services/generate/calibration.py", (), WORLD),
     Room("services/generate/hypotheses.py", (), WORLD),
     *(
@@ -437,7 +441,12 @@ ROOMS = (
     *(
         Room(
             f"services/*/collections/{stem}.py",
-            ("services.core.durable_files", "services.core.errors", "services.{service}.collections"),
+            (
+                "services.core.caller",
+                "services.core.durable_files",
+                "services.core.errors",
+                "services.{service}.collections",
+            ),
             (*HEAVY, *WEB, "structlog"),
         )
         for stem in (
@@ -469,13 +478,26 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Where whatever is raised must be caught: a batch is retried in halves, a request gets its answer, a checkpoint
-# that does not load is refused while the old one serves on, work done for somebody else fails for them, and indexing
-# goes on.
+# that does not load is refused while the old one serves on, work done for somebody else fails for them, indexing goes
+# on, a collection that can't be opened leaves the others alone, and a chat template that fails refuses its
+# conversation.
 CATCH_ALL = {
     "services/embed/collections/collection.py",
+    "services/embed/collections/open_collections.py",
+    "services/generate/template_worker.py",
     *(
         f"services/core/{stem}.py"
-        for stem in ("batch_run", "batching", "cache", "checkpoints", "compute", "middleware", "step_run", "stepping")
+        for stem in (
+            "batch_run",
+            "batching",
+            "cache",
+            "candidates",
+            "checkpoints",
+            "compute",
+            "middleware",
+            "step_run",
+            "stepping",
+        )
     ),
 }
 

@@ -37,6 +37,7 @@ class Supervised:
         ports: dict[str, int],
         needs: dict[str, list[str]],
         drain_timeout_s: float,
+        hung_after_s: float,
     ) -> None:
         self.folder = folder
         self._notes = folder / "notes"
@@ -59,7 +60,7 @@ class Supervised:
             }
             for name, mode in modes.items()
         ]
-        arguments = json.dumps({"programs": programs, "drain_timeout_s": drain_timeout_s})
+        arguments = json.dumps({"programs": programs, "drain_timeout_s": drain_timeout_s, "hung_after_s": hung_after_s})
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.supervising", arguments],
@@ -109,13 +110,15 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
         ports: dict[str, int] | None = None,
         needs: dict[str, list[str]] | None = None,
         drain_timeout_s: float = 30,
+        hung_after_s: float = 3600,
         **modes: str,
     ) -> Supervised:
         folder = tmp_path / str(len(started))
         folder.mkdir()
         kept = {name: ports_of_the_test.enter_context(kept_port()) for name in modes}
         chosen = {**kept, **(ports or {})}
-        started.append(Supervised(folder, modes, ports=chosen, needs=needs or {}, drain_timeout_s=drain_timeout_s))
+        limits = {"drain_timeout_s": drain_timeout_s, "hung_after_s": hung_after_s}
+        started.append(Supervised(folder, modes, ports=chosen, needs=needs or {}, **limits))
         return started[-1]
 
     with ports_of_the_test:
@@ -135,6 +138,13 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert "b        | hello from b" in output
     announcement = output[output.index("Ready in ") :]
     assert announcement.count("http://127.0.0.1:") == 2
+
+
+def test_what_a_program_prints_moves_no_cursor(supervise: Supervise) -> None:
+    supervised = supervise(a="serve")
+    supervised.until_ready()
+    assert r"a        | \x1b[2Jcleared\u202e" in supervised.output()
+    assert not set("\x1b\u202e") & set(supervised.output())
 
 
 def test_a_program_is_announced_once_what_it_needs_is_well_and_until_then_is_told_to_be_late(
@@ -169,6 +179,26 @@ def test_a_program_that_dies_is_started_again_and_the_others_are_left_alone(supe
     until(lambda: len(supervised.pids("b")) == 2)
     assert "b        | ended with status -9; starting it again in 0.05 s" in supervised.output()
     assert len(supervised.pids("a")) == 1
+
+
+def test_a_program_that_was_stopped_is_killed_and_started_again(supervise: Supervise) -> None:
+    supervised = supervise(a="serve", b="serve", hung_after_s=1)
+    until(lambda: "b        | asked whether it lives" in supervised.output())
+    os.kill(supervised.pids("b")[0], signal.SIGSTOP)
+    until(lambda: len(supervised.pids("b")) == 2)
+    assert "b        | has not been well at /livez for 1 s and is stopped" in supervised.output()
+    assert "b        | ended with status -9; starting it again in 0.05 s" in supervised.output()
+    assert len(supervised.pids("a")) == 1
+
+
+def test_a_program_that_is_stopped_while_it_loads_is_left_alone(supervise: Supervise) -> None:
+    supervised = supervise(a="load", b="serve", hung_after_s=0.5)
+    until(lambda: "b        | asked whether it lives" in supervised.output() and bool(supervised.pids("a")))
+    for name in "ab":
+        os.kill(supervised.pids(name)[0], signal.SIGSTOP)
+    until(lambda: len(supervised.pids("b")) == 2)  # by then the other, had it started, would be seen to hang
+    assert len(supervised.pids("a")) == 1
+    os.kill(supervised.pids("a")[0], signal.SIGCONT)
 
 
 def test_a_program_that_never_gets_ready_ends_everything_with_a_failure(supervise: Supervise) -> None:

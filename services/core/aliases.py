@@ -3,12 +3,12 @@
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Self
+from typing import Annotated, Self
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.core.manifest import VERSION_ID_PATTERN
+from services.core.manifest import NAME_PATTERN, VERSION_ID_PATTERN
 from services.core.objects import ConditionFailed, ConditionUnsupported, Objects, StoredObject
 from services.core.store_errors import AliasMoved, CorruptCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.store_writers import Turn
@@ -16,6 +16,8 @@ from services.core.store_writers import Turn
 MAX_PREVIOUS = 20
 
 log = structlog.get_logger(__name__)
+
+VersionId = Annotated[str, Field(pattern=f"^{VERSION_ID_PATTERN.pattern}$")]
 
 
 class Alias(BaseModel):
@@ -26,8 +28,8 @@ class Alias(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: str = Field(pattern=f"^{VERSION_ID_PATTERN.pattern}$")
-    previous: tuple[str, ...] = ()
+    version: VersionId
+    previous: tuple[VersionId, ...] = ()
     updated: datetime = Field(default_factory=lambda: datetime.now(UTC))
     move: str = Field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -61,7 +63,8 @@ class Aliases:
     def read_all(self, name: str) -> dict[str, Alias]:
         aliases: dict[str, Alias] = {}
         for alias in self._objects.children(f"models/{name}/aliases"):
-            aliases[alias] = self.read(name, alias)
+            if NAME_PATTERN.fullmatch(alias):  # anything else was put there by other means
+                aliases[alias] = self.read(name, alias)
         return aliases
 
     def move(self, name: str, alias: str, move: Move, turn: Turn) -> Alias:

@@ -26,7 +26,7 @@ class AppParts:
 
     `resources` are opened in order before the first request and closed in reverse after the last. `warm_up` runs
     beside the server, which answers probes meanwhile; until it returns the process is not started, and if it raises
-    the process ends.
+    the process ends. `needs_key` says that requests are answered only with a key.
     """
 
     service: str
@@ -37,12 +37,13 @@ class AppParts:
     resources: Sequence[Callable[[], AbstractAsyncContextManager[object]]] = ()
     warm_up: Callable[[], Awaitable[None]] | None = None
     description: str = ""
+    needs_key: bool = False
 
 
 def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     """Routes are declared once and answer with and without `/v1`; `app.state.health` is the process's health."""
     paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
-    middleware = http_middleware(settings, parts.metrics, parts.health, paths)
+    middleware = http_middleware(settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key)
     if settings.telemetry:
         middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
     app = FastAPI(
@@ -62,6 +63,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         telemetry=traces(parts.service) if settings.telemetry else NO_TRACES,
     )
     app.state.health = parts.health
+    app.state.metrics = parts.metrics
     # Routers are tried in this order, and a miss costs more than a probe is worth.
     for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
         app.include_router(router)

@@ -5,9 +5,11 @@ short item costs as much as the longest beside it.
 """
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -17,18 +19,21 @@ AnswerT = TypeVar("AnswerT")
 
 # Enough choice to put items of like length together, little enough that cutting takes microseconds.
 WINDOW_BATCHES = 4
+# So long after requests of several clients came, another one is expected.
+SHARED_S = 1.0
 
 
 class Request(Generic[AnswerT]):
-    """One submit: its items, and the answers so far. Times are readings of `time.monotonic()`, in seconds.
+    """One submit of a client: its items, and the answers so far. Times are readings of `time.monotonic()`, in seconds.
 
     The event loop alone writes it; the compute thread reads `is_settled`, which never turns back.
     """
 
-    __slots__ = ("answers", "deadline", "future", "is_settled", "items", "num_missing", "queued_at")
+    __slots__ = ("answers", "client", "deadline", "future", "is_settled", "items", "num_missing", "queued_at")
 
-    def __init__(self, future: asyncio.Future[list[AnswerT]], num_items: int, deadline: float) -> None:
+    def __init__(self, future: asyncio.Future[list[AnswerT]], num_items: int, deadline: float, client: str) -> None:
         self.future = future
+        self.client = client
         self.deadline = deadline
         self.queued_at = time.monotonic()
         self.items: list[QueuedItem[Any]] = []
@@ -60,65 +65,131 @@ def padded_cost(items: Sequence[QueuedItem[Any]]) -> int:
 
 
 class BatchQueue(Generic[ItemT]):
-    """Items in the order of their arrival; `cost` is the sum of their own costs."""
+    """Items in the order of their arrival, a line for each client; `cost` is the sum of their own costs.
+
+    With one client, the oldest item is always in the next batch. With several, the oldest item of the client that was
+    given the least is, by cost, and the rest of the batch is chosen likewise: start-time fair queueing (Goyal, Vin and
+    Cheng, 1996). A client that comes anew begins with as much as the least of those that wait, and so saves nothing up.
+    """
 
     def __init__(self, max_batch_size: int) -> None:
         self.cost = 0
         self._max_batch_size = max_batch_size
-        # Items leave at its front, when cut, and anywhere, when cancelled; both are cheap in this kind of dict only.
-        self._items: OrderedDict[QueuedItem[ItemT], None] = OrderedDict()
+        self._newest_client = ""
+        self._shared_until = -math.inf
+        # Items leave at the front, when cut, and anywhere, when cancelled; both are cheap in this kind of dict only.
+        self._lines: dict[str, OrderedDict[QueuedItem[ItemT], None]] = {}
+        # Only while several clients wait: the cost of what each was given.
+        self._given: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        return sum(map(len, self._lines.values()))
 
-    def add(self, item: QueuedItem[ItemT]) -> None:
-        self._items[item] = None
-        self.cost += item.cost
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, request: Request[Any], cost: int) -> None:
+        """Put in the items of a request, which cost so much in sum."""
+        client = request.client
+        if client != self._newest_client:
+            if self._newest_client:
+                self._shared_until = request.queued_at + SHARED_S
+            self._newest_client = client
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = OrderedDict()
+        for item in request.items:
+            line[item] = None
+        self.cost += cost
 
     def discard(self, item: QueuedItem[ItemT]) -> bool:
         """Take an item out; False if it was not there."""
-        if item not in self._items:
+        line = self._lines.get(item.request.client)
+        if line is None or item not in line:
             return False
         self._remove(item)
         return True
 
     def clear(self) -> list[QueuedItem[ItemT]]:
         """Take all items out."""
-        items = list(self._items)
-        self._items.clear()
+        items = [item for line in self._lines.values() for item in line]
+        self._lines.clear()
         self.cost = 0
         return items
 
     def oldest(self) -> QueuedItem[ItemT] | None:
-        return next(iter(self._items), None)
+        heads = (next(iter(line)) for line in self._lines.values())
+        return min(heads, key=lambda item: item.request.queued_at, default=None)
+
+    def cost_of(self, client: str) -> int:
+        """Cost of the items of one client, each on its own."""
+        return sum(item.cost for item in self._lines.get(client, ()))
+
+    def cost_ahead(self, client: str, cost: int) -> int:
+        """Cost of what is computed before a new request of this client and this cost is: no others' beyond its own."""
+        num_clients = len(self._lines) + (client not in self._lines)
+        return self.cost if num_clients == 1 else min(self.cost, (self.cost_of(client) + cost) * num_clients)
+
+    def newest_of_largest(self, share: int) -> Request[Any] | None:
+        """The newest request of the client whose items cost the most in sum, if that is more than `share`."""
+        largest = max(self._lines, key=self.cost_of, default=None)
+        if largest is None or self.cost_of(largest) <= share:
+            return None
+        return next(reversed(self._lines[largest])).request
 
     def fills_a_batch(self, max_cost: int) -> bool:
         """Whether a batch cut now has no room for an item that arrives later."""
-        return len(self._items) >= self._max_batch_size or self.cost >= max_cost
+        return self.cost >= max_cost or len(self) >= self._max_batch_size
 
-    def cut(self, max_cost: int, now: float) -> list[QueuedItem[ItemT]]:
-        """Take out the next batch: the oldest item with those nearest to it in length, sorted by length.
+    def cut(self, max_cost: int, now: float, max_shared_cost: float = math.inf) -> list[QueuedItem[ItemT]]:
+        """Take out the next batch: the item whose turn it is with those nearest to it in length, sorted by length.
 
-        It holds as many of the oldest few batches' worth of items as fit under `max_cost` (padded) and the batch
-        size; the oldest alone where that alone costs more. Expired items leave the queue too. Empty if none is left.
+        It holds as many of the items next in turn as fit under `max_cost` (padded) and the batch size; the first
+        alone where that alone costs more. Where several clients came of late it costs at most `max_shared_cost`, so
+        that none that comes now waits for a larger batch of another's than it must. Expired items leave the queue
+        too. Empty if none is left.
         """
-        window = self._oldest_wanted(now)
+        window = self._next_in_turn(now) if len(self._lines) > 1 else self._oldest_wanted(now)
         if not window:
             return []
-        oldest = window[0]
+        first = window[0]
         window.sort(key=attrgetter("length"))
-        batch = self._grow(window, window.index(oldest), max_cost)
-        for item in batch:
-            self._remove(item)
+        limit = min(max_cost, max_shared_cost) if now < self._shared_until else max_cost
+        batch = self._grow(window, window.index(first), limit)
+        if self._given:
+            for item in batch:
+                self._given[item.request.client] += item.cost
+                self._remove(item)
+        else:
+            self._remove_all(batch)
         return batch
 
+    def _remove_all(self, items: Sequence[QueuedItem[ItemT]]) -> None:
+        """What `_remove` does, for many items of one client: most batches of all are cut for one."""
+        client = items[0].request.client
+        line = self._lines[client]
+        cost = 0
+        for item in items:
+            del line[item]
+            cost += item.cost
+        self.cost -= cost
+        if not line:
+            del self._lines[client]
+
     def _remove(self, item: QueuedItem[ItemT]) -> None:
-        del self._items[item]
+        client = item.request.client
+        line = self._lines[client]
+        del line[item]
         self.cost -= item.cost
+        if not line:
+            del self._lines[client]
 
     def _oldest_wanted(self, now: float) -> list[QueuedItem[ItemT]]:
-        while self._items:
-            oldest = list(islice(self._items, WINDOW_BATCHES * self._max_batch_size))
+        """Of the one client that waits, enough items to choose from."""
+        self._given.clear()
+        while self._lines:
+            (line,) = self._lines.values()
+            oldest = list(islice(line, WINDOW_BATCHES * self._max_batch_size))
             wanted = [item for item in oldest if item.deadline > now]
             if len(wanted) < len(oldest):
                 for item in oldest:
@@ -128,7 +199,29 @@ class BatchQueue(Generic[ItemT]):
                 return wanted
         return []
 
-    def _grow(self, window: list[QueuedItem[ItemT]], start: int, max_cost: int) -> list[QueuedItem[ItemT]]:
+    def _next_in_turn(self, now: float) -> list[QueuedItem[ItemT]]:
+        """One batch's worth of items: the next is always of the client that was given the least.
+
+        Only as many, so that the choice of like lengths does not put one client's items off for another's.
+        """
+        for item in [item for line in self._lines.values() for item in line if item.deadline <= now]:
+            self._remove(item)
+        known = [self._given[client] for client in self._lines if client in self._given]
+        least = min(known, default=0.0)
+        self._given = {client: self._given.get(client, least) for client in self._lines}
+        turns = [(self._given[client], order, iter(line)) for order, (client, line) in enumerate(self._lines.items())]
+        heapify(turns)
+        window: list[QueuedItem[ItemT]] = []
+        while turns and len(window) < self._max_batch_size:
+            given, order, line = turns[0]
+            if (item := next(line, None)) is None:
+                heappop(turns)
+            else:
+                window.append(item)
+                heapreplace(turns, (given + item.cost, order, line))
+        return window
+
+    def _grow(self, window: list[QueuedItem[ItemT]], start: int, max_cost: float) -> list[QueuedItem[ItemT]]:
         """Around one item: first the shorter ones, which add no padding cost to it, then the longer ones."""
         if len(window) <= self._max_batch_size and padded_cost(window) <= max_cost:
             return window

@@ -4,6 +4,7 @@ A batch that raises is run again in halves, down to single items; one that runs 
 later batches may cost.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.core.batch_queue import QueuedItem, padded_cost
-from services.core.errors import FoveaError, InternalError
+from services.core.errors import FoveaError, InternalError, no_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -22,6 +23,9 @@ ResultT = TypeVar("ResultT")
 RECOVERY_SHARE = 1 / 64
 # Weight of the newest batch in the measured throughput.
 THROUGHPUT_SMOOTHING = 0.2
+# Weight of a batch in what batches take, relative to that of the next one.
+BATCH_MEMORY = 0.98
+FIXED_SHARE = 0.1
 
 
 class CostBudget:
@@ -41,6 +45,43 @@ class CostBudget:
             self.current = min(self.limit, self.current + max(1, int(self.current * RECOVERY_SHARE)))
 
 
+class BatchTimes:
+    """What batches take: `fixed_s` for each, and `s_per_cost` for each unit of padded cost.
+
+    The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
+    While batches of one cost alone were seen, nothing is known: both are 0, and what follows from them bounds nothing.
+    """
+
+    def __init__(self, max_batch_cost: int) -> None:
+        self.fixed_s = 0.0
+        self.s_per_cost = 0.0
+        # Seconds for a unit of cost in batches as full as they may be.
+        self.full_s_per_cost = 0.0
+        # The cost of a batch that spends FIXED_SHARE of its time on what is fixed: a larger one hardly computes more
+        # in a second, and only takes longer.
+        self.efficient_cost = math.inf
+        self._max_batch_cost = max_batch_cost
+        self._weight = 0.0
+        self._mean_cost = 0.0
+        self._mean_s = 0.0
+        self._cost_deviation = 0.0  # sums of squares and of products about the means
+        self._joint_deviation = 0.0
+
+    def add(self, cost: int, seconds: float) -> None:
+        self._weight = self._weight * BATCH_MEMORY + 1
+        from_cost, from_s = cost - self._mean_cost, seconds - self._mean_s
+        self._mean_cost += from_cost / self._weight
+        self._mean_s += from_s / self._weight
+        self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._mean_cost)
+        self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._mean_s)
+        if self._cost_deviation > 0 and self._joint_deviation > 0:
+            # A steeper line would have batches take less than no time.
+            self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
+            self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
+            self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+            self.efficient_cost = (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost
+
+
 @dataclass(frozen=True)
 class Computed(Generic[ItemT, ResultT]):
     """Items with their results; the whole batch began and these items ended at `time.monotonic()` seconds."""
@@ -57,14 +98,20 @@ class Computed(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class Failed(Generic[ItemT]):
-    """Items without results; `error` is what the engine has to tell the client, None if that is nothing."""
+    """Items without results; `error` is what the engine has to tell the client, None if that is nothing.
+
+    `lacked_memory` is whether they may be computed once more of it is free.
+    """
 
     items: list[QueuedItem[ItemT]]
     error: FoveaError | None = None
     is_divisible: bool = True
+    lacked_memory: bool = False
 
     def error_for_client(self) -> FoveaError:
         """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+        if self.lacked_memory:
+            return no_memory()
         return self.error or InternalError("The service failed to compute this input.")
 
 
@@ -83,6 +130,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
     ) -> None:
         self.budget = budget
         self.cost_per_s = 0.0
+        self.times = BatchTimes(budget.limit)
         self._run_batch = run_batch
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory
@@ -125,7 +173,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
             return Failed(part, error.with_traceback(None))
         except Exception as error:  # noqa: BLE001 - the batch loop: whatever an engine raises, its waiters are answered
             self._note_error(part, error)
-            return Failed(part)
+            return Failed(part, lacked_memory=self._is_out_of_memory(error))
         if len(results) != len(part):
             # Nobody knows which result belongs to which item, in smaller batches neither.
             self._log.error("wrong number of results", num_items=len(part), num_results=len(results))
@@ -156,6 +204,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
         if self.budget.current < self.budget.limit:
             self.budget.recover(padded_cost(part))
             self._metrics.batch_cost_budget.set(self.budget.current)
+        self.times.add(padded_cost(part), seconds)
         cost_per_s = sum(item.cost for item in part) / max(seconds, 1e-6)
         weight = THROUGHPUT_SMOOTHING if self.cost_per_s else 1.0
         self.cost_per_s += weight * (cost_per_s - self.cost_per_s)

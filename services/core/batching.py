@@ -23,9 +23,10 @@ import structlog
 
 from services.core.batch_queue import BatchQueue, QueuedItem, Request
 from services.core.batch_run import BatchRunner, Computed, CostBudget, Failed
+from services.core.caller import current_caller
 from services.core.compute import ComputeThread
 from services.core.deadlines import Deadlines
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -95,11 +96,6 @@ class _PreparedBatch(Generic[ItemT]):
     collated: Future[Any]
 
 
-def is_memory_error(error: BaseException) -> bool:
-    """Whether Python itself ran out of memory; an engine on a device brings its own test."""
-    return isinstance(error, MemoryError)
-
-
 class Batcher(Generic[ItemT, ResultT]):
     """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
 
@@ -113,7 +109,7 @@ class Batcher(Generic[ItemT, ResultT]):
         thread: ComputeThread,
         limits: BatchLimits,
         metrics: Metrics,
-        is_out_of_memory: Callable[[BaseException], bool] = is_memory_error,
+        is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
     ) -> None:
         self._thread = thread
         self._limits = limits
@@ -216,26 +212,61 @@ class Batcher(Generic[ItemT, ResultT]):
 
     def _admit(self, submissions: Sequence[Submission[ItemT]], deadline: float) -> Request[Answer[ResultT]]:
         self._refuse_if_closed()
-        request: Request[Answer[ResultT]] = Request(self._loop.create_future(), len(submissions), deadline)
+        request: Request[Answer[ResultT]] = Request(
+            self._loop.create_future(), len(submissions), deadline, current_caller().client
+        )
         cost = 0
         for index, submission in enumerate(submissions):
             cost += submission.cost
             request.items.append(QueuedItem(submission.item, submission.cost, submission.length, request, index))
         with self._lock:
-            waiting_cost = self._queue.cost
-            is_admitted = waiting_cost == 0 or waiting_cost + cost <= self._limits.max_queue_cost
+            is_admitted = self._queue.cost == 0 or self._has_room(request, cost)
             if is_admitted:
-                for item in request.items:
-                    self._queue.add(item)
+                self._queue.add(request, cost)
                 self._ask_for_turn()
         if not is_admitted:
-            self._metrics.rejected.labels("queue_full").inc()
-            rate = self._runner.cost_per_s
-            retry_after_s = min(MAX_RETRY_AFTER_S, waiting_cost / rate) if rate else FIRST_RETRY_AFTER_S
-            raise Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+            self._make_room(request, cost)
+            return self._admit(submissions, deadline)
         self._outstanding.add(request)
         self._deadlines.watch(request)
         return request
+
+    def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
+        """Raises Overloaded where what is ahead takes longer than until the deadline."""
+        if self._queue.cost + cost > self._limits.max_queue_cost:
+            return False
+        if request.queued_at + (self._queue.cost + cost) * self._runner.times.full_s_per_cost > request.deadline:
+            self._check_deadline(request, cost)
+        return True
+
+    def _check_deadline(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        ahead = self._queue.cost_ahead(request.client, cost)
+        expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
+        if request.queued_at + expected_s > request.deadline:
+            self._metrics.rejected.labels("deadline_too_near").inc()
+            raise Overloaded(
+                f"What waits before this request takes about {expected_s:.1f} s, which is longer than its deadline.",
+                code="deadline_too_near",
+                retry_after_s=self._retry_after_s(),
+            )
+
+    def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        """Refuse the newest request of the client with the largest share of a full queue.
+
+        Raises Overloaded where that is the request that comes.
+        """
+        with self._lock:
+            displaced = self._queue.newest_of_largest(self._queue.cost_of(request.client) + cost)
+            retry_after_s = self._retry_after_s()
+        self._metrics.rejected.labels("queue_full").inc()
+        refusal = Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+        if displaced is None:
+            raise refusal
+        self._fail(displaced, refusal, "displaced")
+
+    def _retry_after_s(self) -> float:
+        rate = self._runner.cost_per_s
+        return min(MAX_RETRY_AFTER_S, self._queue.cost / rate) if rate else FIRST_RETRY_AFTER_S
 
     def _refuse_if_closed(self) -> None:
         if not self.is_alive:
@@ -317,9 +348,12 @@ class Batcher(Generic[ItemT, ResultT]):
         if self._collating is None or self._prepared is not None:
             return
         budget = self._runner.budget.current
-        if self._queue.fills_a_batch(budget) and (items := self._queue.cut(budget, time.monotonic())):
+        if self._queue.fills_a_batch(budget) and (items := self._cut(budget)):
             collated = self._collators.submit(self._collating.collate, [item.item for item in items])
             self._prepared = _PreparedBatch(items, collated)
+
+    def _cut(self, budget: int) -> list[QueuedItem[ItemT]]:
+        return self._queue.cut(budget, time.monotonic(), self._runner.times.efficient_cost)
 
     # On the compute thread
 
@@ -327,7 +361,7 @@ class Batcher(Generic[ItemT, ResultT]):
         with self._lock:
             prepared, self._prepared = self._prepared, None
             budget = self._runner.budget.current
-            self._running = prepared.items if prepared else self._queue.cut(budget, time.monotonic())
+            self._running = prepared.items if prepared else self._cut(budget)
             self._prepare_next()
         if self._running:
             run_prepared = partial(self._run_collated, prepared.collated) if prepared else None
@@ -335,7 +369,7 @@ class Batcher(Generic[ItemT, ResultT]):
                 self._on_loop(partial(self._deliver, outcome))
         with self._lock:
             self._running = []
-            self._has_turn = self._prepared is not None or len(self._queue) > 0
+            self._has_turn = self._prepared is not None or bool(self._queue)
             if self._has_turn:
                 self._thread.post(self._take_turn)  # behind the turns of others
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.core.caller import DEFAULT_TENANT, current_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError
 from services.core.metrics import Metrics
 
@@ -104,7 +105,8 @@ _Flight = asyncio.Future[_Outcome]
 class ResultCache:
     """Looks up, computes what is missing, and lets equal keys of concurrent requests share one computation.
 
-    Belongs to one event loop. `metrics.cache_requests` counts each key by how it was answered: hit, miss, error
+    Tenants share nothing, or the time that an answer takes would tell one what another has asked. Belongs to one event
+    loop. `metrics.cache_requests` counts each key by how it was answered: hit, miss, error
     (the store failed, so it was computed) or shared (an equal key of this or another request was under way).
     """
 
@@ -134,6 +136,7 @@ class ResultCache:
         exception of their own. Failures are not kept.
         """
         index_of: dict[str, int] = {}
+        keys = _of_tenant(keys)
         for index, key in enumerate(keys):
             index_of.setdefault(key, index)
         self._requests["shared"].inc(len(keys) - len(index_of))
@@ -198,6 +201,12 @@ class ResultCache:
                 case Exception() as error:
                     raise _fresh(error) from error
         return values
+
+
+def _of_tenant(keys: Sequence[str]) -> Sequence[str]:
+    """The keys under which results of the tenant that asks are kept."""
+    tenant = current_caller().tenant
+    return keys if tenant == DEFAULT_TENANT else [f"{tenant}:{key}" for key in keys]
 
 
 def _is_of_the_request(error: Exception) -> bool:

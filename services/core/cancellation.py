@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest
-from services.core.exchange import exchange_of, header_of
+from services.core.exchange import announces_body, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
@@ -81,7 +81,7 @@ class DisconnectCancellation:
             return
         exchange = exchange_of(scope)
         watch = _ConnectionWatch(receive)
-        if not _announces_body(scope):
+        if not announces_body(scope):
             watch.begin()
 
         async def send_watched(message: Message) -> None:
@@ -104,13 +104,6 @@ class DisconnectCancellation:
             if watch.is_gone and not exchange.is_complete:
                 exchange.is_abandoned = True
                 self.metrics.cancelled.labels("disconnect").inc()
-
-
-def _announces_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
 
 
 class _ConnectionWatch:

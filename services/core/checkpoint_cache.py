@@ -3,11 +3,13 @@
 import fcntl
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import stamina
 import structlog
@@ -65,7 +67,10 @@ def check_copy(folder: Path, manifest: Manifest) -> None:
         found = "a file" if path in found_paths else "none"
         raise CorruptCheckpoint(checkpoint, path, expected="none" if found == "a file" else "a file", found=found)
     for path, expected in manifest.files.items():
-        size_bytes = (folder / path).stat().st_size
+        status = (folder / path).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpoint(checkpoint, path, expected="a regular file", found="a link or a special file")
+        size_bytes = status.st_size
         if size_bytes != expected.size_bytes:
             raise CorruptCheckpoint(checkpoint, path, expected=f"{expected.size_bytes} bytes", found=f"{size_bytes}")
         sha256 = digest_of(folder / path).sha256
@@ -95,7 +100,7 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
             target = part / "files" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             for attempt in stamina.retry_context(on=StoreUnavailable, attempts=DOWNLOAD_ATTEMPTS):
-                with attempt, target.open("wb") as file:
+                with attempt, _new_file(target) as file:
                     for chunk in versions.read_file(manifest, path):
                         file.write(chunk)
         (part / "files" / MANIFEST_FILE).write_bytes(manifest.to_json())
@@ -104,6 +109,12 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
         (part / "files").rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """An empty file of our own, in place of what an attempt before left: nothing that is there is ever written to."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
 
 
 def _mark_as_used(folder: Path) -> None:

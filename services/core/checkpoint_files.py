@@ -3,39 +3,37 @@
 import gzip
 import hashlib
 import json
-import re
+import os
+import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.core.checkpoint_paths import (
+    JSON_SUFFIXES,
+    TENSOR_SUFFIXES,
+    TEXT_SUFFIXES,
+    check_paths,
+)
 from services.core.manifest import MANIFEST_FILE, StoredFile
+from services.core.pickles import is_pickle, is_pickled
 from services.core.store_errors import InvalidCheckpoint
 
 # Says what a folder holds (a starter's, or one given to `fovea store publish`); it is not part of the version.
 DESCRIPTION_FILE = "checkpoint.json"
 
-MAX_FILES = 1000
-MAX_PATH_LENGTH = 200
 MAX_TENSOR_HEADER_BYTES = 100 * 1024 * 1024
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 READ_CHUNK_BYTES = 4 * 1024 * 1024
-
-JSON_SUFFIXES = frozenset({".json"})
-# .jinja: a chat template, as transformers writes it beside a tokenizer and runs it in a sandbox.
-TEXT_SUFFIXES = frozenset({".jsonl", ".txt", ".md", ".csv", ".tsv", ".jinja"})
-TENSOR_SUFFIXES = frozenset({".safetensors"})
-# .txt.gz: BPE merges as open_clip ships them; .model: SentencePiece, a protocol buffer.
-OTHER_SUFFIXES = frozenset({".txt.gz", ".model"})
-ALLOWED_SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | TENSOR_SUFFIXES | OTHER_SUFFIXES
 
 # How files begin that can run code when they are loaded, whatever they are called.
 FORBIDDEN_BEGINNINGS = {
-    b"PK\x03\x04": "a zip archive, as torch.save writes",
     b"\x89HDF": "an HDF5 file",
     b"\x7fELF": "a program",
-    **{b"\x80" + bytes([protocol]): "a pickle" for protocol in range(2, 6)},
+    b"\x93NUMPY": "a NumPy array, which may hold pickles",
+    **{b"\x80" + bytes([protocol]): "a pickle" for protocol in range(6)},
 }
-PATH_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -60,31 +58,10 @@ def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
         sources = sorted(source for source in _walk(directory) if source != directory / DESCRIPTION_FILE)
         if not sources:
             raise InvalidCheckpoint(f"{directory} holds no files to publish")
-        if len(sources) > MAX_FILES:
-            raise InvalidCheckpoint(f"{directory} holds {len(sources)} files, at most {MAX_FILES} are allowed")
+        check_paths([source.relative_to(directory).as_posix() for source in sources])
         return [_read_file(directory, source) for source in sources]
     except OSError as error:
         raise InvalidCheckpoint(f"{error.filename or directory}: {error.strerror}") from error
-
-
-def check_path(path: str) -> str:
-    """The path itself. Raises InvalidCheckpoint unless it is relative, stays inside, and has plain names only."""
-    if len(path) > MAX_PATH_LENGTH:
-        raise InvalidCheckpoint(f"path {path[:50]!r}… is longer than {MAX_PATH_LENGTH} characters")
-    for segment in path.split("/"):
-        if PATH_SEGMENT.fullmatch(segment) is None:
-            raise InvalidCheckpoint(
-                f"path {path!r}: {segment!r} must be of A-Z, a-z, 0-9, '.', '_', '-', starting with none of '.', '-'"
-            )
-    return path
-
-
-def check_suffix(path: str) -> str:
-    """The path itself. Raises InvalidCheckpoint for a kind of file that no version may hold."""
-    if not path.endswith(tuple(ALLOWED_SUFFIXES)):
-        allowed = ", ".join(sorted(ALLOWED_SUFFIXES))
-        raise InvalidCheckpoint(f"{path} is of no kind that a checkpoint may hold (only {allowed})")
-    return path
 
 
 def digest_of(source: Path) -> StoredFile:
@@ -101,11 +78,17 @@ def read_in_order(source: Path) -> Iterator[bytes]:
     """A local file from its first byte to its last.
 
     Memory maps are slower by orders of magnitude on network file systems; a read in order is not, and it leaves
-    the file in the page cache for whoever loads it next.
+    the file in the page cache for whoever loads it next. Raises OSError, also where a symbolic link has taken the
+    place of the file.
     """
-    with source.open("rb", buffering=0) as file:
+    with open(source, "rb", buffering=0, opener=_open_no_link) as file:
         while chunk := file.read(READ_CHUNK_BYTES):
             yield chunk
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    # A pipe that stands where a file stood is not waited for.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _walk(directory: Path) -> Iterator[Path]:
@@ -121,7 +104,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def _read_file(directory: Path, source: Path) -> CheckpointFile:
-    path = check_suffix(check_path(source.relative_to(directory).as_posix()))
+    path = source.relative_to(directory).as_posix()
     if path == MANIFEST_FILE:
         raise InvalidCheckpoint(f"{source}: the store writes {MANIFEST_FILE} itself")
     _check_content(source)
@@ -129,11 +112,8 @@ def _read_file(directory: Path, source: Path) -> CheckpointFile:
 
 
 def _check_content(source: Path) -> None:
-    with source.open("rb") as file:
-        beginning = file.read(8)
-    for forbidden, kind in FORBIDDEN_BEGINNINGS.items():
-        if beginning.startswith(forbidden) and source.suffix not in TENSOR_SUFFIXES:
-            raise InvalidCheckpoint(f"{source} is {kind}, which a checkpoint may not hold")
+    if source.suffix not in TENSOR_SUFFIXES and (kind := _forbidden_kind(source)):
+        raise InvalidCheckpoint(f"{source} is {kind}, which a checkpoint may not hold")
     try:
         if source.suffix in TENSOR_SUFFIXES:
             _check_tensors(source)
@@ -142,14 +122,33 @@ def _check_content(source: Path) -> None:
         elif source.suffix in TEXT_SUFFIXES:
             _check_text(source.read_bytes())
         elif source.suffix == ".gz":
-            _check_text(gzip.decompress(source.read_bytes()))
+            with gzip.open(source) as file:
+                _check_text(file.read(MAX_UNPACKED_BYTES + 1))
     except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise InvalidCheckpoint(f"{source} is not what its name says: {error}") from error
 
 
+def _forbidden_kind(source: Path) -> str | None:
+    """What the file is where it may run code when it is loaded, whatever it is called."""
+    with source.open("rb") as file:
+        beginning = file.read(8)
+        for forbidden, kind in FORBIDDEN_BEGINNINGS.items():
+            if beginning.startswith(forbidden):
+                return kind
+        # An archive is found by its end, so anything may stand before it.
+        if zipfile.is_zipfile(file):
+            return "a zip archive, as torch.save writes"
+        file.seek(0)
+        return "a pickle" if is_pickle(file) else None
+
+
 def _check_text(body: bytes) -> None:
+    if len(body) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"more than {MAX_UNPACKED_BYTES} bytes of text")
     if "\0" in body.decode("utf-8"):
         raise ValueError("text without NUL bytes was expected")
+    if is_pickled(body):  # where it was compressed
+        raise ValueError("text was expected, not a pickle")
 
 
 def _check_tensors(source: Path) -> None:

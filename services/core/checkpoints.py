@@ -8,7 +8,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import structlog
 from typing_extensions import TypeVar
 
 from services.core.batching import Batcher
-from services.core.compute import ComputeThread
+from services.core.candidates import Candidate, CheckpointEngine, Refused
 from services.core.errors import NotFound, Overloaded
 from services.core.freed_memory import return_freed_memory
 from services.core.health import CheckResult
@@ -28,16 +27,6 @@ from services.core.store import Store
 from services.core.store_errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
 
 LOADING_RETRY_AFTER_S = 5.0
-
-
-class CheckpointEngine(Protocol):
-    """What a checkpoint is loaded into. Both calls run on the compute thread and tell what is wrong by raising."""
-
-    def warm_up(self) -> None:
-        """Do once what only first calls do, so that no request has to wait for it."""
-
-    def self_check(self) -> None:
-        """Compute something whose answer is known."""
 
 
 class Answering(Protocol):
@@ -87,7 +76,8 @@ BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 class Followed:
     """Which alias to follow (a version id is followed too, and never moves), and how; times in seconds.
 
-    A version of damaged bytes is tried again after `damaged_retry_s`, since it may be mended under the same id.
+    A version of damaged bytes is tried again after `damaged_retry_s`, since it may be mended under the same id. One
+    that takes longer than `load_timeout_s` to load, warm up and pass its checks is refused.
     """
 
     name: str
@@ -95,6 +85,7 @@ class Followed:
     cache_dir: Path
     poll_s: float
     damaged_retry_s: float = 60.0
+    load_timeout_s: float = 600.0
     room: Room = field(default_factory=Boundless)
 
 
@@ -117,10 +108,6 @@ class Served(Generic[EngineT, BatcherT]):
     @property
     def digest(self) -> str:
         return self.manifest.digest
-
-
-class _Refused(Exception):
-    """A version that must not serve; the message is fit to be shown."""
 
 
 class _Generation(Generic[EngineT, BatcherT]):
@@ -152,7 +139,7 @@ class _Generation(Generic[EngineT, BatcherT]):
 
 
 class ServedCheckpoint(Generic[EngineT, BatcherT]):
-    """`load` reads a verified folder on a thread of its own; `make_batcher` is called for each version that serves.
+    """`load` reads a verified folder, beside the event loop; `make_batcher` is called for each version that serves.
 
     At most two versions are in memory: a third is loaded when the first has gone. A version that has served may be
     unloaded and loaded again.
@@ -165,7 +152,6 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         *,
         load: Callable[[Path, Manifest], EngineT],
         make_batcher: Callable[[EngineT], BatcherT],
-        thread: ComputeThread,
         metrics: Metrics,
     ) -> None:
         self.name = followed.name
@@ -175,7 +161,6 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._followed = followed
         self._load = load
         self._make_batcher = make_batcher
-        self._thread = thread
         self._metrics = metrics
         self._current: _Generation[EngineT, BatcherT] | None = None
         self._retiring: set[_Generation[EngineT, BatcherT]] = set()
@@ -277,7 +262,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
                     self._note_trouble(None)
                     return
                 generation = await self._load_generation(version)
-            except _Refused as refused:
+            except Refused as refused:
                 self._refuse(version, refused)
             except Exception as error:  # noqa: BLE001 - whatever ails the store, what is loaded serves on
                 self._note_trouble(error)
@@ -296,7 +281,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             await self.look()
 
     async def _load_generation(self, version: str) -> _Generation[EngineT, BatcherT]:
-        """Raises _Refused, and StoreError where the version can't be had at the moment."""
+        """Raises Refused, and StoreError where the version can't be had at the moment."""
         began = time.monotonic()
         try:
             manifest = self.manifest
@@ -306,37 +291,18 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             async with self._followed.room.entered(folder, manifest) as leave:
                 engine = await self._load_engine(folder, manifest)
         except (CorruptCheckpoint, InvalidCheckpoint) as error:
-            raise _Refused(str(error)) from error
+            raise Refused(str(error)) from error
         self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)
         self._metrics.model_loads.labels(self.name).inc()
         return _Generation(Served(engine, self._make_batcher(engine), manifest), leave)
 
     async def _load_engine(self, folder: Path, manifest: Manifest) -> EngineT:
-        step = "load"
-        try:
-            engine = await self._load_on_its_own_thread(folder, manifest)
-            step = "warm up"
-            await self._thread.run(engine.warm_up)
-            step = "pass its self-check"
-            if manifest is not self.manifest:  # or else it has passed before
-                await self._thread.run(engine.self_check)
-        except Exception as error:
-            # The cause is for the log: a loader's message may hold paths and values.
-            reason = f"{manifest.name}@{manifest.version}: it did not {step} ({type(error).__name__})"
-            raise _Refused(reason) from error
-        return engine
-
-    async def _load_on_its_own_thread(self, folder: Path, manifest: Manifest) -> EngineT:
-        """On one that ends with it. A loader that computed leaves its thread a team of OpenMP workers, and while
-        a process holds more of them than cores, those of the compute thread sleep between two operations: a
-        forward pass on a CPU then takes a tenth longer.
-        """
-        loader = ThreadPoolExecutor(1, "load-checkpoint")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(loader, self._load, folder, manifest)
-        finally:
-            loader.submit(return_freed_memory)  # of the file's own numbers, where the engine holds others
-            loader.shutdown(wait=False)
+        candidate = Candidate(
+            f"{manifest.name}@{manifest.version}",
+            lambda: self._load(folder, manifest),
+            is_checked_before=manifest is self.manifest,
+        )
+        return await candidate.ready(self._followed.load_timeout_s)
 
     async def _load_again(self) -> None:
         if self._current is not None:
@@ -379,7 +345,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._metrics.rejected.labels("loading").inc()
         return Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
-    def _refuse(self, version: str, refused: _Refused) -> None:
+    def _refuse(self, version: str, refused: Refused) -> None:
         self._note_trouble(None)
         is_damaged = isinstance(refused.__cause__, CorruptCheckpoint)
         retry_s = self._followed.damaged_retry_s if is_damaged else math.inf

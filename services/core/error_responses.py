@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from services.core.errors import (
+    BodyTimeout,
     Conflict,
     DeadlineExceeded,
     FoveaError,
@@ -26,6 +27,8 @@ from services.core.errors import (
     TooLarge,
     Unauthenticated,
     UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
 )
 from services.core.exchange import exchange_of
 
@@ -53,6 +56,7 @@ ERROR_CLASSES: tuple[type[FoveaError], ...] = (
     PermissionDenied,
     NotFound,
     MethodNotAllowed,
+    BodyTimeout,
     Conflict,
     TooLarge,
     UnsupportedMediaType,
@@ -119,6 +123,8 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
     if isinstance(exc.__cause__, FoveaError):
         # FastAPI wraps whatever is raised while it reads a body, the body limit's refusal included.
         raise exc.__cause__
+    if exc.__cause__ is not None and is_out_of_memory(exc.__cause__):
+        raise no_memory() from exc.__cause__
     path = exchange_of(request.scope).path
     if exc.status_code == NotFound.status:
         raise NotFound(f"There is no route {request.method} {path}.") from exc

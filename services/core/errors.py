@@ -6,6 +6,7 @@
     ├── PermissionDenied               403  permission_error
     ├── NotFound                       404  not_found_error
     ├── MethodNotAllowed               405  invalid_request_error
+    ├── BodyTimeout                    408  timeout_error           (the body came too slowly)
     ├── Conflict                       409  conflict_error
     ├── TooLarge                       413  request_too_large
     ├── UnsupportedMediaType           415  unsupported_media_type
@@ -18,6 +19,7 @@
 Handlers raise these and never catch them; `services.core.app` renders them.
 """
 
+import errno
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +94,12 @@ class MethodNotAllowed(FoveaError):
     type = "invalid_request_error"
 
 
+class BodyTimeout(FoveaError):
+    status = 408
+    type = "timeout_error"
+    is_retryable = True
+
+
 class Conflict(FoveaError):
     status = 409
     type = "conflict_error"
@@ -141,10 +149,26 @@ def check_count(param: str, value: int, limit: int, what: str | None = None) -> 
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def blaming(param: str | None) -> Iterator[None]:
     """Errors that name no field of the request name this one."""
     try:
         yield
     except FoveaError as error:
         error.param = error.param or param
         raise
+
+
+# How torch, oneDNN, C++ and the system say it, each by an error of another kind.
+_NO_MEMORY = ("can't allocate", "out of memory", "could not create a primitive", "bad_alloc", "can't start new thread")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory lacked where this was raised, of the process or of its device: nothing that a client did."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
+def no_memory() -> Overloaded:
+    """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+    return Overloaded("The service has no memory left for this request now.", code="out_of_memory")

@@ -9,10 +9,14 @@ SCOPE_KEY = "fovea.exchange"
 
 
 class Timing:
-    """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`."""
+    """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`.
+
+    What `is_private` stands in the access log alone.
+    """
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
+        self.is_private = False
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage; several calls to one stage sum up."""
@@ -53,6 +57,13 @@ def header_of(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return str(value, "latin-1")
     return None
+
+
+def announces_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -8,8 +8,10 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from services.core.caller import current_caller
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
 from services.core.public_addresses import Address, is_public
 
@@ -31,19 +34,26 @@ _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 # One sentence for all, so that an answer does not tell which names and ports exist in here.
 _UNREACHABLE = "The image URL could not be fetched: its host is not public, or not reachable."
 
+# What a fetch counts for, and how many may count for each.
+_Places = dict[tuple[str, object], int]
 # The addresses of a host; an OSError where there are none.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """`timeout_s` bounds a whole fetch, name look-ups and redirects included. `allowed_hosts` may hold names and
-    `.suffixes`; empty, every host with public addresses is allowed."""
+    """`timeout_s` bounds a whole fetch, name look-ups and redirects included, `stall_timeout_s` the time in which
+    nothing comes; waiting for a place counts for neither. `allowed_hosts` may hold names and `.suffixes`; empty, every
+    host with public addresses is allowed."""
 
     max_image_bytes: int = 20 * 1024 * 1024
     timeout_s: float = 10.0
+    stall_timeout_s: float = 5.0
     max_redirects: int = 3
-    max_concurrent_fetches: int = 16
+    max_fetches: int = 64
+    max_fetches_of_client: int = 32
+    max_fetches_of_request: int = 16
+    max_fetches_from_host: int = 8
     allowed_ports: frozenset[int] = frozenset({80, 443})
     allowed_hosts: frozenset[str] = frozenset()
 
@@ -65,7 +75,7 @@ class ImageFetcher:
     ) -> None:
         self._limits = limits
         self._is_allowed = is_allowed
-        self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
+        self._places = FetchPlaces(limits)
         self._system = _SystemResolver()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -79,7 +89,9 @@ class ImageFetcher:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.stall_timeout_s, sock_read=limits.stall_timeout_s
+            ),
             headers={"User-Agent": USER_AGENT, "Accept": "image/*", "Accept-Encoding": "identity"},
         )
 
@@ -96,10 +108,15 @@ class ImageFetcher:
         """
         limits = self._limits
         try:
-            async with self._slots, asyncio.timeout(limits.timeout_s):
-                return await self._follow(_parse(url))
+            parsed = _parse(url)
+            async with self._places.taken(parsed.raw_host or ""), asyncio.timeout(limits.timeout_s):
+                return await self._follow(parsed)
         except TimeoutError:
-            raise _failed(f"The image URL did not deliver within {limits.timeout_s:g} s.", param) from None
+            raise _failed(
+                f"The image URL did not deliver within {limits.timeout_s:g} s, or nothing for"
+                f" {limits.stall_timeout_s:g} s.",
+                param,
+            ) from None
         except (aiohttp.ClientError, OSError, ValueError):
             raise _failed(_UNREACHABLE, param) from None
         except FoveaError as error:
@@ -157,6 +174,61 @@ class ImageFetcher:
             if len(body) > max_bytes:
                 raise TooLarge(f"The image has more than {max_bytes} bytes, the limit.")
         return bytes(body)
+
+
+class FetchPlaces:
+    """Which fetches run at a time: so many of a process, of a client, of a request and from a host.
+
+    Whoever waits holds no place meanwhile, so slow hosts delay only those who wait for them.
+    """
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self._limits = limits
+        self._taken: Counter[tuple[str, object]] = Counter()
+        self._waiting: dict[asyncio.Future[None], _Places] = {}
+
+    @asynccontextmanager
+    async def taken(self, host: str) -> AsyncIterator[None]:
+        """One place, in the order of arrival among those that there is room for."""
+        caller = current_caller()
+        places: _Places = {
+            ("process", None): self._limits.max_fetches,
+            ("client", caller.client): self._limits.max_fetches_of_client,
+            ("request", id(caller)): self._limits.max_fetches_of_request,
+            ("host", host): self._limits.max_fetches_from_host,
+        }
+        if self._has_room(places):
+            self._taken.update(places.keys())
+        else:
+            await self._wait(places)
+        try:
+            yield
+        finally:
+            self._leave(places)
+
+    async def _wait(self, places: _Places) -> None:
+        let_in = asyncio.get_running_loop().create_future()
+        self._waiting[let_in] = places
+        try:
+            await let_in
+        except asyncio.CancelledError:
+            if self._waiting.pop(let_in, None) is None:
+                self._leave(places)
+            raise
+
+    def _leave(self, places: _Places) -> None:
+        for place in places:
+            self._taken[place] -= 1
+            if not self._taken[place]:
+                del self._taken[place]
+        for let_in, wanted in list(self._waiting.items()):
+            if not let_in.cancelled() and self._has_room(wanted):
+                del self._waiting[let_in]
+                self._taken.update(wanted.keys())
+                let_in.set_result(None)
+
+    def _has_room(self, places: _Places) -> bool:
+        return all(self._taken[place] < limit for place, limit in places.items())
 
 
 class _GuardedResolver(AbstractResolver):

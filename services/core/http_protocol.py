@@ -1,46 +1,63 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds on what comes ahead of a body, and refusals in the shape of all others.
+"""HTTP/1.1 as uvicorn speaks it, strict where a request could be read in two ways, and with bounds on its head.
 
-The application sees a request when its head is whole; until then nothing else limits its size or its time.
+The application sees a request when its head is whole; until then nothing else limits its size or its time. Answers
+leave in the order of their requests, refusals included, and a connection whose next bytes are in doubt is closed.
 """
 
 import asyncio
+import sys
 import uuid
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.core.error_responses import error_headers
-from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.errors import FoveaError, InvalidRequest, TooLarge, is_out_of_memory, no_memory
+from services.core.request_heads import MAX_HEAD_BYTES, check_head, head_too_large, to_origin_form
 
-# More than what browsers and proxies send by far; a URL may hold a thousand short captions.
-MAX_HEAD_BYTES = 128 * 1024
-# The parser counts places in a URL with 16 bits.
-MAX_URL_BYTES = 2**16 - 1
 # From the connection, or from the first byte after the request before, to the end of the head.
 HEAD_TIMEOUT_S = 60.0
-# What is still under way is read and dropped for so long: a connection closed on it is reset, the refusal unread.
+# What is still under way is read and dropped for so long: a connection closed on it is reset, the answer unread.
 LINGER_S = 1.0
-
-
-class UrlTooLong(TooLarge):
-    status = 414
-
-
-class HeadTooLarge(TooLarge):
-    status = 431
+# Requests that wait on one connection for those before them; each costs far more memory than its bytes.
+MAX_PIPELINED = 64
+# The size in hexadecimal and two line ends; what a chunk has besides is extensions.
+CHUNK_FRAME_BYTES = 20
+# Chunk extensions and trailers, which nobody reads.
+MAX_UNREAD_BYTES = 16 * 1024
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """Closes a connection whose next head is too large (431), has too long a URL (414) or takes too long to come."""
+    """Refuses what is too large (431, 414) or can be read in two ways (400), and ends the connection with it.
+
+    The connection ends also after a request that asks for an upgrade, which gets its answer as if it did not, and
+    after an answer that began before its request's body was whole.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = False
-        self._head_bytes = 0  # save those that came together with its first one
+        self._in_body = False
+        self._is_chunked = False
+        # Of the head that is being read or was read last: all bytes where it began with a read, and those of its
+        # fields. The second miss white space, the first miss the read in which the request before it ended.
+        self._raw_bytes = 0
+        self._field_bytes = 0
+        # Of its body, chunk frames counted at their usual size; and of the fields after it.
+        self._body_bytes = 0
+        self._trailer_bytes = 0
+        self._num_completed = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._url_refusal: UrlTooLong | None = None
-        self._is_refused = False
+        self._running: RequestResponseCycle | None = None
+        # Why the parser was stopped, and what is answered once all requests before are.
+        self._fault: FoveaError | None = None
+        self._refusal: FoveaError | None = None
+        self._is_input_over = False
+        self._was_input_dropped = False
+        self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn narrows it
         super().connection_made(transport)
@@ -48,38 +65,152 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells only the last request that was read.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        while data and not self._is_input_over:
+            # Of a head no more is read than it may have, so that one over the limit is seen however it is cut.
+            piece = data if self._in_body else data[: MAX_HEAD_BYTES - self._raw_bytes]
+            data = data[len(piece) :]
+            self._parse(piece)
+        if data:
+            self._was_input_dropped = True
+
+    def _parse(self, piece: bytes) -> None:
+        num_completed = self._num_completed
+        super().data_received(piece)
+        if self._is_input_over:
             return
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if not self._in_head or self._is_refused:
-            return
-        if self._timer is None:
+        self._raw_bytes = self._raw_bytes + len(piece) if self._num_completed == num_completed else 0
+        if self._in_body:
+            if self._is_chunked and self._raw_bytes - self._field_bytes - self._body_bytes > MAX_UNREAD_BYTES:
+                self._refuse(_too_much_unread())
+        elif self._raw_bytes >= MAX_HEAD_BYTES:
+            self._refuse(head_too_large())
+        elif self._timer is None and (self._in_head or self._raw_bytes):
             self._expect_head()
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadTooLarge(f"The request's head is too large; the limit is {MAX_HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
+        if self._is_input_over:
+            raise InvalidRequest("Nothing more is read from this connection.")
         super().on_message_begin()
         self._in_head = True
-        self._head_bytes = 0
+        # Both line ends, the version, and the spaces between.
+        self._field_bytes = len(b" ") + len(b" HTTP/1.1\r\n") + len(b"\r\n")
+        self._body_bytes = 0
+        self._trailer_bytes = 0
+        self._is_chunked = False
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._field_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        num_bytes = len(name) + len(value) + len(b": \r\n")
+        if self._in_head:
+            self._field_bytes += num_bytes
+            super().on_header(name, value)
+            self._is_chunked = self._is_chunked or self.headers[-1][0] == b"transfer-encoding"
+            if self._field_bytes > MAX_HEAD_BYTES:
+                self._stop(head_too_large())
+            return
+        # A field after the body is dropped: it must not pass for one of the head, which others have looked at.
+        self._trailer_bytes += num_bytes
+        if self._trailer_bytes > MAX_UNREAD_BYTES:
+            self._stop(_too_much_unread())
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._cancel_timer()
-        if len(self.url) > MAX_URL_BYTES:
-            self._url_refusal = UrlTooLong(f"The URL has {len(self.url)} bytes; the limit is {MAX_URL_BYTES}.")
-            raise self._url_refusal  # which the parser makes its own, so that uvicorn goes no further
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self._field_bytes += len(method)
+        if self._field_bytes > MAX_HEAD_BYTES:
+            self._stop(head_too_large())
+        is_upgrade = self.parser.should_upgrade()
+        try:
+            has_body = check_head(method, version, self.url, self.headers, is_upgrade=is_upgrade)
+        except FoveaError as fault:
+            self._stop(fault)
+        if not self.url.startswith(b"/"):
+            self.url = to_origin_form(self.url, self.headers)
+        # RFC 9110, 10.1.1: nobody waits for it without a body, and HTTP/1.0 does not know it.
+        self.expect_100_continue = self.expect_100_continue and has_body and version == "1.1"
         super().on_headers_complete()
+        self._in_body = True
+
+    def on_chunk_header(self) -> None:
+        self._body_bytes += CHUNK_FRAME_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_body = False
+        self._num_completed += 1
+        is_over = self.parser.should_upgrade() or not self.parser.should_keep_alive()
+        if is_over or len(self.pipeline) >= MAX_PIPELINED:
+            # What follows an upgrade the parser would take for a request, whatever it is; what follows
+            # `Connection: close`, also in a trailer, it would pass over.
+            self.cycle.keep_alive = False
+        if not self.cycle.keep_alive:
+            self._is_input_over = True
+
+    def on_response_complete(self) -> None:
+        if self._lingers:
+            self.server_state.total_requests += 1
+            self._linger()
+            return
+        super().on_response_complete()
+        if self._refusal is not None and not self._is_answering():
+            self._write_refusal(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for whatever its parser refuses."""
-        self._refuse(
-            self._url_refusal or InvalidRequest("The request is not valid HTTP/1.1; its URL must be percent-encoded.")
-        )
+        if self._is_input_over:
+            return
+        # The parser's error stands for whatever a call of ours raised, which is then its context.
+        error = sys.exception()
+        if error is not None and error.__context__ is not None and is_out_of_memory(error.__context__):
+            self._refuse(no_memory())
+        else:
+            invalid = InvalidRequest("The request is not valid HTTP/1.1; its URL must be percent-encoded.")
+            self._refuse(self._fault or invalid)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request that asks for an upgrade is nothing to warn of."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, partial(self._answer, cycle, app))
+
+    async def _answer(
+        self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        async def send_and_close(message: Message) -> None:
+            if cycle.more_body and not cycle.response_started:
+                # What comes of the body later must not be taken for a request, here or by a proxy in between.
+                cycle.keep_alive = False
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and not cycle.keep_alive and (cycle.more_body or self._was_input_dropped):
+                # uvicorn would close at once, on bytes that are under way.
+                cycle.keep_alive = self._lingers = True
+            await send(message)
+
+        await app(scope, receive, send_and_close)
+
+    def _stop(self, fault: FoveaError) -> NoReturn:
+        """End the parsing that calls from within: the parser makes the error its own, and uvicorn goes no further."""
+        self._fault = fault
+        raise fault
+
+    def _is_answering(self) -> bool:
+        return self._running is not None and not (self._running.response_complete or self._running.disconnected)
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
@@ -90,12 +221,42 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, error: FoveaError) -> None:
+        """Answer the request that is being read with an error, when those before it are answered."""
+        self._is_input_over = True
+        self._cancel_timer()
+        if self._in_body:
+            faulty = self.cycle
+            if faulty.response_started:
+                self.transport.close()
+                return
+            # The application finds its client gone, or is not asked at all.
+            faulty.disconnected = True
+            faulty.message_event.set()
+            if self.pipeline and self.pipeline[0][0] is faulty:
+                self.pipeline.popleft()
+        if self._is_answering():
+            self._refusal = error
+        else:
+            self._write_refusal(error)
+
+    def _write_refusal(self, error: FoveaError) -> None:
+        if self.transport.is_closing():
+            return
         body = orjson.dumps(error.body())
         # What the middleware would add, had the request come so far.
         own = [(b"x-request-id", str(uuid.uuid4()).encode("ascii")), (b"connection", b"close")]
         lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in [*error_headers(error, body), *own])]
-        self._is_refused = True
-        self._cancel_timer()
         self.transport.write(b"".join(lines) + b"\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._is_input_over = True
+        self._cancel_timer()
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _too_much_unread() -> FoveaError:
+    return TooLarge(f"The body's chunk extensions and trailers have over {MAX_UNREAD_BYTES} bytes.")

@@ -46,6 +46,10 @@ class ImageHeader:
     height: int
     exif: bytes = b""
 
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
 
 def read_header(data: bytes) -> ImageHeader:
     """Recognise an image by its content.

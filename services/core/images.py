@@ -18,11 +18,14 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from services.core.errors import FoveaError, InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
+from services.core import webp
+from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType, blaming
 from services.core.image_headers import ImageHeader, orientation, read_header
+from services.core.scarce_memory import check_memory
 
 MEBIBYTE = 1024 * 1024
 MAX_URL_CHARACTERS = 8_192
+STRIP_PIXELS = 1_000_000
 
 # `Image.open` would warn through the process-wide filters about large sizes; a plugin alone does not.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -32,6 +35,9 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "GIF": GifImageFile,
     "BMP": BmpImageFile,
 }
+
+# The pixels as the file has them, and as RGB.
+DECODING_BYTES_PER_PIXEL = 8
 
 # What decoders raise on damaged files: the first four in every few thousand damaged ones, the others by their code.
 _DECODER_FAILURES = (
@@ -44,7 +50,6 @@ _DECODER_FAILURES = (
     AttributeError,
     ArithmeticError,
     EOFError,
-    MemoryError,
     NotImplementedError,
     struct.error,
     zlib.error,
@@ -104,11 +109,29 @@ def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) 
     Raises TooLarge (naming limit and value), UnsupportedMediaType (naming what was found) or InvalidRequest;
     `param` is the request field they blame.
     """
-    try:
-        return _decode(data, limits)
-    except FoveaError as error:
-        error.param = param
-        raise
+    return load_image(read_image_header(data, limits, param=param), limits, param=param)
+
+
+def read_image_header(data: bytes, limits: ImageLimits, *, param: str | None = None) -> ImageHeader:
+    """What `decode_image` would decode, before it does. Raises what `decode_image` raises, but for damaged pixels."""
+    with blaming(param):
+        if not data:
+            raise InvalidRequest("The image is empty.")
+        if len(data) > limits.max_image_bytes:
+            raise TooLarge(f"The image has {len(data)} bytes; the limit is {limits.max_image_bytes} bytes.")
+        header = read_header(data)
+        _check_size((header.width, header.height), limits)
+        return header
+
+
+def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
+    """The pixels of what `read_image_header` found. Raises what `decode_image` raises."""
+    with blaming(param):
+        try:
+            return _load(header, limits)
+        except _DECODER_FAILURES:
+            check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders call the lack of it damage
+            raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
 
 
 def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> ImageReference:
@@ -135,31 +158,27 @@ def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> 
     )
 
 
-def _decode(data: bytes, limits: ImageLimits) -> Image.Image:
-    if not data:
-        raise InvalidRequest("The image is empty.")
-    if len(data) > limits.max_image_bytes:
-        raise TooLarge(f"The image has {len(data)} bytes; the limit is {limits.max_image_bytes} bytes.")
-    header = read_header(data)
-    _check_size((header.width, header.height), limits)
-    try:
-        return _load(header, limits)
-    except _DECODER_FAILURES:
-        raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
-
-
 def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
-    image: Image.Image = _PLUGINS[header.format](BytesIO(header.data))
-    # The decoder's own reading of a contradictory header is the one that will be allocated.
-    _check_size(image.size, limits)
-    image.load()
-    exif = header.exif or image.info.get("exif", b"")
+    if header.format == "WEBP" and webp.is_available():
+        image, exif = _load_webp(header.data, limits)
+    else:
+        image = _PLUGINS[header.format](BytesIO(header.data))
+        # The decoder's own reading of a contradictory header is the one that will be allocated.
+        _check_size(image.size, limits)
+        image.load()
+        exif = header.exif or image.info.get("exif", b"")
     image = _to_rgb(image)
     transposition = _TRANSPOSITIONS.get(orientation(exif)) if exif else None
     if transposition is not None:
         image = image.transpose(transposition)
     image.info = {}
     return image
+
+
+def _load_webp(data: bytes, limits: ImageLimits) -> tuple[Image.Image, bytes]:
+    frame = webp.first_frame(data)
+    _check_size(webp.frame_size(frame), limits)
+    return webp.decode(frame), frame.exif
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
@@ -176,7 +195,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I;16":
         image = _upper_bytes(image)
     if image.has_transparency_data:
-        pixels = image.convert("RGBA")
+        pixels = image if image.mode == "RGBA" else image.convert("RGBA")
         image = Image.new("RGB", pixels.size, "white")
         image.paste(pixels, mask=pixels)
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -185,8 +204,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _upper_bytes(image: Image.Image) -> Image.Image:
     """16-bit grey as 8-bit grey, with an alpha channel where one of its values means transparent.
 
-    `convert` would clip at 255 instead of scaling; the upper byte is what Pillow keeps of 16-bit colour.
+    `convert` would clip at 255 instead of scaling; the upper byte is what Pillow keeps of 16-bit colour. A strip at a
+    time, since each step of one holds the interpreter.
     """
+    upper = Image.new("L" if image.info.get("transparency") is None else "LA", image.size)
+    height = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, height):
+        strip = image.crop((0, top, image.width, min(top + height, image.height)))
+        upper.paste(_upper_bytes_of_strip(strip), (0, top))
+    return upper
+
+
+def _upper_bytes_of_strip(image: Image.Image) -> Image.Image:
     pixels = image.tobytes("raw", "I;16")
     upper, lower = (Image.frombytes("L", image.size, pixels[start::2]) for start in (1, 0))
     transparent = image.info.get("transparency")

@@ -5,6 +5,7 @@ fault.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
@@ -12,6 +13,8 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, JsonValue
+
+from services.core.scarce_memory import check_memory
 
 ItemT = TypeVar("ItemT")
 
@@ -24,6 +27,11 @@ JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
 
 # An image in a request: its forms are told apart, and refused by name, when it is read.
 JsonImage = str | dict[str, JsonValue]
+
+
+# orjson brings the process down where it finds no memory half-way. A list of small objects takes about so many bytes
+# for each of its text.
+PARSED_BYTES_PER_BYTE = 32
 
 
 class JsonRoute(APIRoute):
@@ -40,12 +48,33 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        """The parsed body. Raises `json.JSONDecodeError`, as whoever calls it expects."""
+        """The parsed body. Raises `json.JSONDecodeError`, as whoever calls it expects, and MemoryError."""
         if not hasattr(self, "_json"):
             body = await self.body()
             inline = len(body) <= MAX_INLINE_BYTES
-            self._json = orjson.loads(body) if inline else await asyncio.to_thread(orjson.loads, body)
+            self._json = parse_json(body) if inline else await asyncio.to_thread(parse_json, body)
         return self._json
+
+
+def parse_json(text: bytes | str) -> Any:
+    """What `orjson.loads` returns. The garbage collector, which would look at all objects of the process several times
+    while a hundred thousand lists are made, waits meanwhile, as every other thread does.
+
+    Raises what orjson raises, and MemoryError where what a long text means may not fit.
+    """
+    if len(text) > MAX_INLINE_BYTES:
+        check_memory(PARSED_BYTES_PER_BYTE * len(text))
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if "memory" in error.msg:  # for its own copy of the text
+            raise MemoryError(error.msg) from None
+        raise
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -9,12 +9,16 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from services.core.printable import printable
 from services.core.settings import ProcessSettings
 
 _SECRET_NAMES = re.compile(r"authorization|api_?key|password|secret|token$", re.IGNORECASE)
 # user:password@ in an address, and what follows an authentication scheme.
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=Bearer )\S+", re.IGNORECASE)
 REDACTED = "[redacted]"
+TAB = "\t"
+# C1 controls, line separators and marks of direction, none of which JSON escapes.
+_JSON_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def configure_logging(settings: ProcessSettings) -> None:
@@ -86,7 +90,7 @@ class _StderrLogger:
 
 def _rendering(settings: ProcessSettings) -> list[Processor]:
     if settings.log_format == "console":
-        return [structlog.processors.format_exc_info, redact, structlog.dev.ConsoleRenderer(colors=False)]
+        return [structlog.processors.format_exc_info, redact, escape, structlog.dev.ConsoleRenderer(colors=False)]
     return [
         structlog.processors.format_exc_info,
         redact,
@@ -96,7 +100,31 @@ def _rendering(settings: ProcessSettings) -> list[Processor]:
 
 
 def _json(event: Any, **_: Any) -> str:
-    return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    line = orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    # Inside JSON's strings ASCII's controls are escaped already; a terminal and some readers of lines know others.
+    return line if line.isascii() else _JSON_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+def escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Keep what clients and stores wrote from moving the terminal's cursor or passing for a line of ours.
+
+    Lines of a traceback stay lines, indented, so that none begins as a line of the log does.
+    """
+    for name in ("exception", "stack"):
+        if isinstance(text := event.get(name), str):
+            event[name] = "\n".join(f"  {printable(line, keep=TAB)}" for line in text.split("\n"))
+    return {
+        printable(name): value if name in ("exception", "stack") or _is_plain(value) else _escaped(value)
+        for name, value in event.items()
+    }
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _escaped(value: object) -> str:
+    return printable(value if isinstance(value, str) else repr(value))
 
 
 def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

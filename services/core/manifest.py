@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from services.core.checkpoint_paths import check_paths
 from services.core.store_errors import CorruptCheckpoint, InvalidCheckpoint
 
 MANIFEST_FILE = "manifest.json"
@@ -78,7 +79,11 @@ class Manifest(CheckpointInfo):
 
     @classmethod
     def parse(cls, body: bytes, *, name: str, version: str) -> Self:
-        """The manifest in `body`. Raises CorruptCheckpoint if it is not the one that has this name and id."""
+        """The manifest in `body`.
+
+        Raises CorruptCheckpoint if it is not the one that has this name and id, or names files that no version may
+        hold: whoever may write to the store wrote it, so its paths are checked before any of them is used.
+        """
         checkpoint = f"{name}@{version}"
         try:
             manifest = cls.model_validate_json(body)
@@ -88,10 +93,18 @@ class Manifest(CheckpointInfo):
             found = str(error).splitlines()[0]
             raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected="a manifest", found=found) from error
         if manifest.name != name:
-            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=f"name {name}", found=manifest.name)
+            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=f"name {name}", found=repr(manifest.name[:50]))
         for expected in (manifest.digest, version, manifest.version):
             if not found.startswith(expected) or len(expected) < VERSION_ID_LENGTH:
-                raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=expected, found=found)
+                raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=repr(expected), found=found)
+        try:
+            check_paths(manifest.files)
+        except InvalidCheckpoint as error:
+            raise CorruptCheckpoint(
+                checkpoint, MANIFEST_FILE, expected="paths that files of a version may have", found=str(error)
+            ) from error
+        if any(path.lower() == MANIFEST_FILE for path in manifest.files):
+            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected="other files", found="its own path among them")
         return manifest
 
     def to_json(self) -> bytes:

@@ -26,8 +26,9 @@ COST_BUCKETS = tuple(4**power for power in range(2, 13))
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 # Shown as 0 from the start, so that the first one is seen as a rise.
 REJECTIONS = (
-    "queue_full", "decode_queue_full", "too_large", "draining", "loading", "broken",
-    "unauthenticated", "forbidden", "rate_limit",
+    "queue_full", "deadline_too_near", "decode_queue_full", "bodies_full", "body_memory_full", "too_large", "slow_body",
+    "draining", "loading", "broken", "unauthenticated", "forbidden", "rate_limit", "foreign_host", "foreign_origin",
+    "connections",
 )  # fmt: skip
 CANCELLATIONS = ("disconnect", "deadline")
 
@@ -64,6 +65,9 @@ class Metrics:
             "route",
         )
         self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
+        self.concurrency_limit = self._gauge(
+            "concurrency_limit", "Requests that a service works at together now; it grows while that makes it faster."
+        )
         self.rejected = self._counter(
             "rejected",
             f"Requests refused before any work: {', '.join(REJECTIONS)}.",
@@ -171,6 +175,9 @@ class Metrics:
         self.gateway_queued_requests = self._gauge(
             "gateway_queued_requests", "Requests held back until a service can take them.", "service"
         )
+        self.gateway_held_body_bytes = self._gauge(
+            "gateway_held_body_bytes", "Memory taken by long request bodies that no service has answered yet."
+        )
         self.upstream_ready_addresses = self._gauge(
             "upstream_ready_addresses",
             "Addresses of a service that say that they are ready and are not left out.",
@@ -178,6 +185,9 @@ class Metrics:
         )
         self.upstream_ejections = self._counter(
             "upstream_ejections", "Times that an address was left out after failures.", "service"
+        )
+        self.gateway_concurrency_limit = self._gauge(
+            "gateway_concurrency_limit", "Requests that a service's instances are given at a time now.", "service"
         )
         self.retries = self._counter("retries", "Requests sent again to another address.", "service")
 

@@ -13,14 +13,27 @@ import structlog
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.core.admission import Admission
+from services.core.body_budget import BodyBudget
+from services.core.body_pace import BodyPace
+from services.core.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.caller import caller_of, set_caller
 from services.core.cancellation import Deadline, DisconnectCancellation
+from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.error_responses import error_headers, render_error
-from services.core.errors import FoveaError, InternalError, Overloaded, TooLarge, UnsupportedMediaType
+from services.core.errors import (
+    FoveaError,
+    InternalError,
+    Overloaded,
+    TooLarge,
+    UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
+)
 from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
@@ -31,20 +44,46 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 
 
 def http_middleware(
-    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = ()
+    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
 ) -> list[Middleware]:
-    """From the socket inwards. `paths` are the route templates that also answer under their other spelling."""
+    """From the socket inwards. `paths` are the route templates that also answer under their other spelling.
+
+    Where requests need a key, which no browser adds by itself, their origin does not matter.
+    """
+    hosts, origins = settings.allowed_hosts, settings.allowed_origins
+    checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
+    # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
+    for_services = (
+        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
+        if isinstance(settings, ServiceSettings)
+        else []
+    )
     return [
         Middleware(RequestIdentity, health=health),
         Middleware(AccessLog),
         Middleware(RequestMetrics, metrics=metrics),
+        *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
+        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
+        *([] if needs_key else [Middleware(OriginCheck, allowed=origins, metrics=metrics)]),
         Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
+        *for_services,
         Middleware(VersionPrefix, paths=tuple(paths)),
     ]
+
+
+def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
+    return Middleware(
+        BodyBudget,
+        max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        max_json_values=settings.max_json_values,
+        metrics=metrics,
+    )
 
 
 class RequestIdentity:
@@ -78,9 +117,12 @@ class RequestIdentity:
                 exchange.content_type = present.get(b"content-type", b"")
                 if b"x-request-id" not in present:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
+                if b"x-content-type-options" not in present:
+                    # A browser shows what it is told the body is, and does not guess.
+                    headers.append((b"x-content-type-options", b"nosniff"))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
-                if timing.stages:
+                if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
                 if self.health.is_draining:
                     headers.append((b"connection", b"close"))
@@ -175,6 +217,7 @@ class ErrorResponses:
     def __init__(self, app: ASGIApp, health: Health) -> None:
         self.app = app
         self.health = health
+        self.exhaustion = ExhaustionLog("request")
         self.log = structlog.get_logger("fovea.errors")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,7 +235,15 @@ class ErrorResponses:
             if not self.health.is_draining:
                 raise
             await self._answer(Overloaded("The service is shutting down."), scope, send)
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.log.exception("out of memory")
+                await self._answer(no_memory(), scope, send)
+                return
+            if isinstance(error, OSError) and is_exhaustion(error):
+                self.exhaustion.report()
+                await self._answer(out_of_descriptors(), scope, send)
+                return
             self.log.exception("unhandled exception")
             request_id = exchange_of(scope).request_id
             message = f"An internal error occurred. It is logged under request {request_id}."

@@ -1,5 +1,6 @@
 """Objects under keys: a thin layer over obstore that speaks the store's errors and writes local files durably."""
 
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ SCHEMES = ("file", "memory", "s3", "gs")
 SECRET_WORDS = ("secret", "token", "password", "access_key", "credential")
 
 READ_CHUNK_BYTES = 4 * 1024 * 1024
+# Manifests and aliases, which are read whole.
+MAX_OBJECT_BYTES = 8 * 1024 * 1024
 # A body up to this size travels in one request, a longer one in parts.
 SINGLE_PUT_BYTES = 8 * 1024 * 1024
 
@@ -84,12 +87,14 @@ class Objects:
 
     @stamina.retry(on=_BrokenOff, attempts=4, wait_initial=0.02, wait_max=0.5, wait_jitter=0.05)
     def read(self, key: str) -> StoredObject:
-        """A whole object. Raises NotFoundInStore.
+        """A whole object of at most MAX_OBJECT_BYTES. Raises NotFoundInStore.
 
         Read anew when its body breaks off, as some servers let it when the object is replaced meanwhile.
         """
         with self._translated(key):
             result = obstore.get(self._store(key), key)
+            if result.meta["size"] > MAX_OBJECT_BYTES:
+                raise StoreUnavailable(f"{self.label}: {key} has more than {MAX_OBJECT_BYTES} bytes")
             try:
                 body = bytes(result.bytes())
             except BaseError as error:
@@ -110,7 +115,7 @@ class Objects:
         """Create or replace an object in one step; what was there before is lost."""
         with self._translated(key):
             if self.root is not None:
-                write_durably(self.root / key, chunks)
+                write_durably(self._local_path(key), chunks)
             elif size_bytes <= SINGLE_PUT_BYTES:
                 obstore.put(self._remote, key, b"".join(chunks), use_multipart=False)
             else:
@@ -127,12 +132,13 @@ class Objects:
         self._write_conditionally(key, body, {"e_tag": e_tag})
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Every object under `prefix/`, in no order."""
+        """Every object under `prefix/`, in no order, without what a local store reaches by symbolic links."""
         with self._translated(prefix):
             if self._is_absent():
                 return []
             listing = obstore.list(self._store(prefix), prefix).collect()
-            return [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
+            entries = [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
+            return [entry for entry in entries if not self._is_linked(entry.key)]
 
     def children(self, prefix: str) -> list[str]:
         """The names directly under `prefix/`, sorted, those that have further names under them included."""
@@ -141,14 +147,14 @@ class Objects:
                 return []
             listing = obstore.list_with_delimiter(self._store(prefix), prefix)
         paths = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
-        return sorted(path.rsplit("/", 1)[-1] for path in paths)
+        return sorted(path.rsplit("/", 1)[-1] for path in paths if not self._is_linked(path))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects one by one; one that is gone already is no error."""
         for key in keys:
             with self._translated(key):
                 if self.root is not None:
-                    delete_durably(self.root / key)
+                    delete_durably(self._local_path(key))
                 else:
                     obstore.delete(self._remote, key)
 
@@ -184,7 +190,38 @@ class Objects:
             return self._remote
         if self._is_absent():
             raise FileNotFoundError(key)
+        self._local_path(key)
         return LocalStore(self.root)
+
+    def _local_path(self, key: str) -> Path:
+        """Where an object lies in a local store. Raises StoreUnavailable for a key that leads out of it.
+
+        Whoever may write to the store could have put a link, a pipe or a device there: what is written, read or
+        deleted would be another's, or reading would never end.
+        """
+        assert self.root is not None, "a local store"
+        parts = key.split("/")
+        if not all(parts) or {".", ".."} & set(parts) or "\0" in key:
+            raise StoreUnavailable(f"{self.label}: {key!r} is no key")
+        path = self.root
+        for part in parts:
+            path /= part
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                break
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise StoreUnavailable(f"{self.label}: {key!r} leads through a symbolic link or a special file")
+        return self.root / key
+
+    def _is_linked(self, key: str) -> bool:
+        if self.root is None:
+            return False
+        try:
+            self._local_path(key)
+        except (StoreUnavailable, OSError):
+            return True
+        return False
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
@@ -197,8 +234,9 @@ class Objects:
 
 
 def _first_line(error: Exception) -> str:
-    """obstore appends a long description of the request for debugging."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Without the long description of the request that obstore appends, and without control characters of a name."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _local_root(host: str, path: str, url: str) -> Path:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,14 +11,19 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
-from services.core.json_bodies import MAX_INLINE_BYTES
+from services.core.json_bodies import MAX_INLINE_BYTES, parse_json
 
 # Beside the files of a multipart body: conditions and options.
 MAX_FORM_FIELDS = 256
 MAX_FORM_FIELD_BYTES = 64 * 1024
+
+# Each part takes the parser about as long as waking a thread.
+MAX_INLINE_PARTS = 16
+PIECE_BYTES = 256 * 1024
 
 IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 
@@ -65,7 +70,8 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The object in the body. Raises InvalidRequest for what is no JSON (NaN is none), InvalidField for no object."""
     raw = await request.body()
     try:
-        body = await off_loop(request, lambda: orjson.loads(raw))
+        body = await off_loop(request, lambda: parse_json(raw))
+        release_body(request)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
@@ -89,24 +95,55 @@ async def read_form(
     # The parser leaves out a last part that is not ended, which would answer for fewer files than were sent.
     if not body.rstrip().endswith(b"--"):
         raise InvalidRequest("The multipart body is truncated: it does not end with its closing boundary.")
-    _check_num_parts(request, body, max_files, max_fields)
-    form = request.form(max_files=math.inf, max_fields=max_fields, max_part_size=max_field_bytes)
-    async with form as parts:
-        files = []
-        for index, file in enumerate(parts.getlist("file")):
-            param = f"file.{index}"
-            if not isinstance(file, UploadFile):
-                raise InvalidField(f"{param}: The part is a text field, not a file.", param=param)
-            files.append(FormFile(file.filename or "", await file.read(), param))
-        if not files:
-            raise InvalidField('file: The form has no part named "file".', param="file")
-        values = {name: [await _value(part) for part in parts.getlist(name)] for name in fields}
-    return Form(files, values)
+    num_parts = _check_num_parts(request, body, max_files, max_fields)
+
+    async def parse() -> Form:
+        parser = MultiPartParser(
+            request.headers, _pieces(body), max_files=math.inf, max_fields=max_fields, max_part_size=max_field_bytes
+        )
+        parser.spool_max_size = len(body) + 1  # in memory, where it is already
+        try:
+            parts = await parser.parse()
+        except MultiPartException as malformed:
+            raise InvalidRequest(malformed.message) from None
+        try:
+            return await _form_of(parts, fields)
+        finally:
+            await parts.close()
+
+    is_small = num_parts <= MAX_INLINE_PARTS and len(body) <= MAX_INLINE_BYTES
+    form = await (parse() if is_small else asyncio.to_thread(lambda: asyncio.run(parse())))
+    release_body(request)
+    return form
+
+
+def release_body(request: Request) -> None:
+    """Let go of the bytes of a body that was parsed; what asks for it again gets an empty one."""
+    request.state.is_body_large = len(request._body) > MAX_INLINE_BYTES
+    request._body = b""
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """A whole body as a parser takes it that copies what it is given."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+
+
+async def _form_of(parts: FormData, fields: Sequence[str]) -> Form:
+    files = []
+    for index, file in enumerate(parts.getlist("file")):
+        param = f"file.{index}"
+        if not isinstance(file, UploadFile):
+            raise InvalidField(f"{param}: The part is a text field, not a file.", param=param)
+        files.append(FormFile(file.filename or "", await file.read(), param))
+    if not files:
+        raise InvalidField('file: The form has no part named "file".', param="file")
+    return Form(files, {name: [await _value(part) for part in parts.getlist(name)] for name in fields})
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
     """Parse in a thread where the body is large, so that the event loop serves others meanwhile."""
-    if len(await request.body()) <= MAX_INLINE_BYTES:
+    if not getattr(request.state, "is_body_large", False) and len(await request.body()) <= MAX_INLINE_BYTES:
         return work()
     return await asyncio.to_thread(work)
 
@@ -127,12 +164,14 @@ def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
     return in_body or in_query
 
 
-def _check_num_parts(request: Request, body: bytes, max_files: int, max_fields: int) -> None:
-    """Refuse a form before it is taken apart: each of its parts costs far more than its bytes."""
+def _check_num_parts(request: Request, body: bytes, max_files: int, max_fields: int) -> int:
+    """How many parts a form has. Refuses it before it is taken apart: a part costs far more than its bytes."""
     boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary")
     limit = max_files + max_fields
-    if boundary and (num_parts := body.count(b"--" + boundary) - 1) > limit:
+    num_parts = body.count(b"--" + boundary) - 1 if boundary else 0
+    if num_parts > limit:
         raise TooLarge(f"The form has {num_parts} parts; the limit is {limit}, {max_files} of them files.")
+    return num_parts
 
 
 async def _value(part: str | UploadFile) -> str | bytes:

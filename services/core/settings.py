@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -26,7 +28,9 @@ PROCESS_PREFIXES = tuple(
     f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
 )
 # What commands read, and no process: a shell that exports them may start one.
-COMMAND_LINE_VARIABLES = frozenset({f"{SHARED_PREFIX}API_KEY", f"{SHARED_PREFIX}CODE_REVISION"})
+COMMAND_LINE_VARIABLES = frozenset(
+    f"{SHARED_PREFIX}{name}" for name in ("API_KEY", "CODE_REVISION", "UP_RESTART_AFTER_S")
+)
 # One value for all processes would make them fight over it.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
@@ -49,6 +53,16 @@ class ProcessSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
     port: int = Field(ge=0, le=65535, description="Port to listen on; 0 asks the system for a free one.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Names in `Host` besides `localhost` and IP addresses, separated by commas; `.example.org` is all "
+        "below it, `*` any. Unset, none while listening on loopback, any elsewhere.",
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins (`https://app.example.org`) whose pages may call from a browser, separated by commas; "
+        "`*`: all.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged."
     )
@@ -60,6 +74,26 @@ class ProcessSettings(BaseSettings):
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
     max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    body_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that a body may stall, or be behind its least rate; then its request is refused with 408.",
+    )
+    min_body_bytes_per_s: int = Field(
+        4096, gt=0, description="Least rate at which a request's body must come, whatever deadline it asks for."
+    )
+    max_held_body_bytes: int = Field(
+        256 * MEBIBYTE,
+        gt=0,
+        description="Bytes of request bodies over 256 KiB that are held at a time; one always fits. What comes then is "
+        "refused by the gateway, where one client may take half, and waits for its turn at a service, where bodies up "
+        "to 8 MiB have half as many bytes besides.",
+    )
+    max_connections: int = Field(
+        8192,
+        gt=0,
+        description="Connections open at a time, at most; fewer where the limit of open files is low.",
+    )
     drain_delay_s: float = Field(
         0.0,
         ge=0,
@@ -77,6 +111,20 @@ class ProcessSettings(BaseSettings):
         default=False,
         description="Send OpenTelemetry traces to `OTEL_EXPORTER_OTLP_ENDPOINT` (extra `telemetry`).",
     )
+
+    @field_validator("allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def split_names(cls, given: Any) -> Any:
+        return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            parts = urlsplit(origin)
+            if origin != "*" and origin != f"{parts.scheme}://{parts.netloc}".lower():
+                raise ValueError(f"{origin!r} is not an origin such as https://app.example.org")
+        return origins
 
     @classmethod
     def settings_customise_sources(
@@ -99,6 +147,12 @@ class ServiceSettings(ProcessSettings):
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
     store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
+    load_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that a version may take to load, warm up and pass its checks; one that takes longer is"
+        " refused.",
+    )
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
@@ -112,6 +166,28 @@ class ServiceSettings(ProcessSettings):
     max_queue_cost: int = Field(
         262_144, gt=0, description="Cost that may wait in the queue; what comes after it is refused with 503."
     )
+    min_concurrency: int = Field(
+        32,
+        gt=0,
+        description="Requests that are let in at a time, at the least; how many more make it faster is measured.",
+    )
+    max_concurrency: int = Field(
+        1024,
+        gt=0,
+        description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them; "
+        "what comes after those is refused with 503.",
+    )
+    max_json_values: int = Field(
+        262_144,
+        gt=0,
+        description="Most values in one JSON body, counted while it is read: elements of lists, and members of objects"
+        " twice.",
+    )
+    audit_log: Path | None = Field(
+        None,
+        description="File that every change of a collection is appended to as a line of JSON, before it is made and"
+        " after; what can't be recorded is refused.",
+    )
     stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
 
     @field_validator("store_url")
@@ -119,10 +195,10 @@ class ServiceSettings(ProcessSettings):
     def expand_home(cls, url: str) -> str:
         return Path(url.removeprefix("file://")).expanduser().as_uri() if url.startswith("file://~") else url
 
-    @field_validator("checkpoint_cache_dir")
+    @field_validator("checkpoint_cache_dir", "audit_log")
     @classmethod
-    def expand_home_folder(cls, folder: Path) -> Path:
-        return folder.expanduser()
+    def expand_home_folder(cls, path: Path | None) -> Path | None:
+        return path and path.expanduser()
 
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
@@ -162,7 +238,7 @@ def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
         SettingRow(
             variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
             type=_type_name(field.annotation),
-            default=None if field.is_required() else str(field.get_default()),
+            default=None if field.is_required() else _as_given(field.get_default()),
             description=field.description or _inherited_description(name),
         )
         for name, field in settings_cls.model_fields.items()
@@ -176,6 +252,11 @@ class _SharedVariables(EnvSettingsSource):
         if not _is_shared(field_name):
             return None, field_name, False
         return super().get_field_value(field, field_name)
+
+
+def _as_given(default: Any) -> str:
+    """A default as one would write it in the environment: what is a tuple here is a list with commas there."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _is_shared(field_name: str) -> bool:

@@ -23,13 +23,23 @@ async def in_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable
     return await all_or_first_failure([in_turn(some) for some in slices])
 
 
-async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run together; where one fails the others are cancelled and its error is raised, not a group of errors."""
+async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]], *, at_once: int | None = None) -> list[T]:
+    """Run together, or `at_once` at a time; where one fails the others are cancelled and its error is raised, not a
+    group of errors."""
     if len(work) == 1:
         return [await work[0]]
+    turns = asyncio.Semaphore(at_once or max(1, len(work)))
+
+    async def in_turn(one: Coroutine[Any, Any, T]) -> T:
+        async with turns:
+            return await one
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(in_turn(one)) for one in work]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
+    finally:
+        for one in work:
+            one.close()  # those whose turn never came
     return [task.result() for task in tasks]

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.core.batch_run import CostBudget
-from services.core.errors import FoveaError, InternalError, TooLarge
+from services.core.errors import FoveaError, InternalError, TooLarge, no_memory
 from services.core.metrics import Metrics
 from services.core.step_breadth import Breadth
 from services.core.step_queue import Event, StepQueue, Throughput, Work
@@ -120,7 +120,7 @@ class StepRunner(Generic[ItemT, EventT]):
             except Exception as error:  # noqa: BLE001 - the step loop: an item that can't even be looked at fails alone
                 self._note_refusal([work], error)
                 if self._queue.discard(work):
-                    yield [(work, _error_for_client(error))]
+                    yield [(work, self._error_for_client(error))]
                 continue
             if not has_room and (chosen or self.running):
                 if self._waits_for_memory:
@@ -197,7 +197,7 @@ class StepRunner(Generic[ItemT, EventT]):
                     break
                 else:
                     self._forget(left[0])
-                    yield [(left[0], _error_for_client(came))]
+                    yield [(left[0], self._error_for_client(came))]
                 left.popleft()
                 came = None
         finally:
@@ -273,7 +273,7 @@ class StepRunner(Generic[ItemT, EventT]):
                     self._queue.put_back(work)
             else:
                 reason = error.with_traceback(None)
-                yield [(work, _error_for_client(reason)) for work in preparing]
+                yield [(work, self._error_for_client(reason)) for work in preparing]
             return
         yield self._outcomes(came)
 
@@ -362,12 +362,14 @@ class StepRunner(Generic[ItemT, EventT]):
         failed = list(self.running.values())
         self._cancel(failed)
         # One each: an exception that is raised twice carries the tracebacks of both.
-        return [(work, _failure()) for work in failed]
+        is_out_of_memory = self._is_out_of_memory(error)
+        return [(work, no_memory() if is_out_of_memory else _failure()) for work in failed]
 
-
-def _error_for_client(error: Exception) -> FoveaError:
-    """What the engine has to tell the client, or nothing but that it failed."""
-    return error if isinstance(error, FoveaError) else _failure()
+    def _error_for_client(self, error: Exception) -> FoveaError:
+        """What the engine has to tell the client, that memory lacked, or nothing but that it failed."""
+        if self._is_out_of_memory(error):
+            return no_memory()
+        return error if isinstance(error, FoveaError) else _failure()
 
 
 def _failure() -> InternalError:

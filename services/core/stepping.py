@@ -20,11 +20,11 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.core.batch_run import CostBudget
-from services.core.batching import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S, is_memory_error
+from services.core.batching import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from services.core.caller import current_caller
 from services.core.compute import ComputeThread
 from services.core.deadlines import Deadlines
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 from services.core.step_queue import Call, StepQueue, Stream, Work
 from services.core.step_run import Outcome, StepRunner
@@ -66,7 +66,7 @@ class Stepper(Generic[ItemT, EventT]):
         thread: ComputeThread,
         limits: StepLimits,
         metrics: Metrics,
-        is_out_of_memory: Callable[[BaseException], bool] = is_memory_error,
+        is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
     ) -> None:
         self._thread = thread
         self._limits = limits

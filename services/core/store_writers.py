@@ -73,7 +73,7 @@ class Writers:
 def _file_lock(path: Path, name: str, patience_s: float) -> Iterator[Turn]:
     try:
         make_folder_durably(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from error
     try:

@@ -60,6 +60,8 @@ class Versions:
         complete: list[Version] = []
         uploads: list[Upload] = []
         for version, entries in folders.items():
+            if not is_version_id(version):  # not ours
+                continue
             manifests = [entry for entry in entries if entry.key == manifest_key(name, version)]
             size_bytes = sum(entry.size_bytes for entry in entries)
             if not manifests:
@@ -94,8 +96,10 @@ class Versions:
         return Manifest.parse(stored.body, name=name, version=version)
 
     def read_file(self, manifest: Manifest, path: str) -> Iterator[bytes]:
-        """A file's bytes in order. Raises CorruptCheckpoint: at once for a wrong size, after the last byte for a
-        wrong digest. What was read before that must not be used.
+        """A file's bytes in order, never more than the manifest says.
+
+        Raises CorruptCheckpoint: at once for a wrong size, after the last byte for a wrong digest. What was read
+        before that must not be used.
         """
         checkpoint = f"{manifest.name}@{manifest.version}"
         expected = manifest.files[path]
@@ -107,7 +111,11 @@ class Versions:
         if size_bytes != expected.size_bytes:
             raise CorruptCheckpoint(checkpoint, path, expected=f"{expected.size_bytes} bytes", found=f"{size_bytes}")
         sha256 = hashlib.sha256()
+        num_read = 0
         for chunk in self._objects.read_chunks(key):
+            num_read += len(chunk)
+            if num_read > expected.size_bytes:
+                raise CorruptCheckpoint(checkpoint, path, expected=f"{expected.size_bytes} bytes", found="more")
             sha256.update(chunk)
             yield chunk
         if sha256.hexdigest() != expected.sha256:

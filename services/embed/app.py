@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import APIRouter, FastAPI
@@ -16,7 +17,7 @@ from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
 from services.core.health import Health
-from services.core.image_inputs import ImageInputs
+from services.core.image_inputs import DecodeLimits, ImageInputs
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -28,6 +29,9 @@ from services.embed.engine import EmbedEngine, Item, Reading
 from services.embed.routes import EmbedService, embed_router, models_router
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, is_out_of_memory
+
+if TYPE_CHECKING:
+    from services.embed.collections.library import Library
 
 CHECKPOINT_KIND = "focallens-clip"
 
@@ -42,6 +46,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         settings.max_conditions,
         ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
         settings.max_k,
+        settings.max_json_values,
     )
     checkpoint = _follow(settings, store, thread, metrics)
     cache = open_cache(
@@ -55,20 +60,22 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         limits.images,
         fetch_limits=_fetch_limits(settings),
         url_setting="FOVEA_EMBED_IMAGE_URLS",
-        num_threads=settings.num_decode_threads,
+        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
         metrics=metrics,
     )
     embedder = Embedder(cache, inputs, metrics)
-    collection_routers, collections_opened = _collections(settings, checkpoint, inputs, embedder, limits, metrics)
+    library = _library(settings, checkpoint, inputs, embedder, metrics)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
+    if library is not None:
+        health.add_readiness_check("collections", library.check)
 
     @asynccontextmanager
     async def computing() -> AsyncIterator[None]:
         thread.start()
         try:
-            async with inputs, collections_opened:
+            async with inputs, library.opened() if library is not None else nullcontext():
                 yield
         finally:
             await checkpoint.close()
@@ -87,30 +94,35 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
             description="Image embeddings conditioned on a text, and texts in the same space.",
             metrics=metrics,
             health=health,
-            routers=[embed_router(service), *collection_routers, models_router(service)],
+            routers=[embed_router(service), *_collection_routers(library, limits), models_router(service)],
             resources=[computing],
             warm_up=warm_up,
         ),
     )
 
 
-def _collections(
+def _library(
     settings: EmbedSettings,
     checkpoint: ServedCheckpoint[EmbedEngine],
     inputs: ImageInputs,
     embedder: Embedder,
-    limits: CallLimits,
     metrics: Metrics,
-) -> tuple[list[APIRouter], AbstractAsyncContextManager[None]]:
-    """Routes of collections and what they need open; none of both where FAISS is not installed."""
+) -> "Library | None":
+    """The collections; None where FAISS is not installed."""
     if find_spec("faiss") is None:
         structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
-        return [], nullcontext()
+        return None
     from services.embed.collections.composition import create_library
+
+    return create_library(settings, checkpoint, inputs, embedder, metrics)
+
+
+def _collection_routers(library: "Library | None", limits: CallLimits) -> list[APIRouter]:
+    if library is None:
+        return []
     from services.embed.collections.routes import collections_router
 
-    library = create_library(settings, checkpoint, inputs, embedder, metrics)
-    return [collections_router(library, limits)], library.opened()
+    return [collections_router(library, limits)]
 
 
 def _follow(
@@ -132,8 +144,14 @@ def _follow(
             is_out_of_memory=is_out_of_memory,
         )
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, metrics=metrics)
 
 
 def _batch_limits(settings: EmbedSettings) -> BatchLimits:

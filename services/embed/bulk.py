@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.printable import printable
 from services.core.store_errors import StoreError
 from services.embed.bulk_folder import OutputError
 from services.embed.bulk_progress import Bars
@@ -179,7 +180,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     try:
         yield
     except (SourceError, OutputError, StoreError, Refused, Unavailable) as error:
-        console.print(f"fovea embed-bulk: {error}", markup=False, soft_wrap=True)
+        console.print(f"fovea embed-bulk: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         console.print("Stopped. The same command goes on from here.")

@@ -38,6 +38,7 @@ class CallLimits:
     max_conditions: int = 64
     images: ImageLimits = field(default_factory=ImageLimits)
     max_k: int = 1000
+    max_json_values: int = 262_144
 
     @property
     def max_embeddings(self) -> int:

@@ -16,7 +16,7 @@ from services.core.batching import Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
 from services.core.errors import blaming
 from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.image_inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.slices import all_or_first_failure, in_slices
 from services.embed.calls import EmbedCall, Input, TextInput
@@ -26,6 +26,7 @@ from services.nn.clip_texts import Text
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
+MAX_INLINE_CHARACTERS = 8 * 1024
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,7 @@ class Embedder:
         Raises what is wrong with one of its inputs, naming it in `param`, or Overloaded; what was computed by then
         is in the cache for the next attempt.
         """
-        named = [
-            self._tokenise(checkpoint.engine, text, f"condition.{index}" if index else "condition")
-            for index, text in enumerate(call.conditions)
-        ]
+        named = await self._tokenise_conditions(checkpoint.engine, call.conditions)
         job = _Job(checkpoint, tuple(named) or (None,), call.truncate, deadline, timing)
         done = await in_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
@@ -100,6 +98,17 @@ class Embedder:
             num_images=sum(isinstance(one, ImageInput) for one in call.inputs),
             prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
         )
+
+    async def _tokenise_conditions(self, engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+        def tokenise() -> list[Text]:
+            return [
+                self._tokenise(engine, text, f"condition.{index}" if index else "condition")
+                for index, text in enumerate(conditions)
+            ]
+
+        if _are_few_and_short(conditions):
+            return tokenise()
+        return await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise)
 
     async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
         """The rows of some inputs, and how many tokens their texts have."""
@@ -132,12 +141,12 @@ class Embedder:
             ]
 
         began = time.perf_counter()
-        num_texts = len(inputs) - len(images)
-        if num_texts <= MAX_INLINE_TEXTS and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
+        texts = [one.text for one in inputs if isinstance(one, TextInput)]
+        if _are_few_and_short(texts) and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             known = identify()
         else:
             known = await asyncio.get_running_loop().run_in_executor(self._inputs.threads, identify)
-        if num_texts:
+        if texts:
             job.timing.add("tokenize", time.perf_counter() - began)
         return known
 
@@ -152,7 +161,9 @@ class Embedder:
             (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
         ]
         began = time.perf_counter()
-        prepared = await all_or_first_failure([self._prepare(engine, one, conditions) for one, conditions in needs])
+        prepared = await all_or_first_failure(
+            [self._prepare(engine, one, conditions) for one, conditions in needs], at_once=DECODED_AT_ONCE
+        )
         if any(isinstance(one, _Image) for one, _ in needs):
             job.timing.add("decode", time.perf_counter() - began)
         items = [item for some in prepared for item in some]
@@ -171,6 +182,10 @@ class Embedder:
         return await self._inputs.decode(
             one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
         )
+
+
+def _are_few_and_short(texts: Sequence[str]) -> bool:
+    return len(texts) <= MAX_INLINE_TEXTS and sum(map(len, texts)) <= MAX_INLINE_CHARACTERS
 
 
 def _cache_digest(one: _Known) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import JsonValue
 from torch import Tensor
 
 from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
@@ -23,6 +24,7 @@ from services.embed.readout_plan import ReadoutPlan
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions
+from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Pixels = Bytes
@@ -108,6 +110,7 @@ class EmbedEngine:
         self._share_of_blocks: float = 1 - checkpoint.model.condition_layer / len(blocks)
         width = checkpoint.model.condition_projection.out_features
         num_weights = 12 * width**2 * len(blocks)  # of attention and of an MLP four times as wide
+        self._directory: Path | None = None
         self._state_cost: int = math.ceil(STATE_READ_COST * (checkpoint.model.state_size or 0) / num_weights)
 
     @classmethod
@@ -120,7 +123,9 @@ class EmbedEngine:
         dtype = options.choose_dtype(device)
         checkpoint = load_focallens(directory, device=device, dtype=dtype)
         torch.set_num_threads(options.choose_num_threads(checkpoint.model.condition_projection.out_features))
-        return cls(checkpoint, device, dtype)
+        engine = cls(checkpoint, device, dtype)
+        engine._directory = directory
+        return engine
 
     @property
     def context_length(self) -> int:
@@ -146,6 +151,10 @@ class EmbedEngine:
     def dtype_name(self) -> str:
         """The dtype of the forward pass, e.g. `bfloat16`; embeddings are float32 always."""
         return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def computes_in(self) -> str:
+        return self.dtype_name
 
     @property
     def state_bytes(self) -> int | None:
@@ -240,6 +249,28 @@ class EmbedEngine:
         difference = _difference(again, [together[place] for place in kept])
         if difference > SELF_CHECK_TOLERANCE[self._encoder.state_dtype]:
             raise BrokenModel(f"an embedding changes by {difference:.3g} when it is read from its image's state")
+        check_checkpoint(self, self._directory)
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """A text, or the seed of an image of noise under a condition or none."""
+        return [
+            {"image": 0},
+            {"image": 1, "condition": "what color is it?"},
+            {"text": "a red square"},
+            {"text": "two blue circles"},
+        ]
+
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """The embedding of each."""
+        return [self.run_batch([self._reference_item(one)])[0].rows[0].tolist() for one in inputs]
+
+    def _reference_item(self, one: Any) -> Item:
+        if "text" in one:
+            return self.prepare_text(one["text"], truncate=True)
+        condition = one.get("condition")
+        return self._sample_image(
+            one["image"], None if condition is None else self.prepare_text(condition, truncate=True)
+        )
 
     def _stack(self, distinct: dict[str, Bytes]) -> Stack:
         data = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)

@@ -26,6 +26,12 @@ class EmbedSettings(ServiceSettings):
         0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
     )
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
+    max_decode_pixels: int = Field(
+        64_000_000,
+        ge=1,
+        description="Pixels of images over 12.6 million pixels that are decoded at a time, 8 bytes each;"
+        " a larger image is decoded alone.",
+    )
     image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
     image_url_hosts: frozenset[str] = Field(
         frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
@@ -36,7 +42,7 @@ class EmbedSettings(ServiceSettings):
     max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
 
     collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
-    max_collections: int = Field(100, ge=0, description="Most collections.")
+    max_collections: int = Field(100, ge=0, description="Most collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Most images in one collection.")
     collection_max_bytes: int = Field(100 * GIBIBYTE, ge=1, description="Most bytes of images in one collection.")
     collection_max_conditions: int = Field(32, ge=1, description="Most conditions that one collection indexes.")

@@ -98,5 +98,11 @@ def _follow(
     def make_stepper(engine: GenerateEngine) -> GenerateStepper:
         return Stepper(engine, thread=thread, limits=limits, metrics=metrics, is_out_of_memory=is_out_of_memory)
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_stepper, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_stepper, metrics=metrics)

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-
 from services.core.errors import InvalidRequest, TooLarge
+from services.generate.bounded_templates import templates_of_this_process
 from services.generate.prompts import QUERY_AWARE, Document, Piece, SpanRule, Template, control_tokens
 
 # A plane of private characters: the first of them are marks around documents, the others stand for other characters.
@@ -209,14 +208,10 @@ class _Chat:
         )
 
     def rendered(self, messages: Sequence[Message], documents: Sequence[Mapping[str, str]] = ()) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                list(messages), documents=list(documents) or None, tokenize=False, add_generation_prompt=True
-            )
-        except (jinja2.TemplateError, TypeError) as error:  # TypeError: a template that takes documents for granted
-            message = f"the checkpoint's chat template refuses this conversation: {error}"
-            raise InvalidRequest(message, param="messages") from error
-        return text
+        """What the template makes of what is escaped already. Raises what `BoundedTemplates.render` does."""
+        return templates_of_this_process().render(
+            self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
+        )
 
     def pieces(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
         """Marks out, stand-ins back: one piece for each range (of a document) and each stretch between them."""

@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from pydantic import JsonValue
 
 from services.core.errors import InvalidField, TooLarge, blaming
 from services.generate.chat_prompts import Message, render_chat, render_question
 from services.generate.engine_options import AnswerOptions as AnswerOptions
 from services.generate.engine_options import EngineOptions as EngineOptions
 from services.generate.generation import Generation, Progress, RunningBatch, needs_many_passes
-from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Row
+from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel
+from services.generate.model_checks import check_last_token, next_logits
 from services.generate.passes import Passes, finish
 from services.generate.preparations import Preparations
 from services.generate.profile import OFF, CalibrationProfile, read_profile
@@ -31,10 +32,8 @@ from services.generate.ranking import (
 )
 from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
 from services.generate.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
-from services.nn.broken_model import BrokenModel
+from services.nn.reference_outputs import OutputRow, check_checkpoint
 
-# Two orders of summation of one logit differ, relative to the largest; a wrong mask or position differs by far more.
-SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 SAMPLE_QUESTION = "What is written on the second page?"
 SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
 # How many times a prompt is run, roughly, to estimate its bias.
@@ -65,6 +64,8 @@ class GenerateEngine:
         self.context_length = min(model.config.max_model_len, options.max_cached_tokens)
         self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._model = model
+        self._directory: Path | None = None
+        self.computes_in = str(model.dtype).removeprefix("torch.")
         self._max_running = options.max_running
         self._batch = RunningBatch(
             model,
@@ -86,7 +87,9 @@ class GenerateEngine:
         Raises what `LanguageModel.load` does, and BadProfile.
         """
         profile = read_profile(directory) or OFF
-        return cls(LanguageModel.load(directory, options.device), profile, options)
+        engine = cls(LanguageModel.load(directory, options.device), profile, options)
+        engine._directory = directory
+        return engine
 
     # Before the queue, on any thread
 
@@ -238,21 +241,17 @@ class GenerateEngine:
         self._batch.forget_prompts()
 
     def self_check(self) -> None:
-        """Raises BrokenModel unless prefilling, re-running and decoding a prompt's last token say the same of it."""
-        prompt = self._sample(OFF).prompt
-        cache = self._model.new_cache(2 * len(prompt.input_ids))
-        whole, parted = cache.open(len(prompt.input_ids)), cache.open(len(prompt.input_ids))
-        expected = self._model.prefill([Prefill(whole, prompt.input_ids)])[0].logits
-        self._model.prefill([Prefill(parted, prompt.input_ids[:-1])])
-        last = prompt.input_ids[-1:]
-        for way, logits in (
-            ("decoded", self._model.decode([Row(parted, last)])[0]),
-            ("run again", self._model.rerun([Row(whole, last)])[0]),
-        ):
-            difference = float((logits - expected).abs().max() / expected.abs().max())
-            # written so that NaN fails
-            if not difference <= SELF_CHECK_TOLERANCE[self._model.dtype]:
-                raise BrokenModel(f"logits of a token change by {difference:.3g} when it is {way}")
+        """Raises BrokenModel as `check_last_token` and `check_checkpoint` do."""
+        check_last_token(self._model, self._sample(OFF).prompt.input_ids)
+        check_checkpoint(self, self._directory)
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """Texts to be continued."""
+        return ["The first page tells who lit the lighthouse in", "Water boils at a hundred"]
+
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """What `next_logits` says behind each."""
+        return [next_logits(self._model, self.tokenizer, text, self.context_length) for text in inputs]
 
     # Preparing
 
@@ -268,7 +267,7 @@ class GenerateEngine:
         profile = options.calibration or self.profile
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
-            return tokenise(self.tokenizer, render(ordered, profile))
+            return self._tokenised(render(ordered, profile))
 
         with blaming("documents" if documents else param):
             generation = self._generation(prompt_of(documents), options)
@@ -319,7 +318,12 @@ class GenerateEngine:
 
     def _sample(self, profile: CalibrationProfile) -> Generation:
         pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
-        return Generation(tokenise(self.tokenizer, pieces), 2, calibration=profile, ignore_eos=True)
+        return Generation(self._tokenised(pieces), 2, calibration=profile, ignore_eos=True)
+
+    def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
+        """A template can make much of few words, so that its text is held to the context as well."""
+        self._check_characters(*(piece.text for piece in pieces))
+        return tokenise(self.tokenizer, pieces)
 
     # Running
 

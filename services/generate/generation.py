@@ -234,9 +234,10 @@ class RunningBatch:
     def _with_source(self, arrival: Arrival) -> Arrival:
         """Where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
         input_ids = arrival.input_ids
-        num_shared_kept, prefix = self._prefixes.longest(input_ids)
+        tenant = arrival.generation.tenant
+        num_shared_kept, prefix = self._prefixes.longest(input_ids, tenant)
         best: tuple[int, RunningSequence | Prefix | None] = (num_shared_kept, prefix)
-        for running in self._running.values():
+        for running in (one for one in self._running.values() if one.generation.tenant == tenant):
             shared = min(num_shared(input_ids, running.prefilled_ids), running.num_reusable)
             if shared > best[0]:
                 best = (shared, running)
@@ -306,7 +307,7 @@ class RunningBatch:
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
             if one.generation.num_rerun and profile is not None and own.attention is not None:
-                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile)
+                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile, one.generation.tenant)
         calibrated = yield from self._calibrator.calibrating(list(measured.values()))
         found = dict(zip(measured, calibrated, strict=True))
         for one in running:
@@ -367,10 +368,10 @@ class RunningBatch:
 
     def _leave(self, running: RunningSequence) -> None:
         """Keep what another prompt may begin with, and free the slot."""
-        kept = as_token_ids(running.input_ids[: running.num_reusable])
+        kept, tenant = as_token_ids(running.input_ids[: running.num_reusable]), running.generation.tenant
         try:
-            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept):
-                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept))))
+            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept, tenant):
+                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept)), tenant))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -21,7 +21,8 @@ class Generation:
     It ends before (with `include_stop` behind) the first of the `stop` strings, at the model's end-of-text token
     unless `ignore_eos`, or after `max_tokens`, at least 1. `calibration` None or not enabled is the plain model.
     `continues_prompt` keeps the space with which an answer goes on from its prompt, where the tokenizer would drop
-    it. The prompt has at least one token (ValueError).
+    it. Of what was computed for other prompts, those of its `tenant` alone are used. The prompt has at least one token
+    (ValueError).
     """
 
     prompt: Prompt
@@ -32,6 +33,7 @@ class Generation:
     include_stop: bool = False
     ignore_eos: bool = False
     continues_prompt: bool = False
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or not self.prompt.input_ids:

@@ -29,12 +29,13 @@ MIN_SHARED_BYTES = 2**24
 @dataclass(frozen=True, eq=False)
 class MeasuredPrompt:
     """A prompt that stands in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
-    row as the model computes it."""
+    row as the model computes it. Estimates are remembered for each `tenant`, as the passes that they took are told."""
 
     slot: Slot
     prompt: Prompt
     attention: Tensor
     profile: CalibrationProfile
+    tenant: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +50,13 @@ class PromptCalibration:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An estimate, to be told from others: of which prompt, and how."""
+    """An estimate, to be told from others: of which prompt, how, and for whom."""
 
     prompt: Prompt
     kind: EstimateKind
     num_layers: int
     options: TreeOptions
+    tenant: str
 
 
 class PromptCalibrator:
@@ -128,7 +130,7 @@ def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, in
 
 def _wanted(one: MeasuredPrompt) -> _Wanted | None:
     needed = needed_estimate(one.profile, one.prompt)
-    return needed and _Wanted(one.prompt, needed[0], max(one.profile.rel_layers) + 1, needed[1])
+    return needed and _Wanted(one.prompt, needed[0], max(one.profile.rel_layers) + 1, needed[1], one.tenant)
 
 
 def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> PromptCalibration:

@@ -75,6 +75,8 @@ class Arrival:
 
 def is_worth_waiting(arrival: Arrival, other: Arrival) -> bool:
     """Whether most of what one would compute could be copied once the other is prefilled."""
+    if arrival.generation.tenant != other.generation.tenant:
+        return False
     reusable = len(other.input_ids) - other.generation.num_rerun
     shared = min(num_shared(arrival.input_ids, other.input_ids), reusable, len(arrival.input_ids) - 1)
     return shared - arrival.num_reused >= max(MIN_REUSED_TOKENS, arrival.num_new / 2)

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fastapi import Request
 
+from services.core.caller import current_caller
 from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.metrics import Metrics
 from services.core.step_queue import Event, Stream
@@ -113,6 +114,8 @@ class GenerateService:
         return event.value
 
     def _submit(self, request: Request, served: ServedGenerate, item: Item, cost: int | None = None) -> Stream[Outcome]:
+        if isinstance(item, Generation):
+            item = replace(item, tenant=current_caller().tenant)
         charged = served.engine.cost(item) if cost is None else cost
         return served.batcher.submit(item, cost=charged, deadline=request.state.deadline)
 

@@ -17,6 +17,8 @@ InputIds = np.ndarray[Any, np.dtype[np.int64]]
 # No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
 # whose time grows with the square of a word's length.
 MAX_CHARACTERS_PER_TOKEN = 16
+# White space is not counted, but a text of so many times as many characters is refused or cut before it is looked at.
+MAX_SPREAD = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +40,12 @@ def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
     InvalidRequest for a text without any token.
     """
-    text = " ".join(text.split())
+    max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
+    num_given = len(text)
+    if num_given <= MAX_SPREAD * max_characters or truncate:
+        text = " ".join(text[: MAX_SPREAD * max_characters].split())
     if not text:
         raise InvalidRequest("the text is empty: it needs at least one character that is no space")
-    max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
     if len(text) > max_characters:
         if not truncate:
             raise TooLarge(

@@ -5,6 +5,8 @@ from typing import Literal
 
 import torch
 
+from services.core.errors import is_out_of_memory as is_out_of_memory
+
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -49,10 +51,3 @@ class DeviceOptions:
     def choose_num_threads(self, width: int) -> int:
         """For a model of this width in numbers a token."""
         return self.num_threads or (1 if width <= NARROW_WIDTH else self.all_threads)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may succeed where this error was raised."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("can't allocate" in str(error) or "out of memory" in str(error))

@@ -83,8 +83,15 @@ def _follow_all(
 
     def follow(model: str, room: Room) -> ServedCheckpoint[PredictEngine]:
         name, alias = split_model(model)
-        followed = Followed(name, alias, settings.checkpoint_cache_dir, settings.store_poll_s, room=room)
-        return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, thread=thread, metrics=metrics)
+        followed = Followed(
+            name,
+            alias,
+            settings.checkpoint_cache_dir,
+            settings.store_poll_s,
+            load_timeout_s=settings.load_timeout_s,
+            room=room,
+        )
+        return ServedCheckpoint(store, followed, load=load, make_batcher=make_batcher, metrics=metrics)
 
     residency: Residency[PredictEngine] = Residency(
         max_bytes=settings.memory_bytes, measure=partial(_measure, options, settings.int8), metrics=metrics

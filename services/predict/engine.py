@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 
 from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
+from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.scoring import Candidates
 from services.predict.student import Decoded, Encoded, Student
 from services.predict.task_description import PlainTexts, TaskDescription
@@ -26,6 +28,7 @@ WARM_UP_TOKENS = 4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 INT8_SELF_CHECK_TOLERANCE = 0.1
+NUM_REFERENCE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class PredictEngine:
         """Raises ValueError for a tokenizer that can't tell labels apart, or puts no end behind a text."""
         self.description = description
         self._student = student
+        self._directory: Path | None = None
         self._task = description.to_task()
         self.tokenizer: Any = student.tokenizer
         # Where a checkpoint brings settings of these, they would cut inputs, and change while another thread reads.
@@ -119,7 +123,9 @@ class PredictEngine:
     def load(cls, directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> "PredictEngine":
         """Read a checkpoint folder onto the device. Raises what `Student.load` and `TaskDescription.read` raise."""
         description = TaskDescription.read(directory)
-        return cls(Student.load(directory, options, is_int8=is_int8), description)
+        engine = cls(Student.load(directory, options, is_int8=is_int8), description)
+        engine._directory = directory
+        return engine
 
     @property
     def has_rationales(self) -> bool:
@@ -202,6 +208,27 @@ class PredictEngine:
             # written so that NaN fails
             if not difference <= self._self_check_tolerance():
                 raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is read alone")
+        check_checkpoint(self, self._directory)
+
+    @property
+    def computes_in(self) -> str:
+        return "int8" if self._student.is_int8 else str(self._student.dtype).removeprefix("torch.")
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """Texts, which need not be of the checkpoint's task."""
+        return ["Water boils at a hundred degrees.", "There are 3 red and 4 blue cars, how many are there?"]
+
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """How much more or less probable than their mean some tokens of the vocabulary are as the whole answer."""
+        config = self._student.config
+        step = max(1, config.vocab_size // NUM_REFERENCE_TOKENS)
+        answers = [(token, config.eos_token_id) for token in range(0, config.vocab_size, step)]
+        trie = Candidates([ids for ids in answers if ids[0] != ids[1]], config.decoder_start_token_id)
+        limit = self.description.max_input_tokens
+        ids = [self.tokenizer(text).input_ids for text in inputs]
+        encoded = [self._student.encode([(*one[: limit - 1][:-1], one[-1])]) for one in ids]
+        scores = [self._student.score(one, [trie])[0].double() for one in encoded]
+        return [(row - row.mean()).tolist() for row in scores]
 
     def _run(self, items: Sequence[Item], max_tokens: int) -> list[Prediction]:
         rows: dict[tuple[int, ...], int] = {}

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from services.core.printable import printable
 from services.predict.data import BadData, Split
 from services.predict.extraction import Extraction, Interrupted, Plan, Tally, unanswered
 from services.predict.extraction_inputs import Input, published_inputs, read_inputs
@@ -161,7 +162,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     try:
         yield
     except (BadData, PromptError, OutputError, TeacherError) as error:
-        console.print(f"fovea distill extract: {error}", markup=False, soft_wrap=True)
+        console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
         console.print("Stopped. The same command goes on from here.")

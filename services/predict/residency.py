@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from services.core.checkpoints import CheckpointEngine, Room, Served, ServedCheckpoint
+from services.core.candidates import CheckpointEngine
+from services.core.checkpoints import Room, Served, ServedCheckpoint
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics

@@ -15,7 +15,7 @@ from services.core.checkpoints import Followed, ServedCheckpoint
 from services.core.compute import ComputeThread
 from services.core.fetch import FetchLimits
 from services.core.health import Health
-from services.core.image_inputs import ImageInputs
+from services.core.image_inputs import DecodeLimits, ImageInputs
 from services.core.images import ImageLimits
 from services.core.manifest import Manifest
 from services.core.metrics import Metrics
@@ -100,8 +100,14 @@ def _follow(
         make = partial(Batcher, thread=thread, limits=limits, metrics=metrics, is_out_of_memory=is_out_of_memory)
         return ScoreBatchers(encoding=make(engine), pairing=make(engine.pairing))
 
-    followed = Followed(settings.model, settings.alias, settings.checkpoint_cache_dir, settings.store_poll_s)
-    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batchers, thread=thread, metrics=metrics)
+    followed = Followed(
+        settings.model,
+        settings.alias,
+        settings.checkpoint_cache_dir,
+        settings.store_poll_s,
+        load_timeout_s=settings.load_timeout_s,
+    )
+    return ServedCheckpoint(store, followed, load=load, make_batcher=make_batchers, metrics=metrics)
 
 
 def _call_limits(settings: ScoreSettings) -> CallLimits:
@@ -122,7 +128,7 @@ def _inputs(settings: ScoreSettings, limits: ImageLimits, metrics: Metrics) -> I
         limits,
         fetch_limits=fetch_limits,
         url_setting="FOVEA_SCORE_IMAGE_URLS",
-        num_threads=settings.num_decode_threads,
+        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
         metrics=metrics,
     )
 

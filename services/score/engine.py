@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import JsonValue
 from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
+from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.nn.text_transformer import clamped_scale
 from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.dense_features import end_of_text
@@ -74,6 +76,7 @@ class ScoreEngine:
         self._transform = clip.transform
         self._device = device
         self._dtype = dtype
+        self._directory: Path | None = None
         self._end_of_text = functools.partial(end_of_text, clip.model)
         self._encoder = Encoder(checkpoint, device, dtype)
         self._tokenise = functools.partial(tokenise, clip.tokenizer)
@@ -89,7 +92,9 @@ class ScoreEngine:
         dtype = options.choose_dtype(device)
         checkpoint = load_fsc_clip(directory, device=device, dtype=dtype)
         torch.set_num_threads(options.choose_num_threads(checkpoint.clip.model.visual.class_embedding.shape[0]))
-        return cls(checkpoint, device, dtype)
+        engine = cls(checkpoint, device, dtype)
+        engine._directory = directory
+        return engine
 
     @property
     def context_length(self) -> int:
@@ -109,6 +114,10 @@ class ScoreEngine:
     def dtype_name(self) -> str:
         """The dtype of the forward pass, e.g. `bfloat16`; similarities are computed in float32 always."""
         return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def computes_in(self) -> str:
+        return self.dtype_name
 
     def prepare_caption(self, caption: str, *, truncate: bool = False) -> Text:
         """Tokenise a caption. Raises what `tokenise` raises."""
@@ -180,11 +189,29 @@ class ScoreEngine:
         scores = self.mix(similarities)
         if not np.abs(scores).max() <= 1 + SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"scores go from {scores.min():.3g} to {scores.max():.3g}, which no cosines do")
+        check_checkpoint(self, self._directory)
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """A caption, or the seed of an image of noise."""
+        return [{"image": 0}, {"image": 1}, {"caption": "a red square"}, {"caption": "two blue circles"}]
+
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """Of each the pooled features and the mean of its tokens' features."""
+        found = [self.run_batch([self._reference_item(one)])[0] for one in inputs]
+        return [[*one.pooled.tolist(), *one.tokens.astype(np.float32).mean(axis=0).tolist()] for one in found]
+
+    def _reference_item(self, one: Any) -> Item:
+        if "caption" in one:
+            return self.prepare_caption(one["caption"], truncate=True)
+        return self._sample_image(one["image"])
 
     def _sample_batch(self) -> list[Item]:
-        pixels = np.random.default_rng(0).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
         captions = ("a red square", "a blue circle left of a red square", "a red circle left of a blue square")
-        return [ImageItem("sample", pixels), *(self.prepare_caption(caption, truncate=True) for caption in captions)]
+        return [self._sample_image(0), *(self.prepare_caption(caption, truncate=True) for caption in captions)]
+
+    def _sample_image(self, seed: int) -> ImageItem:
+        pixels = np.random.default_rng(seed).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
+        return ImageItem(f"sample-{seed}", pixels)
 
 
 def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:

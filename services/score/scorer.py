@@ -18,7 +18,7 @@ from services.core.batching import Answer, Batcher, Submission
 from services.core.cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
 from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.image_inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.slices import all_or_first_failure, in_slices
 from services.nn.clip_texts import Text
@@ -31,6 +31,7 @@ from services.score.pairing import PairItem, Similarities, Weights
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_CAPTIONS = 8
+MAX_INLINE_CHARACTERS = 8 * 1024
 # What a thread tokenises at a time; between two of them a request may be given up.
 TOKENISED_AT_ONCE = 128
 
@@ -188,7 +189,8 @@ class Scorer:
             return texts
 
         began = time.perf_counter()
-        if len(call.captions) <= MAX_INLINE_CAPTIONS:
+        is_short = sum(len(caption.text) for caption in call.captions) <= MAX_INLINE_CHARACTERS
+        if is_short and len(call.captions) <= MAX_INLINE_CAPTIONS:
             texts = tokenise(call.captions)
         else:
             texts = []
@@ -220,7 +222,9 @@ class Scorer:
 
         async def encode(indices: list[int]) -> list[bytes]:
             began = time.perf_counter()
-            items = await all_or_first_failure([self._decode(job, known[index]) for index in indices])
+            items = await all_or_first_failure(
+                [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
+            )
             job.timing.add("decode", time.perf_counter() - began)
             return await self._encode(job, items)
 

@@ -23,6 +23,12 @@ class ScoreSettings(ServiceSettings):
         0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
     )
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenise captions.")
+    max_decode_pixels: int = Field(
+        64_000_000,
+        ge=1,
+        description="Pixels of images over 12.6 million pixels that are decoded at a time, 8 bytes each;"
+        " a larger image is decoded alone.",
+    )
     image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
     image_url_hosts: frozenset[str] = Field(
         frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."

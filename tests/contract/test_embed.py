@@ -207,7 +207,7 @@ def exchange(server: Process, sent: bytes) -> bytes:
 
 
 def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_server: Process) -> None:
-    head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {10**15}\r\n\r\n"
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {10**15}\r\n\r\n"
     answer = exchange(embed_server, head.encode())
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"request_too_large" in answer
@@ -215,7 +215,7 @@ def test_a_body_announced_far_over_the_limit_is_refused_before_it_is_sent(embed_
 
 @pytest.mark.parametrize("content_type", ["image/jpeg", "application/json", "multipart/form-data; boundary=b"])
 def test_bodies_that_break_off_harm_nobody(embed_server: Process, client: openai.OpenAI, content_type: str) -> None:
-    head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: 5000\r\n\r\n"
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: 5000\r\n\r\n"
     answer = exchange(embed_server, head.encode() + b"--b\r\n" + PHOTO[:200])
     assert not answer.startswith(b"HTTP/1.1 2")
     assert not answer.startswith(b"HTTP/1.1 5")

@@ -1,10 +1,13 @@
 """A small real application for the tests of the core; `python -m tests.core.served_app SETTINGS_AS_JSON` serves it."""
 
 import asyncio
+import errno
 import json
 import sys
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, UploadFile
@@ -14,6 +17,8 @@ from pydantic import BaseModel, Field
 
 from services.core import server
 from services.core.app import AppParts, create_app
+from services.core.candidates import Candidate
+from services.core.compute import ComputeThread
 from services.core.error_responses import error_responses
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.health import Health
@@ -22,6 +27,14 @@ from services.core.settings import ProcessSettings
 from services.core.tei import TeiError, tei_error_body
 
 SECRET = "the cause that nobody may read"
+# What Python, torch, oneDNN and the system raise where memory lacks.
+NO_MEMORY: dict[str, Callable[[], Exception]] = {
+    "memory": MemoryError,
+    "allocator": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+    "primitive": lambda: RuntimeError("could not create a primitive"),
+    "thread": lambda: RuntimeError("can't start new thread"),
+    "system": lambda: OSError(errno.ENOMEM, "Cannot allocate memory"),
+}
 
 
 class Document(BaseModel):
@@ -121,6 +134,7 @@ def failing_router() -> APIRouter:
         "overloaded": lambda: Overloaded("The queue is full.", code="queue_full", retry_after_s=0.25),
         "rate": lambda: RateLimited("Too many requests.", retry_after_s=400),
         "missing": lambda: NotFound("There is no collection 'x'.", param="name"),
+        **NO_MEMORY,
         "surrogate": lambda: InvalidRequest("not text: \ud800"),
     }
 
@@ -149,6 +163,7 @@ def create(
     health: Health | None = None,
     metrics: Metrics | None = None,
     warm_up: Callable[[], Awaitable[None]] | None = None,
+    resources: Sequence[Callable[[], AbstractAsyncContextManager[object]]] = (),
 ) -> FastAPI:
     parts = AppParts(
         service="served",
@@ -157,6 +172,7 @@ def create(
         health=health or Health(),
         routers=(served_router(Counter()), failing_router()),
         warm_up=warm_up,
+        resources=resources,
     )
     return create_app(settings, parts)
 
@@ -165,8 +181,38 @@ async def fail_to_warm_up() -> None:
     raise FoveaError("no checkpoint")
 
 
+@asynccontextmanager
+async def stuck_compute_thread() -> AsyncIterator[None]:
+    """A compute thread in a batch that never ends."""
+    thread = ComputeThread("stuck")
+    thread.start()
+    thread.post(threading.Event().wait)
+    try:
+        yield
+    finally:
+        await thread.close()
+
+
+async def load_for_ever() -> None:
+    """A version that never gets ready."""
+
+    def load() -> Any:
+        threading.Event().wait()
+
+    await Candidate("toy@v1", load).ready(3600)
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
     server.IDLE_GRACE_S = arguments.pop("idle_grace_s", server.IDLE_GRACE_S)
-    warm_up = fail_to_warm_up if arguments.pop("fail_to_warm_up", False) else None
-    raise SystemExit(server.run(lambda settings: create(settings, warm_up=warm_up), ProcessSettings(**arguments)))
+    server.EXIT_GRACE_S = arguments.pop("exit_grace_s", server.EXIT_GRACE_S)
+    warm_up = {None: None, "fails": fail_to_warm_up, "hangs": load_for_ever}[arguments.pop("warm_up", None)]
+    resources = [stuck_compute_thread] if arguments.pop("is_stuck", False) else []
+    share = arguments.pop("client_share", 1.0)
+    raise SystemExit(
+        server.run(
+            lambda settings: create(settings, warm_up=warm_up, resources=resources),
+            ProcessSettings(**arguments),
+            client_share=share,
+        )
+    )

@@ -21,7 +21,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def client(metrics: Metrics) -> Iterator[TestClient]:
-    with TestClient(create(SETTINGS, metrics=metrics)) as client:
+    with TestClient(create(SETTINGS, metrics=metrics), base_url="http://localhost") as client:
         yield client
 
 
@@ -121,7 +121,7 @@ def test_malformed_json_is_a_bad_request_that_says_where(client: TestClient) -> 
 
 def test_json_nested_too_deeply_is_a_bad_request(client: TestClient) -> None:
     app = create(ProcessSettings(port=0))
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         body = b"[" * 200_000
         error_of(client.post("/v1/rerank", content=body, headers={"content-type": "application/json"}), 400)
 

@@ -520,9 +520,10 @@ async def test_the_budget_recovers_slowly_while_batches_fit(bench: Bench) -> Non
 
 async def test_an_item_too_large_for_the_device_fails_alone_and_costs_the_others_nothing(bench: Bench) -> None:
     batcher = bench.batcher(SmallDevice(num_items=5))
-    with pytest.raises(InternalError):
+    with pytest.raises(Overloaded) as refused:
         await batcher.submit([submission("huge", cost=900)])
 
+    assert refused.value.code == "out_of_memory"
     assert bench.sample("batch_cost_budget") == ROOMY.max_batch_cost
     assert bench.sample("out_of_memory_total") == 1
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.core.cache import LruStore, Option, ResultCache, content_digest, open_cache, result_key
+from services.core.caller import Caller, set_caller
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics
 
@@ -89,6 +90,25 @@ async def test_a_second_request_is_answered_from_the_cache(cache: ResultCache, m
     assert await cache.resolve(["a"], untouched) == results(["a"])
     assert untouched.asked == []
     assert counts(metrics) == {"miss": 1, "hit": 1}
+
+
+async def test_tenants_find_their_own_results_and_wait_for_their_own_computations(cache: ResultCache) -> None:
+    async def ask_as(tenant: str, computation: Computation) -> list[bytes]:
+        set_caller(Caller("somebody", tenant))
+        return await cache.resolve(computation.keys, computation)
+
+    slow = Computation(["a"])
+    first = asyncio.create_task(ask_as("north", slow))
+    await slow.begun.wait()
+    for tenant in ("south", "default"):
+        own = released(["a"])
+        assert await asyncio.create_task(ask_as(tenant, own)) == results(["a"])
+        assert own.asked == [["a"]]
+    slow.released.set()
+    await first
+    untouched = Computation(["a"])
+    assert await asyncio.create_task(ask_as("north", untouched)) == results(["a"])
+    assert untouched.asked == []
 
 
 async def test_only_what_is_missing_is_computed_and_order_is_kept(cache: ResultCache, metrics: Metrics) -> None:

@@ -55,7 +55,7 @@ async def test_a_client_that_goes_away_cancels_a_handler_that_does_not_stream(
     served: ServedProcess, session: aiohttp.ClientSession, tag: str, head: bytes
 ) -> None:
     before = await cancelled_total(served, session, "disconnect")
-    _, writer = await send(served, head + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    _, writer = await send(served, head + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
     await served.until_count(f"{tag} started")
     writer.close()
     await served.until_count(f"{tag} cancelled")
@@ -64,7 +64,7 @@ async def test_a_client_that_goes_away_cancels_a_handler_that_does_not_stream(
 
 
 async def test_a_client_that_goes_away_after_sending_a_body_cancels_its_handler(served: ServedProcess) -> None:
-    _, writer = await send(served, b"POST /wait-with-body HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+    _, writer = await send(served, b"POST /wait-with-body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")
     await served.until_count("with body started")
     writer.close()
     await served.until_count("with body cancelled")
@@ -72,7 +72,7 @@ async def test_a_client_that_goes_away_after_sending_a_body_cancels_its_handler(
 
 async def test_a_client_that_goes_away_ends_its_stream(served: ServedProcess, session: aiohttp.ClientSession) -> None:
     before = await cancelled_total(served, session, "disconnect")
-    reader, writer = await send(served, b"GET /stream?forever=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    reader, writer = await send(served, b"GET /stream?forever=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b'"delta"')
     writer.close()
     await served.until_count("stream ended")
@@ -82,7 +82,7 @@ async def test_a_client_that_goes_away_ends_its_stream(served: ServedProcess, se
 
 @pytest.mark.parametrize("path", ["/bytes", "/v1/rerank"])  # read by the handler, read by the framework
 async def test_a_body_that_breaks_off_is_no_error_of_ours(served: ServedProcess, path: str) -> None:
-    _, writer = await send(served, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc".encode())
+    _, writer = await send(served, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc".encode())
     writer.close()
     await until(lambda: bool(lines_of(served, path)))
     assert [(line["status"], line.get("error")) for line in lines_of(served, path)] == [(499, None)]
@@ -90,7 +90,7 @@ async def test_a_body_that_breaks_off_is_no_error_of_ours(served: ServedProcess,
 
 
 async def test_what_runs_after_the_response_is_not_cancelled_when_the_client_leaves(served: ServedProcess) -> None:
-    reader, writer = await send(served, b"GET /then-work HTTP/1.1\r\nHost: x\r\n\r\n")
+    reader, writer = await send(served, b"GET /then-work HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"}")
     writer.close()
     await served.until_count("worked")

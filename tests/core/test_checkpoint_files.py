@@ -1,12 +1,17 @@
 import gzip
+import io
 import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from services.core.checkpoint_files import check_path, read_checkpoint_directory
+from services.core.checkpoint_files import read_checkpoint_directory
+from services.core.checkpoint_paths import check_path
+from services.core.pickles import is_pickled
 from services.core.store_errors import InvalidCheckpoint
 from tests.core.tiny_checkpoints import safetensors, write_checkpoint
 
@@ -140,5 +145,118 @@ def test_more_files_than_the_limit_are_refused_with_the_limit(tmp_path: Path) ->
     for number in range(1001):
         (tmp_path / f"{number}.txt").touch()
 
-    with pytest.raises(InvalidCheckpoint, match="holds 1001 files, at most 1000"):
+    with pytest.raises(InvalidCheckpoint, match="there are 1001 files, at most 1000"):
+        read_checkpoint_directory(tmp_path)
+
+
+class Attack:
+    """Runs a command where it is loaded from a pickle."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("true",)
+
+
+class State:
+    def __init__(self) -> None:
+        self.weights = [1.5, 2.5]
+
+
+PICKLED: dict[str, Any] = {
+    "a list": [1, 2, 3],
+    "a dict": {"weights": {"a": 1.5, "b": [None, True]}},
+    "a text": "weights",
+    "an instance": State(),
+    "an attack": Attack(),
+    "an attack in a dict": {"a": (1, 2), "b": Attack()},
+    "an array": np.arange(6.0).reshape(2, 3),
+}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "README.md", "spiece.model", "bpe.txt.gz", "chat.jinja", "rows.csv"])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_of_any_protocol_is_refused_under_any_name(tmp_path: Path, name: str, protocol: int) -> None:
+    for pickled in PICKLED.values():
+        for body in (pickle.dumps(pickled, protocol), pickle.dumps(pickled, protocol) + b" and what stands behind it"):
+            (tmp_path / name).write_bytes(gzip.compress(body) if name.endswith(".gz") else body)
+            with pytest.raises(InvalidCheckpoint, match=name):
+                read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cos\nsystem\n(S'true'\ntR",  # fails where it ends, but its command has run by then
+        b"(S'true'\nios\nsystem\n.",
+        b"(cos\nsystem\nS'true'\no.",
+        b"N0" * 100 + b"cos\nsystem\n(S'true'\ntR.",
+        b"V" + b"a" * 2_000_000 + b"\n0cos\nsystem\n(S'true'\ntR.",
+        b"N0" * 20_000,
+    ],
+)
+def test_a_pickle_written_to_hide_is_refused(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "notes.txt").write_bytes(body)
+
+    with pytest.raises(InvalidCheckpoint, match=r"notes\.txt is a pickle"):
+        read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "notes.txt"])
+def test_an_array_file_and_an_archive_behind_text_are_refused(tmp_path: Path, name: str) -> None:
+    array, archive = io.BytesIO(), io.BytesIO()
+    np.save(array, np.array([State()], dtype=object), allow_pickle=True)
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("data.pkl", pickle.dumps(Attack()))
+    for body in (array.getvalue(), archive.getvalue(), b"hello\n" + archive.getvalue()):
+        (tmp_path / name).write_bytes(body)
+        with pytest.raises(InvalidCheckpoint, match=rf"{name} is (a NumPy array|a zip archive)"):
+            read_checkpoint_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("spiece.model", b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\n\n\n\x03<s>\x18\x03"),
+        ("merges.txt", b"#version: 0.2\n\xc4\xa0 t\nh e\n"),
+        ("vocab.txt", b"[PAD]\n[UNK]\n.\n,\nI\n"),
+        ("vocab.txt", b"cat\ndog\n.\n"),
+        ("vocab.txt", b"I5\n.\n"),
+        ("vocab.txt", b"N\n.\n"),
+        ("notes.txt", b"Git 1.7.12.2 Release Notes\n"),  # a number of eight bytes, then `2` and `.`
+        ("notes.txt", b"(in the beginning\nthere was)\n."),
+        ("notes.txt", b"Very short.\nNone of it runs.\n"),
+        ("notes.txt", b""),
+        ("chat_template.jinja", b"{% for m in messages %}{{ m.content }}{% endfor %}"),
+        ("README.md", b"# Title\n\nText.\n"),
+    ],
+)
+def test_text_that_begins_like_a_pickle_is_published(tmp_path: Path, name: str, body: bytes) -> None:
+    (tmp_path / name).write_bytes(body)
+
+    assert [file.path for file in read_checkpoint_directory(tmp_path)] == [name]
+
+
+def test_no_text_that_lies_around_is_taken_for_a_pickle() -> None:
+    packages = Path(np.__file__).parents[1]
+    texts = [path for ending in ("md", "txt", "json", "jinja", "csv", "tsv") for path in packages.rglob(f"*.{ending}")]
+    own = list(Path(__file__).parents[2].glob("docs/**/*.md"))
+
+    assert len(texts) + len(own) > 100
+    assert [path for path in (*texts, *own) if is_pickled(path.read_bytes())] == []
+
+
+def test_text_that_unpacks_to_more_than_its_limit_is_refused_before_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.core.checkpoint_files.MAX_UNPACKED_BYTES", 1000)
+    (tmp_path / "bpe.txt.gz").write_bytes(gzip.compress(b"a" * 2000))
+
+    with pytest.raises(InvalidCheckpoint, match="more than 1000 bytes"):
+        read_checkpoint_directory(tmp_path)
+
+
+def test_two_files_of_one_name_where_case_does_not_count_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "A.txt").touch()
+
+    with pytest.raises(InvalidCheckpoint, match="case does not count"):
         read_checkpoint_directory(tmp_path)

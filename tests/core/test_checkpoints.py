@@ -27,8 +27,9 @@ SECRET = "password of the loader"
 class TinyEngine:
     """Answers `item` with `weights:item`; weights named after a step make that step fail."""
 
-    def __init__(self, weights: str, events: list[tuple[str, str]]) -> None:
+    def __init__(self, weights: str, events: list[tuple[str, str]], hang: threading.Event) -> None:
         self.weights = weights
+        self.hang = hang
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
@@ -50,13 +51,18 @@ class TinyEngine:
         self._events.append((step, threading.current_thread().name))
         if self.weights == f"fails to {step}":
             raise RuntimeError(SECRET)
+        if self.weights == f"hangs in {step}":
+            self.hang.wait()
 
 
 class Place:
     """A store in a folder, and a served checkpoint that follows its alias `latest`."""
 
-    def __init__(self, folder: Path, *, poll_s: float = 3600, damaged_retry_s: float = 3600) -> None:
+    def __init__(
+        self, folder: Path, *, poll_s: float = 3600, damaged_retry_s: float = 3600, load_timeout_s: float = 3600
+    ) -> None:
         self.folder = folder
+        self.hang = threading.Event()
         self.store = Store.open((folder / "store").as_uri())
         self.thread = ComputeThread("compute-test")
         self.thread.start()
@@ -64,10 +70,9 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
             self.store,
-            Followed("toy", "latest", folder / "cache", poll_s, damaged_retry_s),
+            Followed("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
             load=self._load,
             make_batcher=self._make_batcher,
-            thread=self.thread,
             metrics=self.metrics,
         )
 
@@ -95,13 +100,14 @@ class Place:
             return await answer_of(served, item)
 
     async def close(self) -> None:
+        self.hang.set()
         await self.checkpoint.close()
         await self.thread.close()
 
     def _load(self, folder: Path, manifest: Manifest) -> TinyEngine:
         body = (folder / "model.safetensors").read_bytes()
         (header_bytes,) = struct.unpack("<Q", body[:8])
-        return TinyEngine(body[8 + header_bytes :].decode(), self.events)
+        return TinyEngine(body[8 + header_bytes :].decode(), self.events, self.hang)
 
     def _make_batcher(self, engine: TinyEngine) -> Batcher[str, str]:
         limits = BatchLimits(max_batch_cost=100, max_batch_size=4, max_queue_cost=10_000)
@@ -119,6 +125,14 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 async def impatient_place(tmp_path: Path) -> AsyncIterator[Place]:
     """One that tries damaged versions again at once."""
     place = Place(tmp_path, damaged_retry_s=0)
+    yield place
+    await place.close()
+
+
+@pytest.fixture
+async def hasty_place(tmp_path: Path) -> AsyncIterator[Place]:
+    """One that gives a version a second."""
+    place = Place(tmp_path, load_timeout_s=1)
     yield place
     await place.close()
 
@@ -161,14 +175,54 @@ async def test_until_a_version_is_loaded_requests_are_refused_and_the_check_is_r
     assert place.sample("model_ready", name="toy") == 0
 
 
-async def test_loading_runs_beside_the_event_loop_and_all_else_on_the_compute_thread(place: Place) -> None:
+async def test_a_version_is_made_ready_beside_the_event_loop_and_the_compute_thread(place: Place) -> None:
     place.publish("v1")
     await place.checkpoint.start()
 
-    [(load, loader), *others] = place.events
-    assert load == "load"
-    assert loader not in {"compute-test", threading.current_thread().name}
-    assert others == [("warm up", "compute-test"), ("self-check", "compute-test")]
+    assert [step for step, _ in place.events] == ["load", "warm up", "self-check"]
+    [thread] = {thread for _, thread in place.events}
+    assert thread not in {"compute-test", threading.current_thread().name}
+
+
+@pytest.mark.parametrize("step", ["load", "warm up", "self-check"])
+async def test_a_version_that_hangs_is_given_up_and_the_old_one_answers_meanwhile(
+    hasty_place: Place, step: str
+) -> None:
+    place = hasty_place
+    good = place.publish("good")
+    await place.checkpoint.start()
+    bad = place.publish(f"hangs in {step}")
+    looking = asyncio.create_task(place.checkpoint.look())
+
+    while (step, "load-checkpoint") not in place.events[3:]:  # noqa: ASYNC110 - it happens on a thread
+        await asyncio.sleep(0.005)
+    answered = 0
+    while not looking.done():
+        assert await place.ask("a") == "good:a"
+        answered += 1
+    await looking
+
+    assert answered > 0
+    named = {"load": "load", "warm up": "warm up", "self-check": "pass its self-check"}[step]
+    is_ready, detail = place.checkpoint.check()
+    assert (is_ready, detail) == (True, f"toy@{good}; refused toy@{bad}: it did not {named} within 1 s")
+    assert place.sample("checkpoint_refusals_total", name="toy") == 1
+    place.publish("better")
+    await place.checkpoint.look()
+    assert await place.ask("a") == "better:a"
+
+
+async def test_a_version_that_ends_after_it_was_given_up_does_not_serve(hasty_place: Place) -> None:
+    place = hasty_place
+    place.publish("good")
+    await place.checkpoint.start()
+    place.publish("hangs in warm up")
+    await place.checkpoint.look()
+    place.hang.set()
+
+    while any(thread.name == "load-checkpoint" for thread in threading.enumerate()):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert await place.ask("a") == "good:a"
 
 
 async def test_the_thread_that_loads_ends_with_it(place: Place) -> None:
@@ -334,7 +388,6 @@ async def test_two_models_of_one_process_are_told_apart_in_the_metrics(place: Pl
         Followed("other", "latest", place.folder / "cache", 3600),
         load=place._load,
         make_batcher=place._make_batcher,
-        thread=place.thread,
         metrics=place.metrics,
     )
     place.store.publish("other", write_checkpoint(place.folder / "new" / "o", b"o"), INFO)

@@ -10,14 +10,14 @@ SETTINGS = ProcessSettings(port=0)
 
 
 def test_a_started_process_is_live_started_and_ready() -> None:
-    with TestClient(create(SETTINGS)) as client:
+    with TestClient(create(SETTINGS), base_url="http://localhost") as client:
         for path in ("/livez", "/startupz", "/readyz", "/health"):
             response = client.get(path)
             assert (response.status_code, response.json()["status"]) == (200, "ok")
 
 
 def test_probes_may_be_asked_by_head() -> None:
-    with TestClient(create(SETTINGS)) as client:
+    with TestClient(create(SETTINGS), base_url="http://localhost") as client:
         for path in ("/livez", "/startupz", "/readyz", "/health"):
             response = client.head(path)
             assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
@@ -29,7 +29,7 @@ def test_until_it_is_warm_a_process_is_live_but_neither_started_nor_ready() -> N
     async def wait_for_checkpoint() -> None:
         await warm.wait()
 
-    with TestClient(create(SETTINGS, warm_up=wait_for_checkpoint)) as client:
+    with TestClient(create(SETTINGS, warm_up=wait_for_checkpoint), base_url="http://localhost") as client:
         assert client.get("/livez").status_code == 200
         assert client.get("/startupz").status_code == 503
         assert client.get("/readyz").json()["checks"]["startup"] == {"ok": False, "detail": "loading"}
@@ -40,7 +40,7 @@ def test_until_it_is_warm_a_process_is_live_but_neither_started_nor_ready() -> N
 
 def test_a_failed_warm_up_turns_the_process_unlive_without_naming_its_cause() -> None:
     health = Health()
-    with TestClient(create(SETTINGS, health=health, warm_up=fail_to_warm_up)) as client:
+    with TestClient(create(SETTINGS, health=health, warm_up=fail_to_warm_up), base_url="http://localhost") as client:
         response = client.get("/livez")
     assert response.status_code == 503
     assert "no checkpoint" not in response.text
@@ -50,7 +50,7 @@ def test_a_failed_warm_up_turns_the_process_unlive_without_naming_its_cause() ->
 def test_a_failing_liveness_check_turns_both_probes_red_and_names_itself() -> None:
     health = Health()
     health.add_liveness_check("compute", lambda: (False, "stalled for 130 s"))
-    with TestClient(create(SETTINGS, health=health)) as client:
+    with TestClient(create(SETTINGS, health=health), base_url="http://localhost") as client:
         for path in ("/livez", "/readyz"):
             response = client.get(path)
             assert response.status_code == 503
@@ -61,14 +61,14 @@ def test_a_failing_liveness_check_turns_both_probes_red_and_names_itself() -> No
 def test_a_failing_readiness_check_asks_for_no_restart() -> None:
     health = Health()
     health.add_readiness_check("store", lambda: (False, "version 3 refused"))
-    with TestClient(create(SETTINGS, health=health)) as client:
+    with TestClient(create(SETTINGS, health=health), base_url="http://localhost") as client:
         assert client.get("/readyz").status_code == 503
         assert client.get("/livez").status_code == 200
 
 
 def test_a_draining_process_is_not_ready_and_asks_clients_to_close() -> None:
     health = Health()
-    with TestClient(create(SETTINGS, health=health)) as client:
+    with TestClient(create(SETTINGS, health=health), base_url="http://localhost") as client:
         assert "connection" not in client.get("/ping").headers
         health.begin_drain()
         assert client.get("/readyz").json()["checks"]["drain"] == {"ok": False, "detail": "draining"}

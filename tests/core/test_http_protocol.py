@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from services.core import http_protocol
-from services.core.http_protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
+from services.core.request_heads import MAX_HEAD_BYTES, MAX_URL_BYTES
 from tests.core.served_process import ServedProcess
 from tests.gateway.servers import Service, serving
 
 Serve = Callable[..., ServedProcess]
-# Larger than what one read of a socket takes, which may pass uncounted.
 FAR_OVER = MAX_HEAD_BYTES + 2**20
 
 
@@ -139,3 +138,5 @@ def test_the_guide_names_the_limits() -> None:
     assert f"{MAX_HEAD_BYTES // 1024} KiB large and take a minute" in guide
     assert f"{MAX_URL_BYTES:,} bytes" in guide
     assert http_protocol.HEAD_TIMEOUT_S == 60
+    assert f"have {http_protocol.MAX_UNREAD_BYTES // 1024} KiB together" in guide
+    assert f"{http_protocol.MAX_PIPELINED} requests may wait" in guide

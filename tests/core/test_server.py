@@ -98,11 +98,11 @@ async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_ha
     served = serve(idle_grace_s=BUSY_S)
     await served.started()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"true}")
     served.terminate()
     await until(lambda: '"draining"' in served.text())
-    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
     response = await reader.read()
     assert response.startswith(b"HTTP/1.1 200 OK")
     assert b"connection: close" in response.lower()
@@ -117,7 +117,7 @@ async def test_a_connection_that_waits_while_a_draining_process_is_starved_is_an
     await until(lambda: '"draining"' in served.text())
     served.process.send_signal(signal.SIGSTOP)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await asyncio.sleep(DRAIN_DELAY_S)  # it is over when the process goes on
     served.process.send_signal(signal.SIGCONT)
     assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
@@ -173,8 +173,25 @@ async def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
         await request
 
 
+async def test_a_process_whose_compute_thread_hangs_ends_with_a_failure_that_names_it(serve: Serve) -> None:
+    served = serve(is_stuck=True, drain_timeout_s=1, exit_grace_s=1)
+    await served.started()
+    served.terminate()
+    assert await served.exit_status() == 1
+    [line] = [line for line in served.log() if line["message"] == "ended by force"]
+    assert "stuck" in line["threads"]
+
+
+async def test_a_process_whose_new_version_hangs_ends_well(serve: Serve) -> None:
+    served = serve(warm_up="hangs", exit_grace_s=BUSY_S)
+    await served.started()
+    served.terminate()
+    assert await served.exit_status() == 0
+    assert served.log()[-1]["message"] == "stopped"
+
+
 async def test_a_process_that_cannot_warm_up_ends_with_a_failure(serve: Serve) -> None:
-    served = serve(fail_to_warm_up=True)
+    served = serve(warm_up="fails")
     assert await served.exit_status() == 1
     assert "no checkpoint" in served.text()
 
@@ -193,7 +210,7 @@ async def test_a_body_announced_as_too_large_is_refused_before_any_of_it_arrives
     served = serve(max_body_bytes=2000)
     await served.started()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"POST /bytes HTTP/1.1\r\nHost: x\r\nContent-Length: 2001\r\n\r\n")
+    writer.write(b"POST /bytes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n")
     assert b" 413 " in await reader.readline()
     writer.close()
 

@@ -41,7 +41,6 @@ class Place:
             Followed("toy", "latest", folder / "cache", poll_s=3600),
             load=self._load,
             make_batcher=self._make_stepper,
-            thread=self.thread,
             metrics=self.metrics,
         )
 

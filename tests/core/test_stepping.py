@@ -531,7 +531,8 @@ async def test_an_item_that_has_no_memory_alone_fails_and_costs_the_others_nothi
     stepper = bench.stepper(SmallDevice(memory=4))
     outcome = await outcome_of(submit(stepper, Item("huge", size=5)))
 
-    assert isinstance(outcome, InternalError)
+    assert isinstance(outcome, Overloaded)
+    assert outcome.code == "out_of_memory"
     assert bench.sample("batch_cost_budget") == ROOMY.max_admit_cost
     assert await ask(stepper, Item("a")) == events_of(Item("a"))
 

@@ -60,7 +60,7 @@ def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Embe
 
 @pytest.fixture(scope="module")
 def client(settings: EmbedSettings) -> Iterator[TestClient]:
-    with TestClient(create_embed(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client
 
@@ -547,7 +547,7 @@ def test_the_openapi_document_describes_every_form_of_a_body(client: TestClient)
 
 @contextmanager
 def serving(settings: EmbedSettings) -> Iterator[TestClient]:
-    with TestClient(create_embed(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/startupz").status_code == 200)
         yield client
 

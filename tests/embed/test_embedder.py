@@ -15,7 +15,7 @@ from services.core.cache import LruStore, ResultCache
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
+from services.core.image_inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.images import ImageLimits
 from services.core.metrics import Metrics
 from services.core.slices import SLICE_INPUTS
@@ -74,8 +74,7 @@ async def service_of(
         ImageLimits(),
         fetch_limits=None,
         url_setting="IMAGE_URLS",
-        num_threads=2,
-        max_waiting=max_waiting_images,
+        decoding=DecodeLimits(2, max_waiting=max_waiting_images),
         metrics=metrics,
     )
     embedder = Embedder(ResultCache(store or LruStore(2**20), metrics), inputs, metrics)

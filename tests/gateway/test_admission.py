@@ -1,12 +1,16 @@
 """Places in flight and the budget of retries, without a network."""
 
 import asyncio
+import math
 
 import pytest
 
 from gateway.admission import Gate, RetryBudget
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
+from services.core.places import Place
+
+ANYONE = ("client:127.0.0.1", math.inf)
 
 
 class Clock:
@@ -30,44 +34,73 @@ def gauges(metrics: Metrics) -> tuple[float | None, float | None]:
 
 async def test_a_request_that_gives_up_waiting_frees_its_place_in_the_line() -> None:
     entrance, metrics = gate(1, 1)
-    await entrance.enter()
-    waiting = asyncio.create_task(entrance.enter())
+    place = await entrance.enter(*ANYONE)
+    waiting = asyncio.create_task(entrance.enter(*ANYONE))
     await asyncio.sleep(0)
     assert gauges(metrics) == (1, 1)
     with pytest.raises(Overloaded):
-        await entrance.enter()
+        await entrance.enter(*ANYONE)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert gauges(metrics) == (1, 0)
-    following = asyncio.create_task(entrance.enter())
+    following = asyncio.create_task(entrance.enter(*ANYONE))
     await asyncio.sleep(0)
-    entrance.leave()
+    entrance.leave(place)
     await following
     assert gauges(metrics) == (1, 0)
 
 
 async def test_a_place_given_to_a_request_that_is_just_being_cancelled_goes_to_the_next() -> None:
     entrance, metrics = gate(1, 2)
-    await entrance.enter()
-    first, second = asyncio.create_task(entrance.enter()), asyncio.create_task(entrance.enter())
+    place = await entrance.enter(*ANYONE)
+    first, second = (asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(2))
     await asyncio.sleep(0)
-    entrance.leave()
+    entrance.leave(place)
     first.cancel()
     await asyncio.wait([first, second])
     assert first.cancelled()
     assert gauges(metrics) == (1, 0)
-    entrance.leave()
-    await entrance.enter()
+    entrance.leave(await second)
+    await entrance.enter(*ANYONE)
     assert gauges(metrics) == (1, 0)
 
 
-async def test_a_gate_without_a_line_refuses_at_once() -> None:
+async def test_a_gate_without_a_line_refuses_at_once_also_who_only_asks_whether_there_is_a_place() -> None:
     entrance, metrics = gate(1, 0)
-    await entrance.enter()
+    entrance.check(*ANYONE)
+    place = await entrance.enter(*ANYONE)
     with pytest.raises(Overloaded, match="1 requests in flight"):
-        await entrance.enter()
-    entrance.leave()
+        await entrance.enter(*ANYONE)
+    with pytest.raises(Overloaded, match="1 requests in flight"):
+        entrance.check(*ANYONE)
+    assert metrics.registry.get_sample_value("fovea_rejected_total", {"reason": "queue_full"}) == 2
+    entrance.leave(place)
     assert gauges(metrics) == (0, 0)
+
+
+async def test_a_gate_has_the_places_of_its_service_and_half_as_many_in_line_within_what_is_configured() -> None:
+    entrance, metrics = gate(100, 30)
+    for num_places, num_inflight, num_queued in ((40, 40, 20), (80, 80, 30), (200, 100, 30)):
+        entrance.resize(num_places)
+        taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(200)]
+        await asyncio.sleep(0)
+        assert gauges(metrics) == (num_inflight, num_queued)
+        await empty(entrance, taken)
+
+
+async def test_a_gate_that_waits_for_its_service_holds_back_all_that_it_may() -> None:
+    entrance, metrics = gate(8, 100)
+    entrance.resize(8, is_patient=True)
+    taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(200)]
+    await asyncio.sleep(0)
+    assert gauges(metrics) == (8, 100)
+    await empty(entrance, taken)
+
+
+async def empty(entrance: Gate, taken: list[asyncio.Task[Place]]) -> None:
+    for task in taken:
+        if not isinstance(outcome := (await asyncio.gather(task, return_exceptions=True))[0], BaseException):
+            entrance.leave(outcome)
 
 
 def test_retries_are_a_share_of_the_requests_after_what_was_saved_is_spent() -> None:

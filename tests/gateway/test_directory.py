@@ -1,10 +1,13 @@
 """What the gateway tells of all services together: models, documentation, readiness."""
 
+import asyncio
 import json
 from typing import Any
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
+from gateway import directory
 from gateway.access import digest
 from gateway.openapi import merge_documents
 from gateway.settings import KeyRecord
@@ -62,6 +65,25 @@ async def test_models_are_those_of_all_services_that_answer() -> None:
         async with client.get("/v1/models/none") as response:
             assert response.status == 404
             assert (await response.json())["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
+async def test_many_who_ask_at_once_cost_a_service_one_question(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long the test takes.
+    monkeypatch.setattr(directory, "MODELS_AGE_S", 3600)
+    monkeypatch.setattr(directory, "DOCUMENT_AGE_S", 3600)
+    embed = service_with(models=models("shapes@3"), openapi=document("/embed", "run"))
+    async with serving(embed) as url, gateway(embed_urls=url) as client:
+
+        async def ask() -> dict[str, Any]:
+            async with client.get(path) as response:
+                answer: dict[str, Any] = await response.json()
+                return answer
+
+        first, *others = await asyncio.gather(*(ask() for _ in range(50)))
+    assert "shapes@3" in str(first) or "/embed" in first["paths"]
+    assert all(other == first for other in others)
+    assert len(embed.requests) == 1
 
 
 async def test_what_a_service_says_of_a_model_beyond_openais_fields_is_kept() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.gateway.servers import Service, gateway, read_body, serving, until
+from tests.gateway.servers import Service, gateway, read_body, respond, serving, until
 
 
 @pytest.fixture
@@ -147,3 +148,40 @@ async def test_an_address_that_a_client_on_the_same_machine_names_is_not_believe
         for address, status in (("9.9.9.1", 503), ("9.9.9.2", 429)):
             async with client.post(f"{url}/embed", headers={"X-Forwarded-For": address}) as response:
                 assert response.status == status
+
+
+async def test_a_gateway_without_descriptors_blames_itself_and_not_its_service(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def answer_later(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        await finish.wait()
+        await respond()(scope, receive, send)
+
+    async with serving(Service(answer_later)) as url:
+        # The first connection is the one of the probes, and no other is open once a request has it.
+        gateway_process = start(tmp_path / "log", FOVEA_GATEWAY_EMBED_URLS=url, FOVEA_GATEWAY_PROBE_INTERVAL_S="3600")
+        processes.append(gateway_process)
+        gateway_url = await started(tmp_path / "log")
+        async with aiohttp.ClientSession(gateway_url) as client:
+            # Two connections, kept.
+            await asyncio.gather(*(client.get("/livez") for _ in range(2)))
+            first = asyncio.create_task(status_of(client))
+            await asked.wait()
+            limits = resource.prlimit(gateway_process.pid, resource.RLIMIT_NOFILE)
+            # Fewer than are open: those stay, nothing can be added.
+            resource.prlimit(gateway_process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            for _ in range(5):
+                assert await status_of(client) == (503, "too_many_open_files")
+            assert (tmp_path / "log").read_text().count('"where":"upstream embed"') == 1
+            resource.prlimit(gateway_process.pid, resource.RLIMIT_NOFILE, limits)
+            finish.set()
+            assert await first == (200, None)
+            assert await status_of(client) == (200, None)
+
+
+async def status_of(client: aiohttp.ClientSession) -> tuple[int, str | None]:
+    async with client.post("/embed", data=b"{}") as response:
+        return response.status, (await response.json(content_type=None)).get("error", {}).get("code")

@@ -39,14 +39,16 @@ async def ask(client: aiohttp.ClientSession, name: str = "") -> int:
 
 async def test_what_a_key_has_left_is_told_and_one_request_too_many_is_429() -> None:
     service = Service()
-    async with serving(service) as url, gateway(embed_urls=url, rate_limit=RATE) as client:
+    settings: dict[str, Any] = {"rate_limit": RATE, "trusted_proxies": "127.0.0.1"}
+    as_client = {"X-Forwarded-For": "9.9.9.1"}
+    async with serving(service) as url, gateway(embed_urls=url, **settings) as client:
         for remaining in ("2", "1", "0"):
-            async with client.post("/embed") as response:
+            async with client.post("/embed", headers=as_client) as response:
                 assert response.status == 200
                 assert response.headers["RateLimit-Limit"] == "3"
                 assert response.headers["RateLimit-Remaining"] == remaining
                 assert 0 < int(response.headers["RateLimit-Reset"]) <= parse(RATE).get_expiry()
-        async with client.post("/embed") as response:
+        async with client.post("/embed", headers=as_client) as response:
             assert response.status == 429
             assert (await response.json())["error"]["type"] == "rate_limit_error"
             assert response.headers["RateLimit-Remaining"] == "0"
@@ -74,6 +76,54 @@ async def test_a_refused_key_uses_up_no_ones_limit() -> None:
     async with serving(Service()) as url, gateway(embed_urls=url, keys=(key("a"),), rate_limit="1/year") as client:
         assert await ask(client, "unknown") == 401
         assert await ask(client, "a") == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 200),
+        ("GET", "/v1/models/none", 404),
+        ("GET", "/nowhere", 404),
+        ("GET", "/embed", 405),
+        ("POST", "/score", 403),
+        ("GET", "/metrics", 403),
+    ],
+)
+async def test_every_request_counts_whatever_it_is_answered(method: str, path: str, status: int) -> None:
+    async with gateway(keys=(key("a"),), rate_limit="2/year") as client:
+        statuses = []
+        for _ in range(3):
+            async with client.request(method, path, headers={"X-API-Key": "a"}) as response:
+                statuses.append(response.status)
+    assert statuses == [status, status, 429]
+
+
+async def test_probes_and_documentation_count_for_nothing() -> None:
+    async with gateway(rate_limit="1/year") as client:
+        for path in ("/livez", "/readyz", "/docs", "/openapi.json", "/livez"):
+            async with client.get(path) as response:
+                assert response.status == 200
+
+
+@pytest.mark.parametrize("sent", ["", "unknown", "x" * 5000])
+async def test_failed_authentication_is_limited_by_address_and_keys_that_are_known_are_let_in(sent: str) -> None:
+    settings: dict[str, Any] = {"keys": (key("a"),), "failed_key_limit": RATE, "trusted_proxies": "127.0.0.1"}
+    async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
+
+        async def ask_from(address: str, name: str) -> int:
+            headers = {"X-API-Key": name, "X-Forwarded-For": address}
+            async with client.get("/v1/models", headers=headers) as response:
+                return response.status
+
+        assert [await ask_from("9.9.9.1", sent) for _ in range(5)] == [401, 401, 401, 429, 429]
+        assert await ask_from("9.9.9.1", "a") == 200
+        assert await ask_from("9.9.9.2", sent) == 401
+        assert [await ask_from(f"2001:db8::{i}", sent) for i in range(4)] == [401, 401, 401, 429]
+
+
+async def test_failed_authentication_may_be_left_unlimited() -> None:
+    async with gateway(keys=(key("a"),), failed_key_limit="") as client:
+        assert {await ask(client, "unknown") for _ in range(100)} == {401}
 
 
 async def test_gateways_that_share_a_redis_share_the_limit(redis: RedisServer) -> None:

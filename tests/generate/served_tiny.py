@@ -43,7 +43,7 @@ def served_tiny(folder: Path, **settings: Any) -> Iterator[TestClient]:
         num_threads=1,
         **settings,
     )
-    with TestClient(create_generate(served), raise_server_exceptions=False) as client:
+    with TestClient(create_generate(served), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client
 

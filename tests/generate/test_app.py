@@ -77,7 +77,7 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         max_tokens=MAX_TOKENS,
         max_body_bytes=2**20,
     )
-    with TestClient(create_generate(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_generate(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client
 

@@ -359,6 +359,17 @@ def test_another_question_over_the_same_documents_computes_only_what_is_new(name
             assert facts.calibration_passes == 0
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_what_one_tenant_asks_is_told_to_no_other(is_together: bool) -> None:
+    """Neither of an answer that has ended nor of one that runs."""
+    batch = new_batch(model(), prefix_cache_bytes=10**6)
+    asked = [replace(ask(1, PROFILES["tree"]), tenant=tenant) for tenant in ("north", "south", "north")]
+    rounds = [asked] if is_together else [[one] for one in asked]
+    facts = [progress[0].facts for some in rounds for progress in run(batch, *some)]
+    assert [one.cached_tokens > 0 for one in facts if one] == [False, False, True]
+    assert [one.calibration_passes for one in facts if one] == [1, 1, 0]
+
+
 def test_a_conversation_goes_on_from_its_answer() -> None:
     batch = new_batch(model(), prefix_cache_bytes=10**6)
     first = ask(0)

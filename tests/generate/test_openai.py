@@ -147,6 +147,15 @@ def test_answers_of_one_prompt_share_its_computation_and_its_tokens_count_once(c
     assert 0 < again["usage"]["prompt_tokens_details"]["cached_tokens"] < again["usage"]["prompt_tokens"]
 
 
+def test_cached_tokens_tell_a_tenant_nothing_of_what_another_has_asked(client: TestClient) -> None:
+    body = {"prompt": "the secret of the lighthouse is kept by the keeper " * 8, "max_tokens": 1}
+    told = []
+    for tenant in ("north", "south", "north"):
+        response = client.post(COMPLETIONS, json=body, headers={"x-fovea-tenant": tenant})
+        told.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert told == [False, False, True]
+
+
 def test_documents_are_calibrated_and_ordered_as_the_request_asks(client: TestClient) -> None:
     calibrated = chat(client, documents=DOCUMENTS)
     plain = chat(client, documents=DOCUMENTS, calibration={"enabled": False})

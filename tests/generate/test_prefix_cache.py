@@ -3,6 +3,7 @@
 import gc
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,17 @@ def test_the_longest_beginning_is_found() -> None:
     assert found(cache, 1, 2, 9, 7) == (3, (1, 2, 9))
     assert found(cache, 7) == (0, None)
     assert cache.covers(as_token_ids((1, 2, 9))) and not cache.covers(as_token_ids((1, 2, 9, 9)))
+
+
+def test_each_tenant_finds_what_is_its_own() -> None:
+    cache = cache_of(100)
+    for tenant, tokens in (("north", (1, 2, 3)), ("south", (1, 2, 3, 4)), ("", (1, 2))):
+        cache.put(replace(prefix(*tokens), tenant=tenant))
+    assert len(cache) == 3
+    asked = as_token_ids((1, 2, 3, 4, 5))
+    shared = {tenant: cache.longest(asked, tenant)[0] for tenant in ("north", "south", "", "west")}
+    assert shared == {"north": 3, "south": 4, "": 2, "west": 0}
+    assert cache.covers(as_token_ids((1, 2, 3)), "north") and not cache.covers(as_token_ids((1, 2, 3)), "")
 
 
 def test_the_first_tokens_of_a_prefix_have_their_own_keys_and_values() -> None:

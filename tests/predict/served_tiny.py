@@ -59,6 +59,6 @@ def served_tiny(store_url: str, folder: Path, **settings: Any) -> Iterator[TestC
     """A client of the service, once that answers."""
     given = {"models": MODELS, "device": "cpu", "num_threads": 1, **settings}
     served = PredictSettings(store_url=store_url, checkpoint_cache_dir=folder / "checkpoints", **given)
-    with TestClient(create_predict(served), raise_server_exceptions=False) as client:
+    with TestClient(create_predict(served), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client

@@ -490,7 +490,7 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
     settings = PredictSettings(
         store_url=(tmp_path / "store").as_uri(), checkpoint_cache_dir=tmp_path / "checkpoints", models=("absent",)
     )
-    with TestClient(create_predict(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
             assert error_of(response, 503)["code"] == "loading"
             assert int(response.headers["retry-after"]) > 0
@@ -501,7 +501,7 @@ def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(s
     settings = PredictSettings(
         store_url=store_url, checkpoint_cache_dir=tmp_path, models=("tiny-reviews", "absent"), device="cpu"
     )
-    with TestClient(create_predict(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/tasks").status_code == 200)
         assert answer_to(client, "reviews", {"text": "x"})["task"] == "reviews"
         response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})

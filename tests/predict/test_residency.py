@@ -93,7 +93,6 @@ class House:
             Followed(name, "latest", self.folder / "cache", 3600, room=room),
             load=self._load,
             make_batcher=self._make_batcher,
-            thread=self.thread,
             metrics=self.metrics,
         )
 

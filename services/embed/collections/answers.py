@@ -85,6 +85,14 @@ class StatesStatus:
 
 
 @dataclass(frozen=True)
+class CollectionListing:
+    """A tenant's collections, and the names of those that can't be read at the moment, both by name."""
+
+    collections: "Sequence[CollectionStatus]"
+    unavailable: Sequence[str]
+
+
+@dataclass(frozen=True)
 class CollectionStatus:
     """A collection; `created` is Unix time in seconds, `num_bytes` those of the stored images."""
 

@@ -10,6 +10,8 @@ from fastapi import Request
 from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.image_inputs import ImageInput, image_input
 from services.core.images import StoredImage
+from services.core.json_bodies import parse_json
+from services.core.json_scan import check_num_values
 from services.core.request_bodies import (
     Form,
     agreed,
@@ -47,7 +49,8 @@ async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
         return CreateRequest()
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
-    asked = validate(CreateRequest, await read_json(request))
+    body = await read_json(request)
+    asked = await off_loop(request, lambda: validate(CreateRequest, body))
     check_count("conditions", len(asked.conditions), limits.max_conditions)
     return asked
 
@@ -89,7 +92,7 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
         query, asked = _query_of_form(form), _options_of_form(form)
     elif media_type == "application/json":
         body = await read_json(request)
-        asked = validate(SearchRequest, body)
+        asked = await off_loop(request, lambda: validate(SearchRequest, body))
         query = await off_loop(request, lambda: _query_of_json(asked, collection, limits))
     else:
         raise await unsupported(request, EVERY_FORM)
@@ -104,7 +107,7 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
 
 def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
     check_count("file", len(form.files), limits.max_inputs, "images")
-    metadata = _metadata_of_form(form)
+    metadata = _metadata_of_form(form, limits)
     for file in form.files:
         if file.name:
             check_image_id(file.name, file.param)
@@ -114,8 +117,8 @@ def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
     ]
 
 
-def _metadata_of_form(form: Form) -> dict[str, Metadata]:
-    """By file name. Raises InvalidRequest for what is no JSON, InvalidField for a name that no file has."""
+def _metadata_of_form(form: Form, limits: CallLimits) -> dict[str, Metadata]:
+    """By file name. Raises InvalidRequest for what is no JSON, InvalidField for a name that no file has, TooLarge."""
     parts = form.fields["metadata"]
     if not parts:
         return {}
@@ -124,7 +127,9 @@ def _metadata_of_form(form: Form) -> dict[str, Metadata]:
             f"metadata: The form has {len(parts)} parts of this name; one holds the metadata of all files.",
             param="metadata",
         )
-    metadata = validate(FormMetadata, {"metadata": _json_field("metadata", parts[0])}).metadata
+    text = parts[0].encode() if isinstance(parts[0], str) else parts[0]
+    check_num_values(text, limits.max_json_values, param="metadata")
+    metadata = validate(FormMetadata, {"metadata": _json_field("metadata", text)}).metadata
     names = {file.name for file in form.files if file.name}
     for image_id in metadata.keys() - names:
         param = f"metadata.{image_id}"
@@ -199,6 +204,6 @@ def _within(k: int, limits: CallLimits) -> int:
 
 def _json_field(param: str, value: str | bytes) -> Any:
     try:
-        return orjson.loads(value)
+        return parse_json(value)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{param}: This is not valid JSON: {error}.", param=param) from None

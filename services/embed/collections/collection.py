@@ -1,8 +1,9 @@
 """One collection at work: its stored images, what the served checkpoint makes of them, and the task that feeds it."""
 
 import asyncio
+import copy
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from services.core.checkpoints import Served, ServedCheckpoint
-from services.core.errors import Conflict, NotFound, Overloaded, blaming
+from services.core.errors import Conflict, FoveaError, Overloaded, blaming
 from services.core.exchange import Timing
 from services.core.image_inputs import ImageInput, ImageInputs
 from services.core.images import StoredImage as StoredImageReference
@@ -24,7 +25,10 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
+from services.embed.collections.ballast import Ballast
+from services.embed.collections.catalog import no_collection
 from services.embed.collections.conditions import Conditions
+from services.embed.collections.database import DatabaseFailed, StorageFull
 from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.collections.index import IndexOptions
@@ -38,6 +42,8 @@ from services.embed.engine import EmbedEngine
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
+# Indexing that fails again and again is tried no less often than this.
+MAX_RETRY_S = 60.0
 # Who waits for an index stops this long before the deadline, at which what is stored would be answered with 504.
 ANSWERING_S = 0.5
 
@@ -68,6 +74,7 @@ class Serving:
     fresh: FreshPixels
     search_threads: Executor
     metrics: Metrics
+    ballast: Ballast
 
     def close(self) -> None:
         """End the threads that are the collections' own."""
@@ -76,10 +83,22 @@ class Serving:
 
 
 class Collection:
-    """Started once; every method runs on the event loop, disk and search on worker threads."""
+    """Started once; every method runs on the event loop, disk and search on worker threads.
 
-    def __init__(self, store: ImageStore, folder: Path, serving: Serving, options: CollectionOptions) -> None:
+    `on_failure` is called when the database turns out to be damaged, gone or not readable.
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        folder: Path,
+        serving: Serving,
+        options: CollectionOptions,
+        *,
+        on_failure: Callable[[DatabaseFailed], None],
+    ) -> None:
         self.info = store.info
+        self._on_failure = on_failure
         self._store = store
         self._serving = serving
         self._options = options
@@ -98,7 +117,8 @@ class Collection:
         self._settled_at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._num_users = 0
-        self._closing = asyncio.Event()
+        self._may_give_back = True
+        self._refusal: FoveaError | None = None
 
     async def start(self) -> None:
         """Begin to index what is not indexed yet."""
@@ -106,29 +126,35 @@ class Collection:
         self._last_row = int(rows[-1]) if len(rows) else 0
         self._task = asyncio.create_task(self._keep_indexing())
 
-    async def close(self) -> None:
-        """Let running requests end, save the indexes, let go of the files."""
-        self._closing.set()
+    async def close(self, refusal: FoveaError | None = None) -> None:
+        """Let running requests end, save the indexes, let go of the files. Who comes too late meets the refusal, unless
+        told that the collection is not there."""
+        self._refusal = refusal or no_collection(self.info.name)
         async with self._progress:
             await self._progress.wait_for(lambda: self._num_users == 0)
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._indexes.close()
+        await self._indexes.close(is_saving=refusal is None)
         await asyncio.to_thread(self._store.close)
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[ImageStore]:
-        """Its store, which stays open until the block ends. Raises NotFound where the collection is being deleted."""
-        if self._closing.is_set():
-            raise NotFound(f"There is no collection {self.info.name!r}.")
+        """Its store, which stays open until the block ends. Raises what `close` was told where it is being closed."""
+        if self._refusal is not None:
+            raise copy.copy(self._refusal)
         self._num_users += 1
         try:
             yield self._store
+        except DatabaseFailed as error:
+            self._on_failure(error)
+            error.message = f"The collection {self.info.name!r} is damaged or can't be read; the server's log says why."
+            error.param = "collection"
+            raise
         finally:
             self._num_users -= 1
-            if self._closing.is_set():
+            if self._refusal is not None:
                 await self._notify()
 
     async def add(self, images: Sequence[NewImage]) -> Added:
@@ -150,10 +176,11 @@ class Collection:
                     await self._progress.wait_for(lambda: self._has_indexed(row))
 
     async def delete(self, image_id: str) -> None:
-        """Take an image out; no search that begins afterwards finds it. Raises NotFound."""
-        async with self.in_use() as store:
-            row = await asyncio.to_thread(store.delete, image_id)
+        """Take an image out, also on a full disk; no search that begins afterwards finds it. Raises NotFound."""
+        async with self.in_use():
+            row = await asyncio.to_thread(self._delete_stored, image_id)
             self._deleted.add(row)
+            self._may_give_back = True
             await self._indexes.delete(row)
 
     async def index_ahead(self, conditions: Sequence[str]) -> None:
@@ -179,7 +206,8 @@ class Collection:
                 question = Question(query.input, text, query.k + len(own), among, deadline, timing)
                 nearest = await self._searcher.search(checkpoint, indexes, question, last_row=self._last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
-                    await self._conditions.index(indexes, text)
+                    with suppress(StorageFull):  # the answer is there all the same
+                        await self._conditions.index(indexes, text)
                     self._wake.set()
             images = await asyncio.to_thread(store.by_rows, nearest.rows)
             hits = [
@@ -234,21 +262,53 @@ class Collection:
             return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
 
     async def _keep_indexing(self) -> None:
+        num_failures = 0
         while True:
             pause_s = self._options.poll_s
             try:
+                await self._give_back()
                 while await self._index_a_step():
                     await self._notify()
+                num_failures = 0
+            except DatabaseFailed as error:
+                self._on_failure(error)
+                num_failures += 1
             except Overloaded as error:  # no checkpoint yet, or it is being replaced
                 pause_s = error.retry_after_s or RETRY_S
             except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
                 structlog.get_logger(__name__).error("indexing failed", collection=self.info.name, exc_info=True)
+                num_failures += 1
+            if num_failures:
+                pause_s = max(pause_s, min(pause_s * 2 ** min(num_failures, 10), MAX_RETRY_S))
             await self._notify()
             # `asyncio.wait_for` may lose a cancellation that comes as it is woken, until Python 3.12.
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             self._wake.clear()
+
+    def _delete_stored(self, image_id: str) -> int:
+        try:
+            return self._store.delete(image_id)
+        except StorageFull:
+            with self._serving.ballast.given_up():
+                row = self._store.delete(image_id)
+                with suppress(StorageFull):
+                    self._store.give_back()
+                return row
+
+    async def _give_back(self) -> None:
+        """Give the disk what was deleted, if that is much."""
+        if not self._may_give_back:
+            return
+        self._may_give_back = False
+        with suppress(StorageFull):
+            if await asyncio.to_thread(lambda: self._store.has_much_to_give_back):
+                await asyncio.to_thread(self._store.give_back)
+        for indexes in self._indexes:
+            if indexes.states is not None:
+                await asyncio.to_thread(indexes.states.give_back)
+        await asyncio.to_thread(self._serving.ballast.take_room)
 
     async def _index_a_step(self) -> bool:
         """Bring the indexes of the served checkpoint forward; False where nothing is left to do."""

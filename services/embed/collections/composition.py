@@ -2,15 +2,18 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from services.core.audit import AuditLog
 from services.core.checkpoints import ServedCheckpoint
 from services.core.image_inputs import ImageInputs
 from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
+from services.embed.collections.ballast import Ballast
 from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.image_store import CollectionLimits
 from services.embed.collections.index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library
+from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import SearchOptions
 from services.embed.embedder import Embedder
@@ -19,6 +22,8 @@ from services.embed.settings import EmbedSettings
 
 # Pixels that wait for the index, over all collections.
 MAX_FRESH_BYTES = 256 * MEBIBYTE
+# No collection's name begins with a dot.
+BALLAST_NAME = ".ballast"
 
 
 def create_library(
@@ -57,5 +62,7 @@ def create_library(
         FreshPixels(MAX_FRESH_BYTES),
         ThreadPoolExecutor(settings.search_threads, "search"),
         metrics,
+        Ballast(settings.collections_dir / BALLAST_NAME),
     )
-    return Library(settings.collections_dir, serving, options, max_collections=settings.max_collections)
+    collections = OpenCollections(settings.collections_dir, serving, options, max_collections=settings.max_collections)
+    return Library(collections, serving, AuditLog(settings.audit_log))

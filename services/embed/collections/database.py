@@ -1,13 +1,13 @@
 """One SQLite file used from any thread: a writer, a few readers that never wait for it, a disk that may be full.
 
-What a transaction wrote is on disk when it ends. Freed space is used again; the file itself does not shrink.
+What a transaction wrote is on disk when it ends. Freed space is used again, and given back to the disk on demand.
 """
 
 import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
 
@@ -22,8 +22,27 @@ LOG_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 128 * 1024
 # More than a nearly full disk still has between the pages of a file.
 PROBE_BYTES = 64 * 1024
+# Files that were made before free pages could be cut off are rewritten when they are opened, up to this size: larger
+# ones would keep their collection closed for too long, and use their free pages again all the same.
+MAX_REWRITTEN_BYTES = 1024 * 1024 * 1024
+# Pages that are cut off at a time. Each takes the log about two pages, which the disk must have room for.
+MIN_STEP_PAGES, MAX_STEP_PAGES = 8, 1024
+# Free pages are left for what comes next, unless they are so many, and this share of the file.
+MIN_CUT_PAGES = 64
+CUT_SHARE = 1 / 8
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_INCREMENTAL = 2
+_FAILURES = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_PROTOCOL,
+)
 
 
 class IncompatibleDatabase(RuntimeError):
@@ -37,12 +56,33 @@ class StorageFull(Overloaded):
         super().__init__("The disk that holds the collections is full; nothing was changed.", code="storage_full")
 
 
+class DatabaseFailed(Overloaded):
+    """The file is damaged, gone or can't be read; `reason` is for the log.
+
+    `is_partial` where only some of it is damaged: the rest can be used on.
+    """
+
+    def __init__(self, reason: str, *, is_partial: bool = False) -> None:
+        super().__init__("The data can't be read or changed at the moment.", code="collection_damaged")
+        self.reason = reason
+        self.is_partial = is_partial
+
+
 class Database:
-    """An open file; every method may be called from any thread."""
+    """An open file; every method may be called from any thread.
+
+    Whatever reads or writes may raise DatabaseFailed. What is written to a file that somebody has removed or replaced
+    would be lost, so that is noticed ahead of each reading and transaction.
+    """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
         self._path = path
+        self._log = path.with_name(f"{path.name}-wal")
         self._writer = writer
+        # the log exists once the file was looked into
+        with storage_errors(path.parent):
+            writer.execute("PRAGMA user_version").fetchone()
+        self._files = self._inodes()
         self._writing = Lock()
         self._idle: list[sqlite3.Connection] = []
         self._num_readers = 0
@@ -57,9 +97,11 @@ class Database:
         """
         path.touch(exist_ok=False)
         with storage_errors(path.parent):
-            database = cls(path, _connect(path))
+            writer = _connect(path)
+            writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+            writer.execute("PRAGMA journal_mode = WAL")
+            database = cls(path, writer)
             try:
-                database._writer.execute("PRAGMA journal_mode = WAL")
                 with database.transaction() as connection:
                     for statement, bound in statements:
                         connection.execute(statement, bound)
@@ -82,7 +124,12 @@ class Database:
                 writer.close()
                 raise
         if found == version:
-            return cls(path, writer)
+            try:
+                _make_shrinkable(path, writer)
+                return cls(path, writer)
+            except BaseException:
+                writer.close()
+                raise
         writer.close()
         reason = "a newer Fovea wrote it" if found > version else "it was never finished"
         raise IncompatibleDatabase(f"{path} has schema version {found}, not {version}: {reason}.")
@@ -107,6 +154,11 @@ class Database:
         """
         with self._writing, storage_errors(self._path.parent):
             self._check_open()
+            self._check_in_place()
+            if free_bytes(self._path.parent) < 2 * RESERVE_BYTES:
+                # where even that takes room, the log may still have enough of its own
+                with suppress(sqlite3.OperationalError):
+                    self._cut_log()
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -116,22 +168,52 @@ class Database:
                 raise
 
     def check_room(self, num_bytes: int) -> None:
-        """Raise StorageFull, before anything is written, where the disk has no room for a transaction of this size.
+        """Raise StorageFull, before anything is written, where the disk has no room for the transaction that runs,
+        if it is of this size.
 
-        It needs it twice: what is in the log must get into the file, or the log never shrinks.
+        It needs it twice, in the log and, as far as free pages do not hold it, in the file; and what the log holds
+        already must get into the file as well, or the log never shrinks.
         """
-        disk = os.statvfs(self._path.parent)
-        log = self._path.with_name(f"{self._path.name}-wal")
-        log_bytes = log.stat().st_size if log.exists() else 0
-        if disk.f_bavail * disk.f_frsize < 2 * num_bytes + log_bytes + RESERVE_BYTES:
+        page_bytes, num_pages, num_free = (
+            self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        growth = max(0, num_bytes - num_free * page_bytes)
+        in_log_alone = max(0, num_pages * page_bytes - self._path.stat().st_size)
+        if free_bytes(self._path.parent) < num_bytes + growth + in_log_alone + RESERVE_BYTES:
             raise StorageFull
+
+    @property
+    def has_much_to_give_back(self) -> bool:
+        """Whether so many pages are free that the disk should have them."""
+        with self._writing, storage_errors(self._path.parent):
+            self._check_open()
+            num_pages, num_free = (
+                self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+            )
+        return bool(num_free >= max(MIN_CUT_PAGES, CUT_SHARE * num_pages))
+
+    def give_back(self) -> int:
+        """Cut the free pages off the file, in small steps between which others write, and the log down to nothing.
+
+        How many bytes the disk has got. Raises StorageFull where it has no room for even a small step.
+        """
+        before = self._num_bytes()
+        while True:
+            with self._writing, storage_errors(self._path.parent):
+                self._check_open()
+                self._check_in_place()
+                if not self._cut_off_some():
+                    return before - self._num_bytes()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection that sees what was committed before each of its statements, also while there are writes."""
         connection = self._take_reader()
         try:
-            yield connection
+            with storage_errors(self._path.parent):
+                self._check_in_place()
+                yield connection
         finally:
             with self._reading:
                 self._idle.append(connection)
@@ -157,6 +239,39 @@ class Database:
         if not self._is_open:
             raise RuntimeError(f"{self._path} is closed.")
 
+    def _check_in_place(self) -> None:
+        if (found := self._inodes()) != self._files:
+            what = "gone" if None in found else "not the one that was opened"
+            raise DatabaseFailed(f"{self._path} or its log is {what}")
+
+    def _inodes(self) -> tuple[int | None, int | None]:
+        """Of the file and its log, None for one that is gone or can't be seen."""
+        return _inode(self._path), _inode(self._log)
+
+    def _num_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self._path, self._log) if path.exists())
+
+    def _cut_off_some(self) -> bool:
+        """One step; False where nothing is left to cut off."""
+        page_bytes, before = (
+            self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "freelist_count")
+        )
+        room = free_bytes(self._path.parent) // (3 * page_bytes)
+        step = min(max(room, MIN_STEP_PAGES), MAX_STEP_PAGES)
+        # as a script, or the pragma would be left after its first page
+        self._writer.executescript(f"PRAGMA incremental_vacuum({step})")
+        self._cut_log()
+        (after,) = self._writer.execute("PRAGMA freelist_count").fetchone()
+        return bool(0 < after < before)
+
+    def _cut_log(self) -> None:
+        """Move what the log holds into the file and cut it down to nothing, unless somebody reads from it just now."""
+        self._writer.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._writer.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
+
     def _roll_back(self) -> None:
         # SQLite has done so itself after some errors
         if self._writer.in_transaction:
@@ -165,18 +280,51 @@ class Database:
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageFull for whatever in the block fails because the disk of `folder` is full."""
+    """Raise StorageFull for whatever in the block fails because the disk of `folder` is full, DatabaseFailed for what
+    fails because of the file."""
     try:
         yield
-    except sqlite3.OperationalError as error:
-        is_about_disk = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL or (is_about_disk and _is_full(folder)):
+    except sqlite3.DatabaseError as error:
+        # those of the module itself have none
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+        is_about_disk = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+        if code == sqlite3.SQLITE_FULL or (is_about_disk and _is_full(folder)):
             raise StorageFull from error
+        if code in _FAILURES:
+            raise DatabaseFailed(f"{folder}: {error}", is_partial=code == sqlite3.SQLITE_CORRUPT) from error
         raise
     except OSError as error:
         if error.errno in _FULL:
             raise StorageFull from error
         raise
+
+
+def free_bytes(folder: Path) -> int:
+    """What the disk of a folder has room for. Raises OSError."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _make_shrinkable(path: Path, writer: sqlite3.Connection) -> None:
+    """Rewrite a file that can't shrink, once, where it is small and the disk has room; else it stays as it is."""
+    if writer.execute("PRAGMA auto_vacuum").fetchone() == (_INCREMENTAL,):
+        return
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_REWRITTEN_BYTES or free_bytes(path.parent) < 2 * num_bytes + RESERVE_BYTES:
+        return
+    # the folder for temporary files may be full, whereupon all is as it was
+    with suppress(sqlite3.OperationalError):
+        writer.execute("PRAGMA temp_store = FILE")
+        writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+        writer.execute("VACUUM")
+    writer.execute("PRAGMA temp_store = MEMORY")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _is_full(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from services.core.durable_files import make_folder_durably
 from services.core.errors import Conflict, InvalidField, TooLarge
-from services.embed.collections.database import Database
+from services.embed.collections.database import Database, IncompatibleDatabase, StorageFull
 from services.embed.collections.image_tables import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -113,7 +113,7 @@ class ImageStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         with database.reading() as connection:
-            self.info = CollectionInfo(*connection.execute("SELECT name, model, created FROM collection").fetchone())
+            self.info = _info(connection)
 
     @classmethod
     def create(cls, directory: Path, info: CollectionInfo) -> "ImageStore":
@@ -127,8 +127,14 @@ class ImageStore:
 
     @classmethod
     def open(cls, directory: Path) -> "ImageStore":
-        """Raises FileNotFoundError, and IncompatibleDatabase for one that a newer version has written."""
-        return cls(Database.open(directory / DATABASE_NAME, SCHEMA_VERSION))
+        """Raises FileNotFoundError, and IncompatibleDatabase for one that a newer version has written, or that lacks
+        what every store has."""
+        database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION)
+        try:
+            return cls(database)
+        except BaseException:
+            database.close()
+            raise
 
     def close(self) -> None:
         """Let running calls end and close the file; later calls fail."""
@@ -141,6 +147,16 @@ class ImageStore:
         InvalidField for an impossible id or metadata, TooLarge over a limit. No images add nothing.
         """
         asked = [(image, _checked_metadata(image, limits)) for image in images]
+        try:
+            return self._add(asked, limits)
+        except StorageFull:
+            # what was deleted may have left room in the file's log
+            if not self._database.give_back():
+                raise
+            return self._add(asked, limits)
+
+    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> Added:
+        images = [image for image, _ in asked]
         with self._database.transaction() as connection:
             known = taken_ids(connection, [image.id for image in images])
             new = [record for image, metadata in asked if (record := _new_record(image, metadata, known)) is not None]
@@ -157,6 +173,15 @@ class ImageStore:
         """Remove an image, and its bytes where no other has them; the row that it had. Raises NotFound."""
         with self._database.transaction() as connection:
             return remove(connection, image_id)
+
+    @property
+    def has_much_to_give_back(self) -> bool:
+        """Whether so much was deleted that `give_back` is worth its while."""
+        return self._database.has_much_to_give_back
+
+    def give_back(self) -> int:
+        """Give what deleted images took back to the disk, while others read and write; how many bytes it was."""
+        return self._database.give_back()
 
     def image(self, image_id: str) -> StoredImage:
         """Raises NotFound."""
@@ -233,6 +258,22 @@ class ImageStore:
     def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
         with self._database.reading() as connection:
             return find_rows(connection, columns, rows)
+
+
+def _info(connection: sqlite3.Connection) -> CollectionInfo:
+    """Raises IncompatibleDatabase where a table is missing, or a row that is always there."""
+    try:
+        info = connection.execute("SELECT name, model, created FROM collection").fetchone()
+        total = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
+        for table in ("images", "contents", "conditions"):
+            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        raise IncompatibleDatabase(f"The database is not a collection's: {error}.") from error
+    if info is None or total is None:
+        raise IncompatibleDatabase("The database lacks the row that describes the collection.")
+    return CollectionInfo(*info)
 
 
 def check_image_id(image_id: str, param: str) -> None:

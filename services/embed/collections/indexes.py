@@ -6,8 +6,10 @@ lost, damaged, or of another checkpoint.
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +48,7 @@ class ConditionIndex:
     is_pinned: bool
     used: float = field(default_factory=time.time)
     saved_through: int = 0
+    num_saved: int = 0
 
     @property
     def condition(self) -> str | None:
@@ -84,17 +87,12 @@ class CheckpointIndexes:
         fresh: FreshPixels,
         max_state_bytes: int,
     ) -> "CheckpointIndexes":
-        """Load what was saved; what is missing or damaged starts empty. Raises OSError."""
+        """Load what was saved; what is missing, damaged or can't be read starts empty."""
         opened = cls(store, folder, checkpoint, options, fresh)
-        (folder / "states").mkdir(exist_ok=True)
-        (folder / "indexes").mkdir(exist_ok=True)
+        for part in ("states", "indexes"):
+            _make_folder(folder / part)
         if checkpoint.engine.state_bytes is not None and max_state_bytes > 0:
-            opened.states = StateCache.open(
-                folder / "states" / f"{opened._stem}.states",
-                record_bytes=checkpoint.engine.state_bytes,
-                max_bytes=max_state_bytes,
-                identity=opened._stem,
-            )
+            opened.states = opened._open_states(checkpoint.engine.state_bytes, max_state_bytes)
         live = store.rows()
         for row in _missing(np.array(opened.states.rows() if opened.states else [], np.int64), live):
             opened.delete(row)
@@ -133,7 +131,8 @@ class CheckpointIndexes:
         key = key_of(index.text)
         self._indexes.pop(key, None)
         self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
-        index.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            index.path.unlink(missing_ok=True)
 
     @property
     def keeps_states(self) -> bool:
@@ -163,20 +162,25 @@ class CheckpointIndexes:
     def save(self) -> None:
         """Write the indexes that have changed. A disk that refuses costs only the work of making them again."""
         for index in self:
-            if index.vectors.through > index.saved_through:
-                through = index.vectors.through
+            through, num_vectors = index.vectors.through, index.vectors.num_vectors
+            if through > index.saved_through or num_vectors < index.num_saved:
                 try:
+                    # the folder is not made anew: where it is gone, so is the collection
+                    if not index.path.parent.is_dir():
+                        raise FileNotFoundError(f"there is no folder {index.path.parent}")
                     save_snapshot(index.vectors, index.path, identity=self._identity_of(index.text))
                 except OSError as error:
                     _log().warning("index not saved", condition=index.condition, error=str(error))
                 else:
-                    index.saved_through = through
+                    index.saved_through, index.num_saved = through, num_vectors
 
     def remove_files_of_others(self) -> None:
-        """Remove what another checkpoint left behind."""
-        for path in [*(self._folder / "indexes").iterdir(), *(self._folder / "states").iterdir()]:
-            if not path.name.startswith(self._stem):
-                path.unlink(missing_ok=True)
+        """Remove what another checkpoint left behind, as far as the disk allows it."""
+        for part in ("indexes", "states"):
+            with suppress(OSError):
+                for path in (self._folder / part).iterdir():
+                    if not path.name.startswith(self._stem):
+                        path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self.states is not None:
@@ -195,19 +199,51 @@ class CheckpointIndexes:
             vectors = load_snapshot(path, self._options, identity=self._identity_of(text))
         except FileNotFoundError:
             vectors = VectorIndex(self._width, self._options)
-        except CorruptSnapshot as error:
+        except (CorruptSnapshot, OSError) as error:
             _log().warning("index is made again", condition=text.text if text else None, reason=str(error))
+            _clear_away(path)
             vectors = VectorIndex(self._width, self._options)
+        num_saved = vectors.num_vectors
         for row in _missing(vectors.rows, live):
             vectors.delete(row)
-        index = ConditionIndex(text, vectors, path, is_pinned, used, saved_through=vectors.through)
+        index = ConditionIndex(text, vectors, path, is_pinned, used, vectors.through, num_saved)
         self._indexes[key_of(text)] = index
+
+    def _open_states(self, record_bytes: int, max_bytes: int) -> StateCache | None:
+        """None where the disk allows no file."""
+        path = self._folder / "states" / f"{self._stem}.states"
+        for _ in range(2):
+            try:
+                return StateCache.open(path, record_bytes=record_bytes, max_bytes=max_bytes, identity=self._stem)
+            except OSError as error:
+                _log().warning("image states are not kept", reason=str(error))
+                _clear_away(path)
+        return None
 
     def _path(self, text: Text | None) -> Path:
         return self._folder / "indexes" / f"{self._stem}-{key_of(text)[:16]}.index"
 
     def _identity_of(self, text: Text | None) -> dict[str, str]:
         return {**self._identity, "condition": key_of(text)}
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder for what can be made again, in place of anything else. Where the disk refuses, nothing is kept in it."""
+    try:
+        if not folder.is_dir():
+            _clear_away(folder)
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        _log().warning("indexes and states are not kept", reason=str(error))
+
+
+def _clear_away(path: Path) -> None:
+    """Remove a file or a folder, as far as the disk allows it."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _missing(rows: Rows, live: Rows) -> Iterable[int]:

@@ -68,10 +68,11 @@ class OpenIndexes:
             await asyncio.to_thread(retired[1].close)
             await asyncio.to_thread(current.remove_files_of_others)
 
-    async def close(self) -> None:
-        """Save and close all."""
+    async def close(self, *, is_saving: bool) -> None:
+        """Close all, saved unless the collection's folder is not to be written to any more."""
         for indexes in self:
-            await asyncio.to_thread(indexes.save)
+            if is_saving:
+                await asyncio.to_thread(indexes.save)
             await asyncio.to_thread(indexes.close)
         self._open.clear()
         self._retired.clear()

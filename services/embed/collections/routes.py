@@ -11,7 +11,13 @@ from services.core.exchange import Timing
 from services.core.image_headers import media_type_of
 from services.core.json_bodies import MAX_INLINE_BYTES, request_schema
 from services.embed.calls import CallLimits
-from services.embed.collections.answers import CollectionStatus, ImageToAdd, SearchAnswer, SearchQuery
+from services.embed.collections.answers import (
+    CollectionListing,
+    CollectionStatus,
+    ImageToAdd,
+    SearchAnswer,
+    SearchQuery,
+)
 from services.embed.collections.calls import SearchParameters, read_creation, read_images, read_search
 from services.embed.collections.image_store import Added, StoredImage
 from services.embed.collections.schemas import (
@@ -68,7 +74,7 @@ ImageId = Annotated[str, Path(description="The image's id; slashes in it may sta
 
 
 class Collections(Protocol):
-    """What the routes ask: every collection of the process.
+    """What the routes ask: every collection of the tenant that the current request is for.
 
     Methods raise NotFound for a collection or an image that is not there, Overloaded while the collections are being
     opened, and what else is wrong with what is asked.
@@ -78,7 +84,7 @@ class Collections(Protocol):
         """The collection, and whether it is new."""
         ...
 
-    async def list(self) -> Sequence[CollectionStatus]: ...
+    async def list(self) -> CollectionListing: ...
 
     async def describe(self, name: str) -> CollectionStatus: ...
 
@@ -124,8 +130,10 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
 
     @router.get("/collections")
     async def list_collections() -> CollectionList:
-        """All collections, by name."""
-        return CollectionList(data=[collection_of(status) for status in await collections.list()])
+        """All collections of the key's tenant, by name."""
+        listing = await collections.list()
+        data = [collection_of(status) for status in listing.collections]
+        return CollectionList(data=data, unavailable=list(listing.unavailable))
 
     @router.get("/collections/{name}")
     async def describe(name: Name) -> Collection:

@@ -121,6 +121,7 @@ class Collection(BaseModel):
 class CollectionList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Collection]
+    unavailable: list[str] = Field([], description="Names of those that can't be read at the moment.")
 
 
 class SearchResult(BaseModel):

@@ -24,7 +24,9 @@ def library() -> InMemory:
 @pytest.fixture
 def client(library: InMemory) -> Iterator[TestClient]:
     parts = AppParts("embed", "test", Metrics("embed"), Health(), routers=[collections_router(library, LIMITS)])
-    with TestClient(create_app(ProcessSettings(port=0), parts), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(ProcessSettings(port=0), parts), raise_server_exceptions=False, base_url="http://localhost"
+    ) as client:
         yield client
 
 

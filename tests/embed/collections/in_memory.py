@@ -11,6 +11,7 @@ from services.core.exchange import Timing
 from services.core.images import ImageLimits
 from services.embed.calls import CallLimits
 from services.embed.collections.answers import (
+    CollectionListing,
     CollectionStatus,
     ImageToAdd,
     IndexStatus,
@@ -41,6 +42,7 @@ class InMemory:
         self.model: str | None = None
         self.added: Sequence[ImageToAdd] = ()
         self.waited = False
+        self.unavailable: Sequence[str] = ()
         self.query: SearchQuery | None = None
         self.deadline = 0.0
         self.cosine: Callable[[StoredImage], float] = lambda image: 1 - image.row / 8
@@ -51,8 +53,8 @@ class InMemory:
         self.stored.setdefault(name, {})
         return await self.describe(name), is_new
 
-    async def list(self) -> Sequence[CollectionStatus]:
-        return [await self.describe(name) for name in sorted(self.stored)]
+    async def list(self) -> CollectionListing:
+        return CollectionListing([await self.describe(name) for name in sorted(self.stored)], self.unavailable)
 
     async def describe(self, name: str) -> CollectionStatus:
         images = self._images(name).values()

@@ -78,10 +78,10 @@ class Service:
         indexes = self.describe(name)["conditions"]
         return next((index for index in indexes if index["condition"] == condition), None)
 
-    def wait_until(self, is_so: Callable[[], bool], within_s: float = 30.0) -> None:
+    def wait_until(self, is_so: Callable[[], bool], within_s: float = 30.0, of: str = "things") -> None:
         give_up = time.monotonic() + within_s
         while not is_so():
-            assert time.monotonic() < give_up, self.describe()
+            assert time.monotonic() < give_up, self.describe(of)
             time.sleep(0.01)  # an index tells nobody when it is ready
 
     def wait_until_ready(self, condition: str | None) -> None:
@@ -127,10 +127,10 @@ def settings_in(folder: Path, checkpoint: Path, **changes: Any) -> EmbedSettings
 
 
 @contextmanager
-def running(settings: EmbedSettings) -> Iterator[Service]:
-    with TestClient(create_embed(settings), raise_server_exceptions=False) as client:
+def running(settings: EmbedSettings, *, are_collections_open: bool = True) -> Iterator[Service]:
+    with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
-        wait_until_ready(lambda: client.get("/collections").status_code == 200)
+        wait_until_ready(lambda: client.get("/collections").status_code == (200 if are_collections_open else 503))
         yield Service(client, settings)
 
 
@@ -370,7 +370,9 @@ def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wai
     with running(settings) as service:
         service.create(COLOR)
         service.add(PICTURES)
-    with TestClient(create_embed(settings.model_copy(update={"model": "absent"}))) as client:
+    with TestClient(
+        create_embed(settings.model_copy(update={"model": "absent"})), base_url="http://localhost"
+    ) as client:
         wait_until_ready(lambda: client.get("/collections").status_code == 200)
         description = Service(client, settings).describe()
         assert description["state"] == "building"
@@ -466,7 +468,7 @@ def test_a_second_process_waits_for_the_first_one_to_let_go(checkpoint: Path, tm
     with running(settings) as service:
         service.create()
         service.add(PICTURES)
-        with TestClient(create_embed(settings), raise_server_exceptions=False) as second:
+        with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as second:
             wait_until_ready(lambda: second.get("/readyz").status_code == 200)
             refused = second.get("/collections/things")
             assert refused.status_code == 503

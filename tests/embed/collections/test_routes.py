@@ -67,7 +67,8 @@ def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClien
         ],
         "image_states": {"images": 1, "bytes": 64, "bytes_per_image": 64, "max_bytes": 4096},
     }
-    assert client.get("/collections").json() == {"object": "list", "data": [collection]}
+    listed = {"object": "list", "data": [collection], "unavailable": []}
+    assert client.get("/collections").json() == listed
 
 
 def test_image_states_are_null_where_there_are_none(client: TestClient) -> None:

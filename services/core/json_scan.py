@@ -1,0 +1,100 @@
+"""How many values a JSON body holds, counted piece by piece as it arrives, before anything is parsed.
+
+A parser takes a hundred bytes and more for each value, however short its text, and lets no other thread run meanwhile.
+Counting takes a few passes over the text: gigabytes a second through base64, a hundred megabytes through short texts.
+"""
+
+import re
+
+from services.core.errors import TooLarge
+
+# How far and among how many members of a body the field is looked for that holds too many values.
+MAX_NAMING_BYTES = 64 * 1024
+MAX_NAMING_MEMBERS = 16
+PIECE_BYTES = 64 * 1024
+
+# Of bounded length, so that no text makes the search slow.
+_NO_OPENING, _NO_CLOSING = (bytes(set(range(256)) - set(brackets)) for brackets in (b"[{", b"]}"))
+_LIST_OR_OBJECT = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}[\[{]')
+
+
+class JsonScan:
+    """Counts list elements and object members, all levels together, by the commas and opening brackets outside of
+    strings, and each member once more by its colon: it takes a parser four times as long as an element.
+
+    What is no JSON is counted as well as it goes; the parser refuses it.
+    """
+
+    def __init__(self, max_values: int) -> None:
+        self.num_values = 0
+        self._max_values = max_values
+        self._is_in_string = False
+        self._has_odd_backslash = False
+        self._head = bytearray()
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_values > self._max_values
+
+    def feed(self, text: bytes) -> None:
+        """Count what follows."""
+        for start in range(0, len(text), PIECE_BYTES):
+            piece = text[start : start + PIECE_BYTES]
+            if len(self._head) < MAX_NAMING_BYTES:
+                self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
+            outside = self._outside_of_strings(piece)
+            self.num_values += sum(map(outside.count, (b",", b"[", b"{", b":")))
+            if self.is_over:
+                return
+
+    def refusal(self, param: str | None = None) -> TooLarge:
+        """The error for a body that is over. Without `param` it names the last field that begins near the body's
+        beginning."""
+        param = param or _last_field(bytes(self._head))
+        return TooLarge(
+            f"{param or 'The JSON body'}: There are more than {self._max_values} values"
+            " (FOVEA_MAX_JSON_VALUES), elements of lists and, counted twice, members of objects.",
+            param=param,
+            code="too_many_values",
+        )
+
+    def _outside_of_strings(self, piece: bytes) -> bytes:
+        if self._has_odd_backslash:
+            piece = b"\\" + piece
+            self._has_odd_backslash = False
+        if b"\\" in piece:
+            num_last = len(piece) - len(piece.rstrip(b"\\"))
+            if num_last % 2:  # what it escapes comes with the next piece
+                piece = piece[:-1]
+                self._has_odd_backslash = True
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if b'"' not in piece:
+            return b"" if self._is_in_string else piece
+        parts = piece.split(b'"')
+        outside = b"".join(parts[1::2] if self._is_in_string else parts[::2])
+        self._is_in_string ^= len(parts) % 2 == 0
+        return outside
+
+
+def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
+    """Raises TooLarge for JSON of more values; a text that is too short for so many is not looked at."""
+    if len(text) <= max_values:
+        return
+    scan = JsonScan(max_values)
+    scan.feed(text)
+    if scan.is_over:
+        raise scan.refusal(param)
+
+
+def _last_field(head: bytes) -> str | None:
+    """The last member of the outermost object that is a list or an object; None where there are many to choose from."""
+    name = None
+    for num_seen, member in enumerate(_LIST_OR_OBJECT.finditer(head)):
+        if num_seen == MAX_NAMING_MEMBERS:
+            return None
+        scan = JsonScan(0)
+        outside = scan._outside_of_strings(head[: member.start()])
+        depth = len(outside.translate(None, _NO_OPENING)) - len(outside.translate(None, _NO_CLOSING))
+        if depth == 1 and not scan._is_in_string:
+            name = member[1].decode("utf-8", "replace")
+    return name

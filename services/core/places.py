@@ -1,0 +1,213 @@
+"""A bounded number of requests at a time, and behind them a short line in which every client has its turn.
+
+A free place goes to the waiting client that holds the fewest (max-min fairness of places). One that is alone takes
+all; while others come, none holds more than its share, since what all of them wait for grows with what is in flight.
+Shares are counted in places rather than in requests: a place is held as long as its request takes, so a dear request
+counts for what it costs.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+from services.core.errors import Overloaded
+
+# A client that holds nothing is let in beyond the limit, up to one place in so many: it need not wait for another
+# client's long answers to end.
+GUEST_SHARE = 8
+# Of the places, what a client may always hold however many others there are: one in so many.
+LEAST_SHARE = 8
+# Clients that came within about this time share the places.
+SHARED_S = 1.0
+# Weight of the newest request in the mean time for which a place is held.
+HOLD_SMOOTHING = 1 / 32
+# What a refused client is told to wait before anything was measured.
+FIRST_HOLD_S = 1.0
+
+
+class Place:
+    """What `enter` gives and `leave` takes back; `taken_at` is a reading of the clock."""
+
+    __slots__ = ("client", "taken_at")
+
+    def __init__(self, client: str, taken_at: float) -> None:
+        self.client = client
+        self.taken_at = taken_at
+
+
+class _Waiter:
+    __slots__ = ("arrival", "place")
+
+    def __init__(self, arrival: int, place: asyncio.Future[Place]) -> None:
+        self.arrival = arrival
+        self.place = place
+
+
+class Places:
+    """At most `limit` requests hold a place and at most `max_waiting` wait for one; `resize` changes both.
+
+    A full line refuses the newest request of the client with the largest share: the one that comes, or one that
+    waits for a client that has more. `name` is who is overloaded, as refusals tell it.
+    """
+
+    def __init__(self, name: str, *, limit: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.limit = limit
+        self.max_waiting = max_waiting
+        self.num_held = 0
+        self.num_waiting = 0
+        self._clock = clock
+        self._mean_hold_s = 0.0
+        self._held: dict[str, int] = {}
+        self._lines: dict[str, deque[_Waiter]] = {}
+        self._num_arrivals = 0
+        self._clients: set[str] = set()  # that came in this period, and how many did in the one before
+        self._num_before = 0
+        self._period_ends = clock() + SHARED_S
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds in which all that hold a place or wait for one are done, as requests take now (Little's law)."""
+        return (self.num_held + self.num_waiting) * (self._mean_hold_s or FIRST_HOLD_S) / self.limit
+
+    def resize(self, limit: int, max_waiting: int) -> None:
+        """Those that hold places keep them; nobody that waits already is turned away."""
+        self.limit = limit
+        self.max_waiting = max_waiting
+        self._pass_on()
+
+    def check(self, client: str, deadline: float = math.inf) -> None:
+        """Raises Overloaded where `enter` would refuse; takes no place."""
+        if not self._has_place_for(client):
+            self._check_deadline(client, deadline)
+            if self.num_waiting >= self.max_waiting and self._client_over(self._share(client) + 1) is None:
+                raise self._full()
+
+    async def enter(self, client: str, deadline: float = math.inf) -> Place:
+        """Take a place, waiting for one if need be.
+
+        Raises Overloaded at once where the line is full or would take longer than until `deadline` (a reading of
+        the clock), and later where the request had to leave the line for another client's.
+        """
+        self._note(client)
+        if self._has_place_for(client):
+            return self._take(client)
+        self.check(client, deadline)
+        if self.num_waiting >= self.max_waiting:
+            self._displace(client)
+        return await self._wait(client)
+
+    def leave(self, place: Place) -> None:
+        """Give the place back, for whoever is next."""
+        held_s = self._clock() - place.taken_at
+        weight = HOLD_SMOOTHING if self._mean_hold_s else 1.0
+        self._mean_hold_s += weight * (held_s - self._mean_hold_s)
+        self._release(place)
+
+    def _release(self, place: Place) -> None:
+        self.num_held -= 1
+        held = self._held[place.client] - 1
+        if held:
+            self._held[place.client] = held
+        else:
+            del self._held[place.client]
+        self._pass_on()
+
+    def _has_place_for(self, client: str) -> bool:
+        if client in self._lines:
+            return False
+        held = self._held.get(client, 0)
+        if self.num_held < self.limit:
+            return held < self._most_for_one()  # whoever waits holds as many
+        return not held and self.num_held < self.limit + self.limit // GUEST_SHARE
+
+    def _most_for_one(self) -> int:
+        num_clients = max(len(self._clients), self._num_before, 1)
+        return max(1, self.limit // LEAST_SHARE, math.ceil(self.limit / num_clients))
+
+    def _note(self, client: str) -> None:
+        if (now := self._clock()) >= self._period_ends:
+            self._num_before = len(self._clients) if now < self._period_ends + SHARED_S else 0
+            self._clients.clear()
+            self._period_ends = now + SHARED_S
+        self._clients.add(client)
+
+    def _take(self, client: str) -> Place:
+        self.num_held += 1
+        self._held[client] = self._held.get(client, 0) + 1
+        return Place(client, self._clock())
+
+    async def _wait(self, client: str) -> Place:
+        waiter = _Waiter(self._num_arrivals, asyncio.get_running_loop().create_future())
+        self._num_arrivals += 1
+        self._lines.setdefault(client, deque()).append(waiter)
+        self.num_waiting += 1
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.cancelled():
+                if waiter in self._lines.get(client, ()):
+                    self._remove(client, waiter)
+            elif waiter.place.exception() is None:
+                # The place came in the same turn of the loop as the cancellation.
+                self._release(waiter.place.result())
+            raise
+
+    def _remove(self, client: str, waiter: _Waiter) -> None:
+        line = self._lines[client]
+        line.remove(waiter)
+        self.num_waiting -= 1
+        if not line:
+            del self._lines[client]
+
+    def _pass_on(self) -> None:
+        while self._lines and self.num_held < self.limit:
+            client = min(self._lines, key=self._precedence)
+            if self._held.get(client, 0) >= self._most_for_one():
+                return
+            waiter = self._lines[client][0]
+            self._remove(client, waiter)
+            if not waiter.place.done():
+                waiter.place.set_result(self._take(client))
+
+    def _precedence(self, client: str) -> tuple[int, int]:
+        """The fewest places first, the longest wait among equals."""
+        return self._held.get(client, 0), self._lines[client][0].arrival
+
+    def _share(self, client: str) -> int:
+        return self._held.get(client, 0) + len(self._lines.get(client, ()))
+
+    def _client_over(self, share: int) -> str | None:
+        """The waiting client with the largest share, if that is more than `share`."""
+        largest = max(self._lines, key=self._share, default=None)
+        return largest if largest is not None and self._share(largest) > share else None
+
+    def _displace(self, client: str) -> None:
+        largest = self._client_over(self._share(client) + 1)
+        assert largest is not None, "the line was checked"
+        waiter = self._lines[largest][-1]
+        self._remove(largest, waiter)
+        if not waiter.place.done():
+            waiter.place.set_exception(self._full())
+
+    def _check_deadline(self, client: str, deadline: float) -> None:
+        """Ahead of a request are those of its own client, and as many of each other that waits."""
+        own = len(self._lines.get(client, ()))
+        num_ahead = min(self.num_waiting, own + (own + 1) * len(self._lines))
+        expected_s = (num_ahead + 1) * self._mean_hold_s / self.limit
+        if self._clock() + expected_s > deadline:
+            raise Overloaded(
+                f"{self.name} would come to this request in about {expected_s:.1f} s, which is after its deadline.",
+                code="deadline_too_near",
+                retry_after_s=self.drain_s,
+            )
+
+    def _full(self) -> Overloaded:
+        return Overloaded(
+            f"{self.name} has {self.num_held} requests in flight and {self.num_waiting} waiting, "
+            "which is as many as it takes now.",
+            code="queue_full",
+            retry_after_s=self.drain_s,
+        )

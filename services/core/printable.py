@@ -1,0 +1,16 @@
+"""Text of unknown origin made fit for a terminal: what would move its cursor or turn its text around is spelt out."""
+
+import re
+
+# Controls of ASCII and Latin-1 (ESC and CSI among them), the line and paragraph separators, marks that change the
+# direction of text, and halves of surrogate pairs, which no terminal can be sent.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""The text with each such character as Python writes it (`\x1b`, `\u202e`), but for those to be kept."""
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return ascii(character)[1:-1]

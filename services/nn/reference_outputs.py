@@ -1,0 +1,114 @@
+"""What a checkpoint's weights answer to a few inputs, written down where it is published and compared where it serves.
+
+`reference.json` is a file of the version like any other, so that its digest and the version's id cover it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from services.nn.broken_model import BrokenModel
+from services.nn.weight_files import check_weights
+
+REFERENCE_FILE = "reference.json"
+MAX_REFERENCE_BYTES = 1024 * 1024
+MAX_INPUTS = 16
+MAX_NUMBERS = 8192
+
+# Distance of two outputs as a share of the length of one. Rounding and other orders of summation make the outputs of
+# one set of weights differ by far less, other weights by about 1.
+TOLERANCES = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.2, "int8": 0.5}
+# Two different inputs whose outputs are closer than that were not looked at.
+SAME_OUTPUT = 1e-6
+
+OutputRow = Sequence[float]
+
+
+class Reference(BaseModel):
+    """`outputs` are those of `inputs`, in the form of the service whose checkpoint it is, computed in `dtype`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dtype: str = Field(pattern=f"^({'|'.join(TOLERANCES)})$")
+    inputs: list[JsonValue] = Field(min_length=1, max_length=MAX_INPUTS)
+    outputs: list[list[float]] = Field(min_length=1, max_length=MAX_INPUTS)
+
+
+class ReferencedEngine(Protocol):
+    """An engine whose outputs can be compared with those that it, or another, gave elsewhere."""
+
+    @property
+    def computes_in(self) -> str:
+        """A key of TOLERANCES."""
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """Inputs, all different, that any checkpoint of the kind takes."""
+
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """A row of numbers for each input; those of other weights lie in another direction."""
+
+
+def make_reference(engine: ReferencedEngine) -> bytes:
+    """The content of REFERENCE_FILE. Raises BrokenModel where outputs do not depend on inputs."""
+    inputs = engine.reference_inputs()
+    outputs = engine.reference_outputs(inputs)
+    _check_sense(outputs)
+    rounded = [[float(f"{number:.6g}") for number in row] for row in outputs]
+    return Reference(dtype=engine.computes_in, inputs=inputs, outputs=rounded).model_dump_json().encode()
+
+
+def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
+    """Raises BrokenModel for weights that no training leaves behind, outputs that do not depend on the input, and
+    outputs that are not those written down in the folder. One without REFERENCE_FILE passes the rest; None is no
+    folder at all.
+    """
+    if directory is not None:
+        check_weights(directory)
+    _check_sense(engine.reference_outputs(engine.reference_inputs()))
+    reference = read_reference(directory) if directory is not None else None
+    if reference is None:
+        return
+    tolerance = max(TOLERANCES[reference.dtype], TOLERANCES[engine.computes_in])
+    found = engine.reference_outputs(reference.inputs)
+    for place, (expected, row) in enumerate(zip(reference.outputs, found, strict=True)):
+        if len(row) != len(expected):
+            raise BrokenModel(f"the output {place} has {len(row)} numbers, its reference {len(expected)}")
+        difference = _distance(row, expected)
+        # written so that NaN fails
+        if not difference <= tolerance:
+            raise BrokenModel(f"the output {place} is {difference:.3g} away from its reference, more than {tolerance}")
+
+
+def read_reference(directory: Path) -> Reference | None:
+    """None where the folder has none. Raises BrokenModel for a file that is none."""
+    path = directory / REFERENCE_FILE
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > MAX_REFERENCE_BYTES:
+            raise ValueError(f"more than {MAX_REFERENCE_BYTES} bytes")
+        reference = Reference.model_validate_json(path.read_bytes())
+        if len(reference.outputs) != len(reference.inputs):
+            raise ValueError("not as many outputs as inputs")
+        if sum(map(len, reference.outputs)) > MAX_NUMBERS:
+            raise ValueError(f"more than {MAX_NUMBERS} numbers")
+    except (ValidationError, ValueError) as error:
+        raise BrokenModel(f"{REFERENCE_FILE} is none: {str(error).splitlines()[0]}") from error
+    return reference
+
+
+def _check_sense(outputs: Sequence[OutputRow]) -> None:
+    for place, row in enumerate(outputs):
+        if not np.isfinite(row).all():
+            raise BrokenModel(f"the output {place} holds numbers that are not finite")
+        for other in outputs[:place]:
+            if len(other) == len(row) and not _distance(row, other) > SAME_OUTPUT:
+                raise BrokenModel("two different inputs have the same output")
+
+
+def _distance(row: OutputRow, expected: OutputRow) -> float:
+    length = float(np.linalg.norm(expected))
+    return float(np.linalg.norm(np.subtract(row, expected))) / length if length else 0.0

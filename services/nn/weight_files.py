@@ -1,0 +1,46 @@
+"""Weights that no training leaves behind, told by the files of a checkpoint, whatever a model makes of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from services.nn.broken_model import BrokenModel
+
+# Weights of trained models stay far below it; products of larger ones overflow.
+MAX_WEIGHT = 1e6
+# Of the numbers in matrices: some are never trained, and stay as they began.
+MAX_CONSTANT_SHARE = 0.5
+
+
+def check_weights(directory: Path) -> None:
+    """Read every tensor of the safetensors files in `directory`, one at a time.
+
+    Raises BrokenModel, naming the tensor, for a number that is not finite or above MAX_WEIGHT, and where more than
+    MAX_CONSTANT_SHARE of the numbers in matrices stand in one that holds a single number over and over. Numbers that
+    are no floating point, quantised ones say, are not looked at.
+    """
+    num_constant = num_all = 0
+    for name, tensor in _tensors(directory):
+        lowest, highest = (float(end) for end in torch.aminmax(tensor))
+        # written so that NaN fails
+        if not (lowest >= -MAX_WEIGHT and highest <= MAX_WEIGHT):
+            raise BrokenModel(f"the weights {name} go from {lowest:.3g} to {highest:.3g}")
+        if tensor.ndim > 1:
+            num_all += tensor.numel()
+            num_constant += tensor.numel() if lowest == highest else 0
+    if num_constant > MAX_CONSTANT_SHARE * num_all:
+        raise BrokenModel(f"of {num_all} weights {num_constant} stand in matrices of one number")
+
+
+def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    for file in sorted(directory.rglob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 not a dictionary
+                tensor = weights.get_tensor(name)
+                if not tensor.is_floating_point() or not tensor.numel() or "mask" in name:
+                    continue
+                # torch finds no extremes of numbers of eight bits
+                yield name, tensor.float() if tensor.dtype.itemsize == 1 else tensor
