@@ -29,7 +29,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy services gateway tests benchmarks
 
 bench: $(INSTALLED)
-	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The service's other target, cuda, is built as docker/service.Dockerfile says.
 images:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gateway.access import KeyFile, digest, new_key, read_key_file
 from gateway.settings import KeyRecord
+from services.core.audit import AuditFailed, AuditLog
 from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import write_durably
 from services.core.printable import printable
@@ -21,6 +22,10 @@ app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway'
 
 FileOption = Annotated[
     Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The keys file that the gateway reads.")
+]
+AuditOption = Annotated[
+    Path | None,
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
 ]
 DEFAULT_FILE = Path("~/.fovea/keys.json")
 
@@ -39,6 +44,7 @@ def create(
         DEFAULT_TENANT
     ),
     file: FileOption = DEFAULT_FILE,
+    audit_log: AuditOption = None,
 ) -> None:
     """Make a key, print it once and add its digest to the file."""
     key = new_key()
@@ -50,7 +56,8 @@ def create(
     with _locked(file) as keys:
         if any(known.name == name for known in keys):
             _refuse(f"{file} has a key named {name!r} already; revoke it first.")
-        _write(file, (*keys, record))
+        with _recorded(audit_log, "key.create", file, record):
+            _write(file, (*keys, record))
     typer.echo(key)
 
 
@@ -64,13 +71,17 @@ def list_keys(file: FileOption = DEFAULT_FILE) -> None:
 
 
 @app.command()
-def revoke(name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE) -> None:
+def revoke(
+    name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE, audit_log: AuditOption = None
+) -> None:
     """Remove a key; a gateway that follows the file refuses it within seconds."""
     with _locked(file) as keys:
         kept = tuple(record for record in keys if record.name != name)
         if len(kept) == len(keys):
             _refuse(f"{file} has no key named {name!r}.")
-        _write(file, kept)
+        revoked = next(record for record in keys if record.name == name)
+        with _recorded(audit_log, "key.revoke", file, revoked):
+            _write(file, kept)
 
 
 @contextmanager
@@ -98,6 +109,18 @@ def _read(path: Path) -> tuple[KeyRecord, ...]:
 def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
     content = KeyFile(keys=keys).model_dump_json(indent=2, exclude_none=True)
     write_durably(file.expanduser(), [content.encode() + b"\n"])
+
+
+@contextmanager
+def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
+    """Do the block with the audit log knowing. Where the log can't be written, nothing is done."""
+    audit = AuditLog(audit_log and audit_log.expanduser())
+    what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
+    try:
+        with audit.command(action, file=str(file), **what):
+            yield
+    except AuditFailed as failed:
+        _refuse(f"{audit_log}: {failed.message}")
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -43,9 +43,9 @@ class Route:
     def level(self, method: str, path: str) -> Level:
         """What a key must be allowed to do for this. A method that the route does not take needs no more than `read`,
         so that its refusal is the same for every key of the service."""
-        if not self.changes or method == "GET" or method not in self.methods or _SEARCH.fullmatch(path):
+        if not self.changes or method == "GET" or method not in self.methods:
             return "read"
-        return "write"
+        return "read" if method == "POST" and _SEARCH.fullmatch(path) else "write"
 
 
 ROUTES = (

@@ -15,12 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
 from services.core.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
 from services.core.store_errors import CorruptCheckpoint, NotFoundInStore, StoreError
+from services.core.store_gc import Removal
 from services.core.versions import Version
 from services.references import NoReference, write_reference
 
@@ -33,7 +35,7 @@ class OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except StoreError as error:
+        except (StoreError, AuditFailed) as error:
             typer.echo(f"fovea store: {printable(str(error))}", err=True)
             raise typer.Exit(1) from None
 
@@ -49,6 +51,10 @@ app = typer.Typer(
 StoreUrl = Annotated[
     str | None,
     typer.Option("--store-url", envvar="FOVEA_STORE_URL", help="file://, s3://, gs:// …; default: your own folder."),
+]
+AuditOption = Annotated[
+    Path | None,
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 Reference = Annotated[str, typer.Argument(metavar="NAME[@ALIAS|@VERSION]", help="Alias `latest` if none is given.")]
@@ -112,6 +118,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     ] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
     store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
     *,
     reference: Annotated[
         bool, typer.Option(help="Run the model once, and write what it answers into the folder as reference.json.")
@@ -128,10 +135,13 @@ def publish(  # noqa: PLR0913 - one parameter an option
             write_reference(description.kind, directory)
         except NoReference as missing:
             typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
-    version = store.publish(name or description.name, directory, description.info(), alias=None)
     aliases = list(alias or description.aliases)
-    for each in aliases:
-        store.promote(version.name, version.id, each)
+    model = name or description.name
+    with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
+        version = store.publish(model, directory, description.info(), alias=None)
+        entry["version"] = version.id
+        for each in aliases:
+            store.promote(version.name, version.id, each)
     _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
 
 
@@ -141,13 +151,16 @@ def promote(
     alias: Annotated[str, typer.Argument(help="The alias to move, e.g. stable.")],
     expected: Expected = None,
     store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at a version."""
     store = _open(store_url)
     name, version = _resolve(store, reference)
-    store.promote(name, version, alias, expected=_expected(expected))
+    audit = _audit(audit_log)
+    with audit.command("store.promote", store=store.label, model=name, version=version, alias=alias):
+        store.promote(name, version, alias, expected=_expected(expected))
     _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
 
 
@@ -157,11 +170,14 @@ def rollback(
     alias: Annotated[str, typer.Argument(help="The alias to move back.")] = "latest",
     expected: Expected = None,
     store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at the version that it had before."""
-    version = _open(store_url).rollback(name, alias, expected=_expected(expected))
+    store = _open(store_url)
+    with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
+        version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
     _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
 
 
@@ -192,12 +208,18 @@ def gc(
     keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model to keep.")] = DEFAULT_KEEP,
     grace_hours: Annotated[float, typer.Option(min=0, help="Keep whatever is younger.")] = DEFAULT_GRACE_S / HOUR_S,
     store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
     *,
     delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove versions that nothing names any more, and uploads that were never finished."""
-    removals = _open(store_url).gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=not delete)
+    store = _open(store_url)
+    removals = (
+        _removed(store, _audit(audit_log), keep, grace_hours)
+        if delete
+        else store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=True)
+    )
     if as_json:
         _print_json([asdict(removal) for removal in removals])
         return
@@ -205,6 +227,17 @@ def gc(
         ("model", "removed" if delete else "would be removed", "reason", "size"),
         ((r.name, r.version, r.reason, human_bytes(r.size_bytes)) for r in removals),
     )
+
+
+def _removed(store: Store, audit: AuditLog, keep: int, grace_hours: float) -> Sequence[Removal]:
+    with audit.command("store.gc", store=store.label, keep=keep, grace_hours=grace_hours) as entry:
+        removals = store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=False)
+        entry["removed"] = [f"{removal.name}@{removal.version}" for removal in removals]
+        return removals
+
+
+def _audit(path: Path | None) -> AuditLog:
+    return AuditLog(path and path.expanduser())
 
 
 def _open(store_url: str | None) -> Store:

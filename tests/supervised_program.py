@@ -56,6 +56,7 @@ def main() -> int:
     # From here on a signal is noted, however soon it comes.
     note("started")
     print(f"hello from {NAME}")
+    print("\x1b[2Jcleared\u202e")
     server.serve_forever(poll_interval=0.02)
     note("ended")
     return 0

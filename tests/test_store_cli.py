@@ -152,3 +152,33 @@ def test_control_characters_of_a_manifest_are_shown_and_not_obeyed(
 
     assert not {"\x1b", "\x07", "\r", "\x9b"} & set(shown)
     assert r"\x1b[2J" in shown
+
+
+def test_what_changes_the_store_is_recorded_and_what_reads_it_is_not(tmp_path: Path, store: Store) -> None:
+    command, audit = StoreCommand((tmp_path / "store").as_uri()), tmp_path / "audit.jsonl"
+    folder = write_checkpoint(tmp_path / "second", b"second")
+    changes = (
+        ("publish", str(folder), "--name", "toy", "--kind", "toy-kind", "--alias", "latest"),
+        ("promote", "toy@latest", "stable"),
+        ("rollback", "toy", "latest"),
+        ("gc", "--delete"),
+    )
+    for arguments in changes:
+        result = command(*arguments, "--audit-log", str(audit))
+        assert result.exit_code == 0, result.output
+    assert command("rollback", "toy", "no-such-alias", "--audit-log", str(audit)).exit_code == 1
+    command("ls")
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    ended = [(line["action"], line["outcome"]) for line in lines if line["outcome"] != "begun"]
+    assert ended == [
+        *((f"store.{arguments[0]}", "done") for arguments in changes),
+        ("store.rollback", "failed"),
+    ]
+    assert len(lines) == 2 * len(ended)
+    assert lines[1]["version"] and lines[1]["aliases"] == ["latest"]
+
+
+def test_nothing_is_moved_where_it_can_not_be_recorded(tmp_path: Path, store: Store) -> None:
+    command = StoreCommand((tmp_path / "store").as_uri())
+    assert "audit log" in command.refusal("promote", "toy@latest", "stable", "--audit-log", str(tmp_path))
+    assert set(store.aliases("toy")) == {"latest"}

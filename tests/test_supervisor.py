@@ -140,6 +140,13 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert announcement.count("http://127.0.0.1:") == 2
 
 
+def test_what_a_program_prints_moves_no_cursor(supervise: Supervise) -> None:
+    supervised = supervise(a="serve")
+    supervised.until_ready()
+    assert r"a        | \x1b[2Jcleared\u202e" in supervised.output()
+    assert not set("\x1b\u202e") & set(supervised.output())
+
+
 def test_a_program_is_announced_once_what_it_needs_is_well_and_until_then_is_told_to_be_late(
     supervise: Supervise,
 ) -> None:

@@ -48,43 +48,46 @@ class AuditLog:
         request_id = structlog.contextvars.get_contextvars().get("request_id")
         who = {"tenant": caller.tenant, "key": caller.key_name, "client": caller.client, "request_id": request_id}
         entry: Entry = {"action": action, **who, **what}
-        await asyncio.to_thread(self._begin, entry)
+        try:
+            await asyncio.to_thread(self._begin, entry)
+        except AuditFailed as failed:
+            _log().error("audit log not written, change refused", action=action, reason=str(failed.__cause__))
+            raise
         try:
             yield entry
         except BaseException as error:
-            await asyncio.to_thread(self._end, entry, error)
+            await self._end_logged(_ended(entry, error))
             raise
-        await asyncio.to_thread(self._end, entry, None)
+        await self._end_logged(_ended(entry, None))
 
     @contextmanager
     def command(self, action: str, **what: object) -> Iterator[Entry]:
-        """Record a change that the block makes for the user of a command. Raises AuditFailed as `change` does."""
+        """Record a change that the block makes for the user of a command, in the file alone.
+
+        Raises AuditFailed as `change` does, and OSError where the change was made and its end can't be recorded.
+        """
         entry: Entry = {"action": action, "user": _user(), **what}
         self._begin(entry)
         try:
             yield entry
         except BaseException as error:
-            self._end(entry, error)
+            self._append(_ended(entry, error))
             raise
-        self._end(entry, None)
+        self._append(_ended(entry, None))
 
     def _begin(self, entry: Entry) -> None:
         try:
             self._append({**entry, "outcome": "begun"})
         except OSError as error:
-            structlog.get_logger("fovea.audit").error("change refused: audit log not written", reason=str(error))
             raise AuditFailed from error
 
-    def _end(self, entry: Entry, error: BaseException | None) -> None:
-        ended = {**entry, "outcome": "done" if error is None else "failed"}
-        if error is not None:
-            ended["error"] = (isinstance(error, FoveaError) and error.code) or type(error).__name__
-        log = structlog.get_logger("fovea.audit")
-        log.info("change", **{name: value for name, value in ended.items() if name != "request_id"})
+    async def _end_logged(self, entry: Entry) -> None:
+        # the id of the request stands in every line of it
+        _log().info("change", **{name: value for name, value in entry.items() if name != "request_id"})
         try:
-            self._append(ended)
-        except OSError as failure:  # what was changed is changed
-            log.error("audit log lacks how a change ended", reason=str(failure), entry=ended)
+            await asyncio.to_thread(self._append, entry)
+        except OSError as error:  # what was changed is changed
+            _log().error("audit log lacks how a change ended", reason=str(error), entry=entry)
 
     def _append(self, entry: Entry) -> None:
         """Put a line on disk. Raises OSError."""
@@ -103,6 +106,18 @@ class AuditLog:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _ended(entry: Entry, error: BaseException | None) -> Entry:
+    if error is None:
+        return {**entry, "outcome": "done"}
+    code = error.code if isinstance(error, FoveaError) else None
+    return {**entry, "outcome": "failed", "error": code or type(error).__name__}
+
+
+def _log() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("fovea.audit")
+    return logger
 
 
 def _user() -> str:

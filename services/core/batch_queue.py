@@ -85,17 +85,20 @@ class BatchQueue(Generic[ItemT]):
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def add(self, items: Sequence[QueuedItem[ItemT]], cost: int) -> None:
-        """Put in the items of one request, which cost so much in sum."""
-        client = items[0].request.client
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, request: Request[Any], cost: int) -> None:
+        """Put in the items of a request, which cost so much in sum."""
+        client = request.client
         if client != self._newest_client:
-            is_first, self._newest_client = not self._newest_client, client
-            if not is_first:
-                self._shared_until = items[0].request.queued_at + SHARED_S
+            if self._newest_client:
+                self._shared_until = request.queued_at + SHARED_S
+            self._newest_client = client
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = OrderedDict()
-        for item in items:
+        for item in request.items:
             line[item] = None
         self.cost += cost
 
@@ -156,9 +159,22 @@ class BatchQueue(Generic[ItemT]):
         if self._given:
             for item in batch:
                 self._given[item.request.client] += item.cost
-        for item in batch:
-            self._remove(item)
+                self._remove(item)
+        else:
+            self._remove_all(batch)
         return batch
+
+    def _remove_all(self, items: Sequence[QueuedItem[ItemT]]) -> None:
+        """What `_remove` does, for many items of one client: most batches of all are cut for one."""
+        client = items[0].request.client
+        line = self._lines[client]
+        cost = 0
+        for item in items:
+            del line[item]
+            cost += item.cost
+        self.cost -= cost
+        if not line:
+            del self._lines[client]
 
     def _remove(self, item: QueuedItem[ItemT]) -> None:
         client = item.request.client

@@ -46,53 +46,40 @@ class CostBudget:
 
 
 class BatchTimes:
-    """What a batch takes: a fixed time, and a time for each unit of its padded cost.
+    """What batches take: `fixed_s` for each, and `s_per_cost` for each unit of padded cost.
 
     The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
+    While batches of one cost alone were seen, nothing is known: both are 0, and what follows from them bounds nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_batch_cost: int) -> None:
+        self.fixed_s = 0.0
+        self.s_per_cost = 0.0
+        # Seconds for a unit of cost in batches as full as they may be.
+        self.full_s_per_cost = 0.0
+        # The cost of a batch that spends FIXED_SHARE of its time on what is fixed: a larger one hardly computes more
+        # in a second, and only takes longer.
+        self.efficient_cost = math.inf
+        self._max_batch_cost = max_batch_cost
         self._weight = 0.0
-        self._cost = 0.0
-        self._seconds = 0.0
+        self._mean_cost = 0.0
+        self._mean_s = 0.0
         self._cost_deviation = 0.0  # sums of squares and of products about the means
         self._joint_deviation = 0.0
 
     def add(self, cost: int, seconds: float) -> None:
         self._weight = self._weight * BATCH_MEMORY + 1
-        from_cost, from_seconds = cost - self._cost, seconds - self._seconds
-        self._cost += from_cost / self._weight
-        self._seconds += from_seconds / self._weight
-        self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._cost)
-        self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._seconds)
-
-    @property
-    def s_per_cost(self) -> float:
-        """Seconds for a unit of cost beyond the fixed time; 0 while batches of one cost alone were seen."""
-        if self._cost_deviation <= 0:
-            return 0.0
-        return min(max(0.0, self._joint_deviation / self._cost_deviation), self._seconds / self._cost)
-
-    @property
-    def fixed_s(self) -> float:
-        return max(0.0, self._seconds - self.s_per_cost * self._cost)
-
-    @property
-    def efficient_cost(self) -> float:
-        """The cost of a batch that spends FIXED_SHARE of its time on what is fixed; infinite while that is not known.
-
-        A larger one is hardly more efficient and only takes longer.
-        """
-        s_per_cost = self.s_per_cost
-        return (1 / FIXED_SHARE - 1) * self.fixed_s / s_per_cost if s_per_cost else math.inf
-
-    def seconds_for(self, cost: int, max_batch_cost: int) -> float:
-        """Seconds in which so much is computed, in batches as full as they may be.
-
-        0 while that is not known: a batch of more than was ever seen costs less than as many small ones.
-        """
-        s_per_cost = self.s_per_cost
-        return s_per_cost * cost + self.fixed_s * (cost / max_batch_cost) if s_per_cost else 0.0
+        from_cost, from_s = cost - self._mean_cost, seconds - self._mean_s
+        self._mean_cost += from_cost / self._weight
+        self._mean_s += from_s / self._weight
+        self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._mean_cost)
+        self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._mean_s)
+        if self._cost_deviation > 0 and self._joint_deviation > 0:
+            # A steeper line would have batches take less than no time.
+            self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
+            self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
+            self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+            self.efficient_cost = (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost
 
 
 @dataclass(frozen=True)
@@ -143,7 +130,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
     ) -> None:
         self.budget = budget
         self.cost_per_s = 0.0
-        self.times = BatchTimes()
+        self.times = BatchTimes(budget.limit)
         self._run_batch = run_batch
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory

@@ -219,27 +219,29 @@ class Batcher(Generic[ItemT, ResultT]):
         for index, submission in enumerate(submissions):
             cost += submission.cost
             request.items.append(QueuedItem(submission.item, submission.cost, submission.length, request, index))
-        while not self._has_added(request, cost):
-            self._make_room(request.client, cost)
+        with self._lock:
+            is_admitted = self._queue.cost == 0 or self._has_room(request, cost)
+            if is_admitted:
+                self._queue.add(request, cost)
+                self._ask_for_turn()
+        if not is_admitted:
+            self._make_room(request, cost)
+            return self._admit(submissions, deadline)
         self._outstanding.add(request)
         self._deadlines.watch(request)
         return request
 
-    def _has_added(self, request: Request[Answer[ResultT]], cost: int) -> bool:
-        """Whether the queue had room. Raises Overloaded where what is ahead takes longer than until the deadline."""
-        with self._lock:
-            waiting_cost = self._queue.cost
-            if waiting_cost:
-                if waiting_cost + cost > self._limits.max_queue_cost:
-                    return False
-                self._check_deadline(request, cost)
-            self._queue.add(request.items, cost)
-            self._ask_for_turn()
+    def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
+        """Raises Overloaded where what is ahead takes longer than until the deadline."""
+        if self._queue.cost + cost > self._limits.max_queue_cost:
+            return False
+        if request.queued_at + (self._queue.cost + cost) * self._runner.times.full_s_per_cost > request.deadline:
+            self._check_deadline(request, cost)
         return True
 
     def _check_deadline(self, request: Request[Answer[ResultT]], cost: int) -> None:
         ahead = self._queue.cost_ahead(request.client, cost)
-        expected_s = self._runner.times.seconds_for(ahead + cost, self._runner.budget.current)
+        expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
         if request.queued_at + expected_s > request.deadline:
             self._metrics.rejected.labels("deadline_too_near").inc()
             raise Overloaded(
@@ -248,13 +250,13 @@ class Batcher(Generic[ItemT, ResultT]):
                 retry_after_s=self._retry_after_s(),
             )
 
-    def _make_room(self, client: str, cost: int) -> None:
+    def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
         """Refuse the newest request of the client with the largest share of a full queue.
 
         Raises Overloaded where that is the request that comes.
         """
         with self._lock:
-            displaced = self._queue.newest_of_largest(self._queue.cost_of(client) + cost)
+            displaced = self._queue.newest_of_largest(self._queue.cost_of(request.client) + cost)
             retry_after_s = self._retry_after_s()
         self._metrics.rejected.labels("queue_full").inc()
         refusal = Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
@@ -367,7 +369,7 @@ class Batcher(Generic[ItemT, ResultT]):
                 self._on_loop(partial(self._deliver, outcome))
         with self._lock:
             self._running = []
-            self._has_turn = self._prepared is not None or len(self._queue) > 0
+            self._has_turn = self._prepared is not None or bool(self._queue)
             if self._has_turn:
                 self._thread.post(self._take_turn)  # behind the turns of others
 

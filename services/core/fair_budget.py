@@ -50,8 +50,9 @@ class FairBudget:
             self.taken += amount
             return
         caller = current_caller()
-        requests = self._clients.get(caller.client, {})
-        if sum(one.amount for waiters in requests.values() for one in waiters) + amount > self._max_waiting:
+        requests = self._clients.get(caller.client)
+        num_waiting = sum(one.amount for waiters in requests.values() for one in waiters) if requests else 0
+        if num_waiting + amount > self._max_waiting:
             raise self._refusal()
         waiter = _Waiter(amount, caller, asyncio.get_running_loop().create_future())
         self._clients.setdefault(caller.client, OrderedDict()).setdefault(id(caller), deque()).append(waiter)
@@ -86,7 +87,9 @@ class FairBudget:
 
     def _leave(self, waiter: _Waiter) -> None:
         client, key = waiter.caller.client, id(waiter.caller)
-        waiters = self._clients.get(client, {}).get(key, deque())
+        if client not in self._clients or key not in self._clients[client]:
+            return
+        waiters = self._clients[client][key]
         if waiter in waiters:
             waiters.remove(waiter)
             self._forget_empty(client, key)

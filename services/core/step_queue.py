@@ -163,16 +163,16 @@ class StepQueue(Generic[ItemT, EventT]):
         """The sum of what waits."""
         return self._cost
 
-    def cost_ahead(self, client: str, num_places: int) -> float:
+    def cost_ahead(self, client: str) -> float:
         """What is served ahead of an item of average cost that this client adds now.
 
-        Nothing, if nothing else of it waits and there is one of so many places for each client that waits.
+        Nothing, if it has less than its share of what waits even then: others wait for it.
         """
         with self._lock:
-            if client not in self._lines and len(self._lines) < num_places:
-                return 0.0
             own = self._lines[client].cost if client in self._lines else 0
             share = own + self._cost / max(1, self._size)
+            if share < self._cost / max(1, len(self._lines)):
+                return 0.0
             return own + sum(min(line.cost, share) for name, line in self._lines.items() if name != client)
 
     def waits_since(self) -> float:

@@ -113,7 +113,7 @@ class Stepper(Generic[ItemT, EventT]):
         if not rate or not len(self._queue):
             return
         num_running = len(self._runner.running)
-        wait_s = self._queue.cost_ahead(current_caller().client, num_running) / rate
+        wait_s = self._queue.cost_ahead(current_caller().client) / rate
         max_wait_s = min(self._limits.max_wait_s, max(MIN_MAX_WAIT_S, MAX_WAIT_SHARE * self._runner.typical_s))
         if deadline is not None and time.monotonic() + wait_s >= deadline:
             raise self._refusal("The request would wait longer than its deadline.", wait_s)

@@ -9,6 +9,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from PIL import Image, _webp
 
@@ -102,7 +103,8 @@ def decode(frame: FirstFrame) -> Image.Image:
     ):
         raise ValueError("the WebP does not decode")
     raw_mode, mode = ("RGBA", "RGBA") if has_alpha else ("RGBX", "RGB")
-    image = Image.frombuffer(raw_mode, (features.width, features.height), pixels, "raw", raw_mode, 0, 1).convert(mode)
+    buffer: Any = pixels  # Pillow takes any buffer, and says so of few
+    image = Image.frombuffer(raw_mode, (features.width, features.height), buffer, "raw", raw_mode, 0, 1).convert(mode)
     if frame.canvas is None or image.size == frame.canvas:
         return image
     canvas = Image.new(mode, frame.canvas)

@@ -42,7 +42,7 @@ class EmbedSettings(ServiceSettings):
     max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
 
     collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
-    max_collections: int = Field(100, ge=0, description="Most collections.")
+    max_collections: int = Field(100, ge=0, description="Most collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Most images in one collection.")
     collection_max_bytes: int = Field(100 * GIBIBYTE, ge=1, description="Most bytes of images in one collection.")
     collection_max_conditions: int = Field(32, ge=1, description="Most conditions that one collection indexes.")

@@ -65,6 +65,7 @@ async def fetching(
     limits = FetchLimits(
         max_image_bytes=max_image_bytes,
         timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
         allowed_ports=frozenset({server.port}),
         allowed_hosts=allowed_hosts,
     )

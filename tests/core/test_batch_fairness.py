@@ -171,25 +171,25 @@ async def measure(shared: Shared) -> None:
 
 
 def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -> None:
-    times = BatchTimes()
+    times = BatchTimes(max_batch_cost=100)
     for cost in (1, 10, 100, 30, 3):
         times.add(cost, 0.5 + 0.01 * cost)
     assert times.s_per_cost == pytest.approx(0.01)
     assert times.fixed_s == pytest.approx(0.5)
     assert times.efficient_cost == pytest.approx(9 * 0.5 / 0.01)
-    assert times.seconds_for(1000, max_batch_cost=100) == pytest.approx(10 * 0.5 + 10)
+    assert times.full_s_per_cost == pytest.approx(0.01 + 0.5 / 100)
 
 
 def test_batches_of_one_cost_alone_tell_nothing_of_larger_ones() -> None:
-    times = BatchTimes()
+    times = BatchTimes(max_batch_cost=100)
     for _ in range(10):
         times.add(7, 0.1)
-    assert times.seconds_for(1000, max_batch_cost=100) == 0
+    assert times.full_s_per_cost == 0
     assert times.efficient_cost == float("inf")
 
 
 def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
-    times = BatchTimes()
+    times = BatchTimes(max_batch_cost=100)
     for factor in (1, 3):
         for number in range(400):
             times.add(1 + number % 10, factor * (0.5 + 0.01 * (1 + number % 10)))

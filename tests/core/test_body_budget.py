@@ -54,7 +54,7 @@ class Exchange:
 class Holding:
     """An application that answers each request once it may."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, *, max_held_body_bytes: int = 2**28, max_json_values: int = 262_144) -> None:
         self.may_answer = asyncio.Event()
         router = APIRouter()
 
@@ -66,7 +66,9 @@ class Holding:
 
         self.metrics = Metrics("test")
         parts = AppParts("test", "Test", self.metrics, Health(), routers=[router])
-        self.app = create_app(ServiceSettings(port=0, **settings), parts)
+        self.app = create_app(
+            ServiceSettings(port=0, max_held_body_bytes=max_held_body_bytes, max_json_values=max_json_values), parts
+        )
 
 
 @pytest.fixture

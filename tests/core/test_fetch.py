@@ -2,11 +2,12 @@ import asyncio
 import gzip
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from services.core.caller import Caller, set_caller
 from services.core.errors import TooLarge
 from services.core.fetch import USER_AGENT, FetchLimits, ImageFetcher
 from tests.core.hostile_server import Answer, HostileServer, NameServer, hostile_server, redirect, response
@@ -227,13 +228,81 @@ async def test_a_cancelled_fetch_frees_its_place(server: HostileServer) -> None:
         await hang(writer)
 
     server.answers["/hang"] = arrive_and_hang
-    limits = FetchLimits(allowed_ports=frozenset({server.port}), max_concurrent_fetches=1)
+    limits = FetchLimits(allowed_ports=frozenset({server.port}), max_fetches=1)
     fetcher = ImageFetcher(limits, resolve=names(), is_allowed=is_allowed)
     hanging = asyncio.create_task(fetcher.fetch(address_of(server, "/hang")))
     await arrived.wait()
     waiting = asyncio.create_task(fetcher.fetch(address_of(server)))
     hanging.cancel()
     assert await waiting == IMAGE
+    await fetcher.close()
+
+
+async def hanging_fetches(
+    fetcher: ImageFetcher, urls: list[str], caller: Callable[[], Caller]
+) -> list[asyncio.Task[bytes]]:
+    async def fetch(url: str, caller: Caller) -> bytes:
+        set_caller(caller)
+        return await fetcher.fetch(url)
+
+    tasks = [asyncio.create_task(fetch(url, caller())) for url in urls]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def give_up(tasks: list[asyncio.Task[bytes]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+ONE_REQUEST = Caller("alice")
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "caller"),
+    [
+        pytest.param(1, lambda: Caller("alice"), id="one host, many requests"),
+        pytest.param(40, lambda: ONE_REQUEST, id="many hosts, one request"),
+        pytest.param(40, lambda: Caller("bob"), id="many hosts, another client"),
+    ],
+)
+async def test_a_good_url_passes_forty_slow_ones(
+    server: HostileServer, num_hosts: int, caller: Callable[[], Caller]
+) -> None:
+    server.answers["/slow"] = hang
+    hosts = [f"slow{number}.example" for number in range(num_hosts)]
+    resolve = NameServer(images_example=[[PUBLIC]], **{host.replace(".", "_"): [[PUBLIC]] for host in hosts})
+    async with fetching(server, resolve) as fetcher:
+        urls = [f"http://{hosts[number % num_hosts]}:{server.port}/slow" for number in range(40)]
+        slow = await hanging_fetches(fetcher, urls, caller)
+        async with asyncio.timeout(20):  # the slow ones hang for 30 s
+            set_caller(Caller("alice"))
+            assert await fetcher.fetch(address_of(server)) == IMAGE
+        assert not any(task.done() for task in slow)
+        await give_up(slow)
+
+
+async def test_a_fetch_that_is_cancelled_while_it_waits_leaves_its_place(server: HostileServer) -> None:
+    server.answers["/slow"] = hang
+    limits = FetchLimits(allowed_ports=frozenset({server.port}), max_fetches_from_host=1)
+    fetcher = ImageFetcher(limits, resolve=names(), is_allowed=is_allowed)
+    running, waiting, last = await hanging_fetches(
+        fetcher, [*[address_of(server, "/slow")] * 2, address_of(server)], lambda: ONE_REQUEST
+    )
+    await give_up([waiting])
+    await give_up([running])
+    assert await last == IMAGE
+    await fetcher.close()
+
+
+async def test_a_server_that_stalls_is_left_long_before_the_time_cap(server: HostileServer) -> None:
+    server.answers["/slow"] = hang_in_headers
+    limits = FetchLimits(allowed_ports=frozenset({server.port}), timeout_s=600, stall_timeout_s=0.2)
+    fetcher = ImageFetcher(limits, resolve=names(), is_allowed=is_allowed)
+    async with asyncio.timeout(60):
+        error = await failure(fetcher, address_of(server, "/slow"))
+    assert (error.code, error.status) == ("image_fetch_failed", 400)
     await fetcher.close()
 
 

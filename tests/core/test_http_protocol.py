@@ -138,3 +138,5 @@ def test_the_guide_names_the_limits() -> None:
     assert f"{MAX_HEAD_BYTES // 1024} KiB large and take a minute" in guide
     assert f"{MAX_URL_BYTES:,} bytes" in guide
     assert http_protocol.HEAD_TIMEOUT_S == 60
+    assert f"have {http_protocol.MAX_UNREAD_BYTES // 1024} KiB together" in guide
+    assert f"{http_protocol.MAX_PIPELINED} requests may wait" in guide

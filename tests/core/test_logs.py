@@ -1,15 +1,18 @@
 """Read from the stdout of a real process: one JSON object a line, whoever logs."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
-from services.core.logs import redact
+from services.core.logs import escape, redact
 from tests.core.served_app import SECRET
-from tests.core.served_process import ServedProcess
+from tests.core.served_process import ServedProcess, until
 
 Serve = Callable[..., ServedProcess]
 Log = list[dict[str, Any]]
@@ -86,6 +89,40 @@ async def test_the_console_format_is_text_for_a_person(serve: Serve) -> None:
     assert await served.exit_status() == 1
     assert "[info     ] listening" in served.text()
     assert "FoveaError: no checkpoint" in served.text()
+
+
+HAZARDS = set("\x1b\x07\r\u202e\x9b\u2028\x7f")
+# Clears the screen and sets the title; a second line; turned around; CSI in one byte; a line end of Unicode.
+HOSTILE = "\x1b[2J\x1b]0;t\x07\n2026-01-01 [info ] forged\r\u202egnp.exe\x9b2J\u2028\x7f[bold]"
+ESCAPED = r"\x1b[2J\x1b]0;t\x07\n2026-01-01 [info ] forged\r\u202egnp.exe\x9b2J\u2028\x7f[bold]"
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+async def test_what_a_client_writes_stays_in_its_line_and_moves_no_cursor(serve: Serve, log_format: str) -> None:
+    served = serve(log_format=log_format)
+    await until(lambda: "listening" in served.text())
+    served.port = int(re.findall(r"port\W+(\d+)", served.text())[0])
+    async with aiohttp.ClientSession() as session, session.get(f"{served.url}/{quote(HOSTILE)}") as response:
+        assert response.status == 404
+    await until(lambda: "gnp.exe" in served.text())
+    text = served.text()
+    assert not set(text) & HAZARDS
+    assert not [line for line in text.splitlines() if line.startswith("2026-01-01")]
+    if log_format == "console":
+        assert ESCAPED in text.replace("\\\\", "\\")  # quotes double what stands in them
+    else:
+        assert any(line.get("path") == f"/{HOSTILE}" for line in served.log())
+
+
+def test_on_a_console_names_values_and_tracebacks_are_spelt_out_and_a_traceback_keeps_its_lines() -> None:
+    event = {"event": HOSTILE, HOSTILE: 1, "value": Path(HOSTILE), "exception": f"Traceback\n\tFoo: {HOSTILE}"}
+    escaped = escape(None, "info", dict(event))
+    assert escaped["event"] == ESCAPED
+    assert escaped[ESCAPED] == 1
+    assert not set("".join(map(str, escaped.values()))) & HAZARDS
+    first, second, forged = escaped["exception"].split("\n")
+    assert (first, second) == ("  Traceback", r"  	Foo: \x1b[2J\x1b]0;t\x07")
+    assert forged.startswith("  2026-01-01 ")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.core.http_protocol import MAX_UNREAD_BYTES, MAX_PIPELINED, BoundedHeadProtocol
+from services.core.http_protocol import MAX_PIPELINED, MAX_UNREAD_BYTES, BoundedHeadProtocol
 from services.core.request_heads import MAX_HEAD_BYTES
 from tests.gateway.raw_client import RawConnection, connected
 from tests.gateway.servers import gone, read_body, serving
@@ -142,6 +142,11 @@ async def test_a_trailer_never_becomes_a_header(connection: RawConnection, recor
     names = {name for scope in recorder.scopes for name, _ in scope["headers"]}
     assert names == {b"host", b"transfer-encoding"}
     assert recorder.bodies == [b"a", b""]
+
+
+async def test_a_connection_that_is_closed_by_a_trailer_hangs_nobody(connection: RawConnection) -> None:
+    connection.write(CHUNKED % b"t" + b"0\r\nConnection: close\r\n\r\n" + GET % b"hidden")
+    assert await bodies_until_the_end(connection) == [(200, b"/t")]
 
 
 @pytest.mark.parametrize("later", [b"", GET % b"hidden", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00" * 100])

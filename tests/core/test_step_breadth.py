@@ -1,10 +1,8 @@
 """Items run side by side as far as that pays: figures are those of an engine whose times are known."""
 
-import math
-
 import pytest
 
-from services.core.step_breadth import MIN_BREADTH, Breadth
+from services.core.step_breadth import FIRST_BREADTH, MIN_BREADTH, Breadth
 
 
 def run(breadth: Breadth, *, num_turns: int, prefill_s: float, num_steps: int, step_s: float, row_s: float) -> float:
@@ -22,12 +20,9 @@ def run(breadth: Breadth, *, num_turns: int, prefill_s: float, num_steps: int, s
     return rate
 
 
-def test_nothing_is_held_back_before_anything_is_known() -> None:
-    assert Breadth().limit == math.inf
-
-
 def test_where_prompts_take_the_time_few_run_and_next_to_nothing_is_lost() -> None:
     breadth = Breadth()
+    breadth.limit = 64
     times = {"prefill_s": 0.15, "num_steps": 16, "step_s": 0.005, "row_s": 0.0003}
     rate = run(breadth, num_turns=500, **times)  # type: ignore[arg-type]
     assert breadth.limit < 20
@@ -39,7 +34,15 @@ def test_where_steps_take_the_time_as_many_run_as_may() -> None:
     breadth = Breadth()
     breadth.limit = MIN_BREADTH
     run(breadth, num_turns=5000, prefill_s=0.02, num_steps=500, step_s=0.02, row_s=0.0001)
-    assert breadth.limit >= 64
+    assert 64 <= breadth.limit <= 128
+
+
+def test_it_is_as_wide_again_soon_once_answers_are_long() -> None:
+    breadth = Breadth()
+    run(breadth, num_turns=100, prefill_s=0.5, num_steps=2, step_s=0.001, row_s=0.0)
+    assert breadth.limit == MIN_BREADTH < FIRST_BREADTH
+    run(breadth, num_turns=200, prefill_s=0.02, num_steps=500, step_s=0.02, row_s=0.0001)
+    assert breadth.limit > FIRST_BREADTH
 
 
 @pytest.mark.parametrize("step_s", [0.0, 1e-6])

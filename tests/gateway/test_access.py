@@ -14,7 +14,7 @@ from gateway.app import create_gateway
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, ROUTES
 from gateway.settings import GatewaySettings, KeyRecord
 from services.core.settings import SettingsError
-from tests.gateway.servers import Service, gateway, metric, serving, until
+from tests.gateway.servers import Service, gateway, metric, respond, serving, until
 
 KEY = "fovea-a-key-for-tests"
 
@@ -119,6 +119,55 @@ async def test_a_key_opens_its_scopes_and_no_others() -> None:
             assert response.status == 200
     assert error["type"] == "permission_error"
     assert "'score'" in error["message"]
+
+
+READING = [
+    ("POST", "/embed"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/collections"),
+    ("GET", "/collections/x"),
+    ("GET", "/collections/x/images/a/search"),
+    ("POST", "/collections/x/search"),
+    ("POST", "/v1/collections/x/search"),
+]
+CHANGING = [
+    ("PUT", "/collections/x"),
+    ("PUT", "/collections/x/search"),
+    ("DELETE", "/v1/collections/x"),
+    ("DELETE", "/collections/x/search"),
+    ("POST", "/collections/x/images"),
+    ("POST", "/collections/x/search/"),
+    ("POST", "/collections/x/images/search"),
+    ("POST", "/collections/search"),
+]
+
+
+@pytest.mark.parametrize("scope", ["embed", "embed:read", "embed:write", "embed:admin", "admin", "score:admin"])
+async def test_a_scope_opens_the_routes_up_to_its_level(scope: str) -> None:
+    async with serving(Service()) as url, gateway(embed_urls=url, keys=keys(scope)) as client:
+        for requests, is_open in (
+            (READING, scope != "score:admin"),
+            (CHANGING, scope not in ("score:admin", "embed:read")),
+        ):
+            for method, path in requests:
+                async with client.request(method, path, headers=bearer()) as response:
+                    assert response.status == (200 if is_open else 403), f"{method} {path}"
+
+
+@pytest.mark.parametrize("header", [b"queue;dur=1.5, infer;dur=8", b'cache;desc="a hit"'])
+@pytest.mark.parametrize(("scope", "is_told"), [("embed", False), ("embed:admin", True), ("admin", True), (None, True)])
+async def test_stages_are_told_to_administrators_and_where_no_key_is_needed(
+    header: bytes, scope: str | None, *, is_told: bool
+) -> None:
+    service = Service(respond(headers=((b"server-timing", header),)))
+    settings: dict[str, Any] = {"keys": keys(scope)} if scope else {}
+    async with (
+        serving(service) as url,
+        gateway(embed_urls=url, **settings) as client,
+        client.post("/embed", headers=bearer()) as response,
+    ):
+        assert response.status == 200
+        assert ("Server-Timing" in response.headers) == is_told
 
 
 async def test_an_admin_key_opens_everything() -> None:

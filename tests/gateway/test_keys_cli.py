@@ -38,6 +38,15 @@ def test_a_key_is_shown_once_and_the_file_keeps_its_digest(file: Path) -> None:
     assert visitor.name == "ci"
 
 
+def test_a_name_moves_no_cursor_where_it_is_listed_or_complained_of(file: Path) -> None:
+    name = "ci\x1b[2J\n\u202eforged"
+    make(file, name, "--scope", "embed")
+    listed = keys(file, "list").output
+    assert r"ci\x1b[2J\n\u202eforged" in listed
+    assert len(listed.splitlines()) == 1
+    assert "\x1b" not in keys(file, "create", "--name", name, "--scope", "embed").output
+
+
 def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
     first = make(file, "first", "--scope", "embed")
     second = make(file, "second", "--scope", "admin")
@@ -50,10 +59,45 @@ def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
     assert ring.find(second) is not None
 
 
+def test_a_key_belongs_to_a_tenant_and_the_list_says_which(file: Path) -> None:
+    made = {"first": make(file, "first", "--scope", "embed:read", "--tenant", "north")}
+    made["second"] = make(file, "second", "--scope", "embed")
+    listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
+    assert [(line[0], line[1], line[4]) for line in listed] == [
+        ("first", "embed:read", "north"),
+        ("second", "embed", "default"),
+    ]
+    ring = KeyRing(GatewaySettings(keys_file=file))
+    tenants = {name: visitor.tenant for name, key in made.items() if (visitor := ring.find(key)) is not None}
+    assert tenants == {"first": "north", "second": "default"}
+
+
+def test_keys_that_are_made_and_revoked_are_recorded_without_the_key(file: Path, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    key = make(file, "ci", "--scope", "embed", "--tenant", "north", "--audit-log", str(audit))
+    assert keys(file, "revoke", "ci", "--audit-log", str(audit)).exit_code == 0
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["action"], line["outcome"]) for line in lines] == [
+        (action, outcome) for action in ("key.create", "key.revoke") for outcome in ("begun", "done")
+    ]
+    assert {(line["key"], line["tenant"]) for line in lines} == {("ci", "north")}
+    assert all(line["user"] for line in lines)
+    assert key not in audit.read_text()
+
+
+def test_a_key_that_can_not_be_recorded_is_not_made(file: Path, tmp_path: Path) -> None:
+    result = keys(file, "create", "--name", "x", "--scope", "embed", "--audit-log", str(tmp_path))
+    assert result.exit_code == 1
+    assert "audit log" in result.output
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["create", "--name", "x", "--scope", "paint"], "scopes"),
+        (["create", "--name", "x", "--scope", "embed:all"], "scopes"),
+        (["create", "--name", "x", "--scope", "embed", "--tenant", "../north"], "tenant"),
         (["create", "--name", "x", "--scope", "embed", "--rate-limit", "often"], "rate_limit"),
         (["create", "--name", "taken", "--scope", "embed"], "already"),
         (["revoke", "nobody"], "no key named 'nobody'"),

@@ -1,9 +1,11 @@
 """Nobody's bytes become another's request, and nobody reads another's answer: attacks over real sockets."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -13,12 +15,13 @@ from gateway.settings import KeyRecord
 from services.core.http_protocol import BoundedHeadProtocol
 from tests.gateway.raw_client import Answer, connected, url_of
 from tests.gateway.served_service import EchoSettings, create_echo
-from tests.gateway.servers import gateway, serving
+from tests.gateway.servers import Service, gateway, listening, read_request, serving
 
 KEYS = (KeyRecord(name="embeds", sha256=hashlib.sha256(b"secret").hexdigest(), scopes=frozenset({"embed"})),)
 # Longer than what the gateway writes ahead of a body, and shorter than what stands ahead of the hidden request.
 SWALLOWED = 1000
 PADDING = b"\r\n" * 2000
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n%b"
 HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -76,3 +79,61 @@ async def test_an_upgrade_with_a_body_is_refused_with_its_remedy_and_the_connect
     assert answer.headers["connection"] == "close"
     assert b"HTTP_1_1" in answer.body
     assert b"--http1.1" in answer.body
+
+
+async def test_bytes_that_nobody_asked_for_are_never_the_answer_to_the_next_request() -> None:
+    num_connections = 0
+
+    async def answer_twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        while request := await read_request(reader):
+            writer.write(OK % b"own")
+            if request.startswith(b"POST"):
+                num_connections += 1
+                await asyncio.sleep(0.05)
+                writer.write(OK % b"not")
+        writer.close()
+
+    async with listening(answer_twice) as url, gateway(embed_urls=url) as client:
+        for number in range(1, 4):
+            async with client.post("/embed", data=b"{}") as response:
+                assert await response.read() == b"own"
+            assert num_connections == number
+            await asyncio.sleep(0.2)  # the second answer has come by then, on a connection that waits for the next
+
+
+async def test_a_connection_that_answered_before_it_was_sent_the_body_is_not_used_again() -> None:
+    connections: list[bytes] = []
+
+    async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK % b"own")
+        if head.startswith(b"POST"):
+            connections.append(head)
+            await writer.drain()
+            await asyncio.sleep(0.2)  # the rest of the body stays in the sockets, and the next request behind it
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+
+    async with listening(answer_early) as url, gateway(embed_urls=url) as client:
+        for number in range(1, 4):
+            async with client.post("/embed", data=BytesIO(bytes(16 * 2**20))) as response:
+                assert await response.read() == b"own"
+            assert len(connections) == number
+
+
+async def test_a_service_is_told_the_length_that_was_read_and_nothing_of_the_clients_connection() -> None:
+    service = Service()
+    async with serving(service) as url, gateway(embed_urls=url) as client, connected(url_of(client)) as connection:
+        for framing in (
+            b"Content-Length: 003\r\nConnection: content-length\r\n\r\nabc",
+            b"Transfer-Encoding: chunked\r\nTE: trailers\r\n\r\n3\r\nabc\r\n0\r\nContent-MD5: x\r\n\r\n",
+            b"Content-Length: 3\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nKeep-Alive: 5\r\n\r\nabc",
+        ):
+            connection.write(b"POST /embed HTTP/1.1\r\nHost: a\r\n" + framing)
+            assert await connection.answer()
+            assert service.header("content-length") == "3"
+            for name in ("transfer-encoding", "te", "upgrade", "http2-settings", "keep-alive", "connection"):
+                assert service.header(name) is None
+            assert service.header("content-md5") is None

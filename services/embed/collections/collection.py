@@ -305,6 +305,9 @@ class Collection:
         with suppress(StorageFull):
             if await asyncio.to_thread(lambda: self._store.has_much_to_give_back):
                 await asyncio.to_thread(self._store.give_back)
+        for indexes in self._indexes:
+            if indexes.states is not None:
+                await asyncio.to_thread(indexes.states.give_back)
         await asyncio.to_thread(self._serving.ballast.take_room)
 
     async def _index_a_step(self) -> bool:

@@ -171,6 +171,20 @@ class StateCache:
             if descriptor is not None:
                 self._drop(descriptor, row, self._places.get(row))
 
+    def give_back(self) -> None:
+        """Move records from the end of the file to free places before them and cut it off behind the last, where as
+        much as half of it is free. Others read and write meanwhile; who reads a record that moves may miss it."""
+        with self._in_use() as descriptor:
+            if descriptor is None or 2 * len(self._free) < self._num_slots:
+                return
+            with self._changed:
+                self._free.sort(reverse=True)  # the lowest is taken first, here and by whoever keeps a state meanwhile
+                last_first = sorted(self._places.items(), key=lambda item: -item[1].slot)
+            for row, place in last_first:
+                if not self._move_down(descriptor, row, place):
+                    break
+            self._cut_off(descriptor)
+
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[int | None]:
         """The open file, which stays so until the block ends; None where it is closed."""
@@ -232,6 +246,42 @@ class StateCache:
                 _write(descriptor, FREE, self._layout.entry(place.slot))
                 self._free.append(place.slot)
 
+    def _move_down(self, descriptor: int, row: int, place: _Place) -> bool:
+        """Move a record to a free place; False where none is before its own, or the disk refuses."""
+        with self._changed:
+            if self._places.get(row) is not place:
+                return True
+            if not self._free or self._free[-1] >= place.slot:
+                return False
+            slot = self._free[-1]
+            state = np.empty(self.record_bytes, np.uint8)
+            try:
+                if not _read(descriptor, state, self._layout.record(place.slot)):
+                    return True
+                _write(descriptor, state.data, self._layout.record(slot))
+                _write(descriptor, ENTRY.pack(row, place.checksum, 1), self._layout.entry(slot))
+                _write(descriptor, FREE, self._layout.entry(place.slot))
+            except OSError:
+                return False
+            self._free.pop()
+            self._free.insert(0, place.slot)
+            self._places[row] = _Place(slot, place.checksum)
+            return True
+
+    def _cut_off(self, descriptor: int) -> None:
+        """Let the disk have what is behind the last record, unless one is about to be written."""
+        with self._changed:
+            if self._coming:
+                return
+            used = {place.slot for place in self._places.values()}
+            self._num_slots = max(used, default=-1) + 1
+            self._free = [slot for slot in range(self._num_slots) if slot not in used]
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, self._end(used))
+
+    def _end(self, used: set[int]) -> int:
+        return self._layout.record(self._num_slots - 1) + self.record_bytes if used else PAGE_BYTES
+
     def _scan(self, descriptor: int) -> None:
         """Find the records, and cut off what is behind the last of them or behind the budget."""
         size = os.fstat(descriptor).st_size
@@ -246,7 +296,7 @@ class StateCache:
         used = {place.slot for place in self._places.values()}
         self._num_slots = max(used, default=-1) + 1
         self._free = [slot for slot in range(self._num_slots) if slot not in used]
-        os.ftruncate(descriptor, self._layout.record(self._num_slots - 1) + self.record_bytes if used else PAGE_BYTES)
+        os.ftruncate(descriptor, self._end(used))
 
 
 def _checksum(row: int, state: State) -> int:

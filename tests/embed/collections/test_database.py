@@ -2,13 +2,13 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from services.embed.collections.database import MAX_READERS, Database, StorageFull
+from services.embed.collections.database import MAX_READERS, Database, DatabaseFailed, StorageFull
 from tests.embed.collections.small_disk import mounted_disk
 
 
@@ -100,3 +100,55 @@ def test_a_transaction_that_fills_the_disk_changes_nothing_and_later_ones_work(t
         put(database, 3)
         assert numbers(database) == [1, 3]
         database.close()
+
+
+def replaced(path: Path) -> None:
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, replaced])
+@pytest.mark.parametrize("name", ["numbers", "numbers-wal"])
+def test_nothing_is_written_to_or_read_from_a_file_that_is_gone(
+    database: Database, tmp_path: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    """It would be acknowledged, and nobody could read it again."""
+    put(database, 1)
+    damage(tmp_path / name)
+    for use in (lambda: put(database, 2), lambda: numbers(database), database.give_back):
+        with pytest.raises(DatabaseFailed) as raised:
+            use()
+        assert str(tmp_path) in raised.value.reason
+        assert not raised.value.is_partial
+
+
+def test_a_damaged_page_is_told_from_a_file_that_is_none(tmp_path: Path) -> None:
+    database = Database.create(tmp_path / "numbers", 1, [("CREATE TABLE numbers (number INTEGER UNIQUE)", ())])
+    put(database, *range(5000))
+    database.close()
+    data = (tmp_path / "numbers").read_bytes()
+    (tmp_path / "numbers").write_bytes(data[:8192] + b"\xff" * (len(data) - 8192))
+    database = Database.open(tmp_path / "numbers", 1)
+    with pytest.raises(DatabaseFailed) as raised:
+        numbers(database)
+    assert raised.value.is_partial
+    database.close()
+    (tmp_path / "numbers").write_bytes(b"something else" * 1000)
+    with pytest.raises(DatabaseFailed) as raised:
+        Database.open(tmp_path / "numbers", 1)
+    assert not raised.value.is_partial
+
+
+def test_free_pages_are_given_back_in_steps_and_what_is_left_stays(database: Database, tmp_path: Path) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE blobs (number INTEGER PRIMARY KEY, content BLOB)")
+        connection.executemany("INSERT INTO blobs VALUES (?, randomblob(20000))", [(n,) for n in range(500)])
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM blobs WHERE number % 5")
+        connection.execute("INSERT INTO numbers SELECT sum(length(content)) FROM blobs")
+    assert database.give_back() > 0
+    assert (tmp_path / "numbers").stat().st_size < 2_500_000
+    assert (tmp_path / "numbers-wal").stat().st_size == 0
+    assert numbers(database) == [100 * 20000]
+    assert database.give_back() == 0

@@ -298,12 +298,38 @@ def test_after_close_nothing_is_kept_or_found_and_no_other_file_is_touched(path:
     again.close()
 
 
+@pytest.mark.parametrize("number", [10, SLOTS_PER_GROUP + 40])
+def test_the_room_of_deleted_states_is_given_back_and_the_others_stay(path: Path, number: int) -> None:
+    cache = opened(path, record_bytes=500)
+    put(cache, *range(number))
+    size = cache.num_bytes
+    cache.give_back()
+    assert cache.num_bytes == size
+    kept = list(range(0, number, 3))
+    for row in set(range(number)) - set(kept):
+        cache.delete(row)
+    cache.give_back()
+    assert cache.num_bytes <= 2 * PAGE_BYTES + size * (len(kept) + 1) / number
+    assert rows_found(cache, range(number)) == kept
+    cache.close()
+    cache = opened(path, record_bytes=500)
+    assert rows_found(cache, range(number)) == kept
+    for row in kept:
+        cache.delete(row)
+    cache.give_back()
+    assert cache.num_bytes == PAGE_BYTES
+    put(cache, 1, 2)
+    assert rows_found(cache, range(number)) == [1, 2]
+    cache.close()
+
+
 def test_threads_that_put_get_and_delete_at_once_see_right_states_or_none(path: Path) -> None:
     cache = opened(path, max_bytes=2 * PAGE_BYTES + 12 * RECORD_BYTES)
     actions: list[Callable[[int], object]] = [
         lambda row: put(cache, row),
         cache.delete,
         lambda row: rows_found(cache, [row, 1]),
+        lambda row: cache.give_back(),
     ]
 
     def work(seed: int) -> None:
