@@ -13,7 +13,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.core.errors import is_out_of_memory
-from services.core.health import Health
 from services.core.settings import ProcessSettings
 from tests.core.served_app import NO_MEMORY, create
 from tests.core.served_process import ServedProcess
@@ -36,7 +35,7 @@ def test_what_can_not_be_parsed_or_decoded_for_want_of_memory_is_no_fault_of_the
 
 @pytest.mark.parametrize("kind", NO_MEMORY)
 def test_want_of_memory_anywhere_in_a_request_is_answered_with_when_to_come_back(kind: str) -> None:
-    with TestClient(create(ProcessSettings(port=0), health=Health())) as client:
+    with TestClient(create(ProcessSettings(port=0)), base_url="http://localhost") as client:
         response = client.get(f"/fail/{kind}")
 
     assert response.status_code == 503
