@@ -304,7 +304,7 @@ class Collection:
             return
         self._may_give_back = False
         with suppress(StorageFull):
-            if await asyncio.to_thread(lambda: self._store.has_much_to_give_back):
+            if await asyncio.to_thread(self._store.has_much_to_give_back):
                 await asyncio.to_thread(self._store.give_back)
         for indexes in self._indexes:
             if indexes.states is not None:
