@@ -65,11 +65,10 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     )
     embedder = Embedder(cache, inputs, metrics)
     library = _library(settings, checkpoint, inputs, embedder, metrics)
+    _report(library, health)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
-    if library is not None:
-        health.add_readiness_check("collections", library.check)
 
     @asynccontextmanager
     async def computing() -> AsyncIterator[None]:
@@ -115,6 +114,11 @@ def _library(
     from services.embed.collections.composition import create_library
 
     return create_library(settings, checkpoint, inputs, embedder, metrics)
+
+
+def _report(library: "Library | None", health: Health) -> None:
+    if library is not None:
+        health.add_readiness_check("collections", library.check)
 
 
 def _collection_routers(library: "Library | None", limits: CallLimits) -> list[APIRouter]:

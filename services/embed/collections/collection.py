@@ -118,7 +118,8 @@ class Collection:
         self._task: asyncio.Task[None] | None = None
         self._num_users = 0
         self._may_give_back = True
-        self._refusal: FoveaError | None = None
+        self._closing = asyncio.Event()
+        self._refusal: FoveaError = no_collection(self.info.name)
 
     async def start(self) -> None:
         """Begin to index what is not indexed yet."""
@@ -127,9 +128,9 @@ class Collection:
         self._task = asyncio.create_task(self._keep_indexing())
 
     async def close(self, refusal: FoveaError | None = None) -> None:
-        """Let running requests end, save the indexes, let go of the files. Who comes too late meets the refusal, unless
-        told that the collection is not there."""
-        self._refusal = refusal or no_collection(self.info.name)
+        """Let running requests end, save the indexes, let go of the files. A refusal is for who comes too late."""
+        self._refusal = refusal or self._refusal
+        self._closing.set()
         async with self._progress:
             await self._progress.wait_for(lambda: self._num_users == 0)
         if self._task is not None:
@@ -142,7 +143,7 @@ class Collection:
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[ImageStore]:
         """Its store, which stays open until the block ends. Raises what `close` was told where it is being closed."""
-        if self._refusal is not None:
+        if self._closing.is_set():
             raise copy.copy(self._refusal)
         self._num_users += 1
         try:
@@ -154,7 +155,7 @@ class Collection:
             raise
         finally:
             self._num_users -= 1
-            if self._refusal is not None:
+            if self._closing.is_set():
                 await self._notify()
 
     async def add(self, images: Sequence[NewImage]) -> Added:
@@ -303,7 +304,7 @@ class Collection:
             return
         self._may_give_back = False
         with suppress(StorageFull):
-            if await asyncio.to_thread(lambda: self._store.has_much_to_give_back):
+            if await asyncio.to_thread(self._store.has_much_to_give_back):
                 await asyncio.to_thread(self._store.give_back)
         for indexes in self._indexes:
             if indexes.states is not None:

@@ -183,7 +183,6 @@ class Database:
         if free_bytes(self._path.parent) < num_bytes + growth + in_log_alone + RESERVE_BYTES:
             raise StorageFull
 
-    @property
     def has_much_to_give_back(self) -> bool:
         """Whether so many pages are free that the disk should have them."""
         with self._writing, storage_errors(self._path.parent):

@@ -174,10 +174,9 @@ class ImageStore:
         with self._database.transaction() as connection:
             return remove(connection, image_id)
 
-    @property
     def has_much_to_give_back(self) -> bool:
         """Whether so much was deleted that `give_back` is worth its while."""
-        return self._database.has_much_to_give_back
+        return self._database.has_much_to_give_back()
 
     def give_back(self) -> int:
         """Give what deleted images took back to the disk, while others read and write; how many bytes it was."""

@@ -15,10 +15,10 @@ from tests.embed.collections.test_collections import (
     picture,
     running,
     settings_in,
-    write_tiny_checkpoint,
 )
+from tests.embed.tiny import write_tiny_checkpoint
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")

@@ -141,9 +141,9 @@ def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_dis
         for number in range(numbers[-1]):
             store.delete(str(number))
     assert min(numbers) >= 0.9 * numbers[0] > 20
-    assert store.has_much_to_give_back
+    assert store.has_much_to_give_back()
     store.give_back()
-    assert not store.has_much_to_give_back
+    assert not store.has_much_to_give_back()
     assert sum(path.stat().st_size for path in (small_disk / "collection").iterdir()) < 150_000
     fill(small_disk / "others")
     assert (small_disk / "others").stat().st_size > 850_000
