@@ -126,6 +126,15 @@ async def test_chunk_extensions_have_a_limit(connection: RawConnection) -> None:
     assert str(MAX_UNREAD_BYTES) in json.loads(body)["error"]["message"]
 
 
+async def test_one_chunk_extension_without_end_is_refused(connection: RawConnection) -> None:
+    connection.write(CHUNKED % b"e" + b"1;")
+    reading = asyncio.create_task(bodies_until_the_end(connection))
+    while not reading.done():
+        connection.write(b"a" * 1000)
+        await asyncio.wait([reading], timeout=0.001)
+    assert [status for status, _ in await reading] == [413]
+
+
 async def test_many_small_chunks_are_no_extensions(connection: RawConnection, recorder: Recorder) -> None:
     num_chunks = MAX_UNREAD_BYTES
     connection.write(CHUNKED % b"c" + b"1;a\r\na\r\n" * num_chunks + b"0\r\n\r\n")
