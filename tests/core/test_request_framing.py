@@ -233,6 +233,16 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_no_request(
     assert recorder.paths == ["/early"]
 
 
+async def test_an_early_answer_reaches_a_client_that_still_sends(connection: RawConnection) -> None:
+    num_bytes = 16 * 2**20
+    connection.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % num_bytes)
+    connection.write(bytes(num_bytes))
+    await connection.writer.drain()
+    answer = await connection.answer()
+    assert answer is not None
+    assert answer.body == b"/early"
+
+
 async def test_a_client_that_leaves_is_noticed_also_when_it_has_sent_another_request(
     connection: RawConnection, recorder: Recorder
 ) -> None:
