@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from services.core.error_responses import error_headers
 from services.core.errors import FoveaError, InvalidRequest, TooLarge, is_out_of_memory, no_memory
-from services.core.request_heads import MAX_HEAD_BYTES, check_head, head_too_large, to_origin_form
+from services.core.request_heads import MAX_HEAD_BYTES, check_head, check_size, head_too_large, to_origin_form
 
 # From the connection, or from the first byte after the request before, to the end of the head.
 HEAD_TIMEOUT_S = 60.0
@@ -99,27 +99,16 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             raise InvalidRequest("Nothing more is read from this connection.")
         super().on_message_begin()
         self._in_head = True
-        # Both line ends, the version, and the spaces between.
-        self._field_bytes = len(b" ") + len(b" HTTP/1.1\r\n") + len(b"\r\n")
         self._body_bytes = 0
         self._trailer_bytes = 0
         self._is_chunked = False
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._field_bytes += len(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        num_bytes = len(name) + len(value) + len(b": \r\n")
         if self._in_head:
-            self._field_bytes += num_bytes
             super().on_header(name, value)
-            self._is_chunked = self._is_chunked or self.headers[-1][0] == b"transfer-encoding"
-            if self._field_bytes > MAX_HEAD_BYTES:
-                self._stop(head_too_large())
             return
         # A field after the body is dropped: it must not pass for one of the head, which others have looked at.
-        self._trailer_bytes += num_bytes
+        self._trailer_bytes += len(name) + len(value) + len(b": \r\n")
         if self._trailer_bytes > MAX_UNREAD_BYTES:
             self._stop(_too_much_unread())
 
@@ -127,14 +116,13 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._in_head = False
         self._cancel_timer()
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        self._field_bytes += len(method)
-        if self._field_bytes > MAX_HEAD_BYTES:
-            self._stop(head_too_large())
         is_upgrade = self.parser.should_upgrade()
         try:
-            has_body = check_head(method, version, self.url, self.headers, is_upgrade=is_upgrade)
+            self._field_bytes = check_size(method, self.url, self.headers)
+            has_body = check_head(method, version, self.headers, is_upgrade=is_upgrade)
         except FoveaError as fault:
             self._stop(fault)
+        self._is_chunked = has_body and any(name == b"transfer-encoding" for name, _ in self.headers)
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
         # RFC 9110, 10.1.1: nobody waits for it without a body, and HTTP/1.0 does not know it.

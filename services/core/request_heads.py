@@ -24,14 +24,25 @@ def head_too_large() -> FoveaError:
     return HeadTooLarge(f"The request's head is too large; the limit is {MAX_HEAD_BYTES} bytes.")
 
 
-def check_head(method: bytes, version: str, url: bytes, headers: Headers, *, is_upgrade: bool) -> bool:
+def check_size(method: bytes, url: bytes, headers: Headers) -> int:
+    """The bytes of a head as it is usually written. Raises HeadTooLarge, and UrlTooLong for a URL that alone is."""
+    line_bytes = len(method) + len(b" ") + len(url) + len(b" HTTP/1.1\r\n")
+    num_bytes = line_bytes + len(b": \r\n") * len(headers) + len(b"\r\n")
+    for name, value in headers:
+        num_bytes += len(name) + len(value)
+    if num_bytes > MAX_HEAD_BYTES:
+        raise head_too_large()
+    if len(url) > MAX_URL_BYTES:
+        raise UrlTooLong(f"The URL has {len(url)} bytes; the limit is {MAX_URL_BYTES}.")
+    return num_bytes
+
+
+def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: bool) -> bool:
     """Whether a body follows. Raises FoveaError for what two readers could take for two different requests.
 
     `headers` have lower-case names. The parser has already refused lines that are folded or end in a bare LF, and
     lengths that are doubled, not digits, or beside a transfer coding.
     """
-    if len(url) > MAX_URL_BYTES:
-        raise UrlTooLong(f"The URL has {len(url)} bytes; the limit is {MAX_URL_BYTES}.")
     if version not in ("1.1", "1.0"):
         raise InvalidRequest(f"HTTP/{version} is not spoken here; send HTTP/1.1.")
     if method == b"CONNECT":
@@ -61,12 +72,12 @@ def check_head(method: bytes, version: str, url: bytes, headers: Headers, *, is_
 def to_origin_form(url: bytes, headers: Headers) -> bytes:
     """The path and query of a URL that names its host, as clients write to a proxy; that host replaces `Host`."""
     parsed = httptools.parse_url(url)
-    if parsed.host is None:
+    if not parsed.host:
         return url
-    host = parsed.host if parsed.port is None else b"%b:%d" % (parsed.host, parsed.port)
+    host = b"%b:%d" % (parsed.host, parsed.port) if parsed.port else parsed.host
     headers[:] = [(b"host", host), *(header for header in headers if header[0] != b"host")]
     path = parsed.path or b"/"
-    return path if parsed.query is None else b"%b?%b" % (path, parsed.query)
+    return b"%b?%b" % (path, parsed.query) if parsed.query else path
 
 
 def _check_transfer_encoding(version: str, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What clients that share a Batcher have of it: turns by cost, short batches, room in a full queue, and their deadlines."""
+"""Clients that share a Batcher: turns by cost, short batches, room in a full queue, and their deadlines."""
 
 import asyncio
 import time

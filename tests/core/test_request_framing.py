@@ -126,6 +126,15 @@ async def test_chunk_extensions_have_a_limit(connection: RawConnection) -> None:
     assert str(MAX_UNREAD_BYTES) in json.loads(body)["error"]["message"]
 
 
+async def test_one_chunk_extension_without_end_is_refused(connection: RawConnection) -> None:
+    connection.write(CHUNKED % b"e" + b"1;")
+    reading = asyncio.create_task(bodies_until_the_end(connection))
+    while not reading.done():
+        connection.write(b"a" * 1000)
+        await asyncio.wait([reading], timeout=0.001)
+    assert [status for status, _ in await reading] == [413]
+
+
 async def test_many_small_chunks_are_no_extensions(connection: RawConnection, recorder: Recorder) -> None:
     num_chunks = MAX_UNREAD_BYTES
     connection.write(CHUNKED % b"c" + b"1;a\r\na\r\n" * num_chunks + b"0\r\n\r\n")
@@ -222,6 +231,16 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_no_request(
     connection.write(*[(GET % b"hidden") * 1000] * 10)  # none of which resets the connection
     assert await connection.rest() == b""
     assert recorder.paths == ["/early"]
+
+
+async def test_an_early_answer_reaches_a_client_that_still_sends(connection: RawConnection) -> None:
+    num_bytes = 16 * 2**20
+    connection.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % num_bytes)
+    connection.write(bytes(num_bytes))
+    await connection.writer.drain()
+    answer = await connection.answer()
+    assert answer is not None
+    assert answer.body == b"/early"
 
 
 async def test_a_client_that_leaves_is_noticed_also_when_it_has_sent_another_request(

@@ -14,6 +14,7 @@ from gateway.addresses import Resolve, resolve_host
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
 from services.core.http_protocol import BoundedHeadProtocol
+from services.core.server import KEEP_ALIVE_S
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -73,7 +74,7 @@ async def gateway(resolve: Resolve = resolve_host, **settings: Any) -> AsyncIter
     """A client of a gateway; services without an address given are nowhere."""
     addresses = {f"{service}_urls": NOWHERE for service in ("predict", "generate", "embed", "score")}
     app = create_gateway(GatewaySettings(**{"log_level": "error", **addresses, **settings}), resolve=resolve)
-    async with serving(app, http=BoundedHeadProtocol) as url:
+    async with serving(app, http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         await until(lambda: app.state.health.started().status == "ok")
         async with aiohttp.ClientSession(url, auto_decompress=False) as client:
             yield client

@@ -71,9 +71,10 @@ async def test_an_honest_client_is_answered_while_hundreds_of_bodies_trickle() -
         serving(Service(echo)) as url,
         gateway(embed_urls=url, max_inflight_requests=NUM_PLACES, max_queued_requests=0) as client,
     ):
+        port = int(url_of(client).rpartition(":")[2])
         writers = []
         for _ in range(NUM_TRICKLING):
-            _, writer = await asyncio.open_connection(client._base_url.host, client._base_url.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(TRICKLE)
             writers.append(writer)
 

@@ -86,13 +86,13 @@ async def test_bytes_that_nobody_asked_for_are_never_the_answer_to_the_next_requ
 
     async def answer_twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_connections
-        while request := await read_request(reader):
-            writer.write(OK % b"own")
-            if request.startswith(b"POST"):
-                num_connections += 1
-                await asyncio.sleep(0.05)
-                writer.write(OK % b"not")
-        writer.close()
+        with contextlib.closing(writer):
+            while request := await read_request(reader):
+                writer.write(OK % b"own")
+                if request.startswith(b"POST"):
+                    num_connections += 1
+                    await asyncio.sleep(0.05)
+                    writer.write(OK % b"not")
 
     async with listening(answer_twice) as url, gateway(embed_urls=url) as client:
         for number in range(1, 4):
@@ -106,15 +106,14 @@ async def test_a_connection_that_answered_before_it_was_sent_the_body_is_not_use
     connections: list[bytes] = []
 
     async def answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(OK % b"own")
-        if head.startswith(b"POST"):
-            connections.append(head)
-            await writer.drain()
-            await asyncio.sleep(0.2)  # the rest of the body stays in the sockets, and the next request behind it
-            with contextlib.suppress(ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(OK % b"own")
+            if head.startswith(b"POST"):
+                connections.append(head)
+                await writer.drain()
+                await asyncio.sleep(0.2)  # the rest of the body stays in the sockets, and the next request behind it
                 await reader.read()
-        writer.close()
 
     async with listening(answer_early) as url, gateway(embed_urls=url) as client:
         for number in range(1, 4):

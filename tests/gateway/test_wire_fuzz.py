@@ -22,6 +22,7 @@ from services.core.errors import NotFound
 from services.core.health import Health
 from services.core.http_protocol import BoundedHeadProtocol
 from services.core.metrics import Metrics
+from services.core.server import KEEP_ALIVE_S
 from tests.gateway.raw_client import Answer, RawConnection, connected, url_of
 from tests.gateway.served_service import EchoSettings
 from tests.gateway.servers import gateway, serving
@@ -70,7 +71,7 @@ class EchoService:
 @pytest.fixture
 async def service() -> AsyncIterator[tuple[EchoService, str]]:
     echo = EchoService()
-    async with serving(echo.app(), http=BoundedHeadProtocol) as url:
+    async with serving(echo.app(), http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         yield echo, url
 
 
