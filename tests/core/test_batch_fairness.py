@@ -1,4 +1,4 @@
-"""What clients that share a Batcher have of it: turns by cost, short batches, room in a full queue, and their deadlines."""
+"""What clients that share a Batcher have of it: turns by cost, short batches, room in a full queue, deadlines."""
 
 import asyncio
 import time

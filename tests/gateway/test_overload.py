@@ -66,14 +66,17 @@ async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_
 
 async def test_two_instances_are_given_what_both_take() -> None:
     first, second = Held(places=40), Held()
-    async with serving(Service(first)) as one, serving(Service(second)) as other:
-        async with gateway(embed_urls=f"{one},{other}") as client:
+    async with (
+        serving(Service(first)) as one,
+        serving(Service(second)) as other,
+        gateway(embed_urls=f"{one},{other}") as client,
+    ):
 
-            async def announced() -> bool:
-                async with client.get("/collections"):
-                    return await metric(client, "fovea_gateway_concurrency_limit", service="embed") == 40 + 32
+        async def announced() -> bool:
+            async with client.get("/collections"):
+                return await metric(client, "fovea_gateway_concurrency_limit", service="embed") == 40 + 32
 
-            await until(announced)
+        await until(announced)
 
 
 async def test_a_refusal_comes_before_the_body_is_sent() -> None:
@@ -98,7 +101,7 @@ async def test_a_refusal_comes_before_the_body_is_sent() -> None:
 
 
 async def test_a_hostile_key_that_fills_the_service_keeps_no_honest_key_waiting_or_refused() -> None:
-    """The hostile key has every place and all of the line. Honest requests are first in line behind it, in its stead."""
+    """The hostile key has every place and all of the line; honest requests take its places in line."""
     held = Held()
     async with serving(Service(held)) as url, gateway(embed_urls=url, keys=KEYS) as client:
         hostile = [asyncio.create_task(ask(client, "hostile")) for _ in range(100)]
