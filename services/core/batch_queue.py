@@ -214,11 +214,12 @@ class BatchQueue(Generic[ItemT]):
         window: list[QueuedItem[ItemT]] = []
         while turns and len(window) < self._max_batch_size:
             given, order, line = turns[0]
-            if (item := next(line, None)) is None:
-                heappop(turns)
-            else:
+            for item in line:
                 window.append(item)
                 heapreplace(turns, (given + item.cost, order, line))
+                break
+            else:
+                heappop(turns)
         return window
 
     def _grow(self, window: list[QueuedItem[ItemT]], start: int, max_cost: float) -> list[QueuedItem[ItemT]]:

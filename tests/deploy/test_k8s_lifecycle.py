@@ -9,7 +9,17 @@ from gateway.access import KeyRing, digest
 from gateway.settings import GatewaySettings
 from gateway.upstream import PROBE_TIMEOUT
 from services.core.server import ACCEPT_GRACE_S, IDLE_GRACE_S
-from tests.deploy.kubernetes_manifests import K8S, OVERLAYS, Manifests, Pod, load, overlay, render_text
+from services.core.settings import ServiceSettings
+from tests.deploy.kubernetes_manifests import (
+    K8S,
+    OVERLAYS,
+    Manifests,
+    Pod,
+    load,
+    overlay,
+    render_text,
+    with_plain_autoscalers,
+)
 from tests.deploy.kubernetes_names import settings_of
 
 # What closing the cache, the compute thread and the indexes may take after the last answer.
@@ -116,6 +126,28 @@ def test_scaling_waits_longer_than_a_pod_may_take_to_start_and_mistrusts_silence
         (trigger,) = spec["triggers"]
         assert trigger["metadata"]["ignoreNullValues"] == "false"
         assert spec["maxReplicaCount"] > spec["minReplicaCount"]
+
+
+@pytest.mark.parametrize("name", ["gpu", "production", "hpa"])
+def test_pods_are_added_before_those_that_there_are_must_refuse(name: str, tmp_path: Path) -> None:
+    """A pod has as many requests as it is sure to be given, or fewer, so that those that wait ask for another."""
+    manifests = with_plain_autoscalers(tmp_path) if name == "hpa" else overlay(name)
+    if name == "hpa":
+        loads = [
+            metric["external"]["target"]["averageValue"]
+            for one in manifests.of_kind("HorizontalPodAutoscaler")
+            for metric in one["spec"]["metrics"]
+            if metric["type"] == "External"
+        ]
+    else:
+        loads = [
+            one["spec"]["triggers"][0]["metadata"]["threshold"]
+            for one in manifests.of_kind("ScaledObject")
+            if one["metadata"]["name"] != "gateway"
+        ]
+    assert len(loads) >= 3
+    least_places = ServiceSettings(port=0).min_concurrency
+    assert [load for load in loads if int(load) > least_places] == []
 
 
 @pytest.mark.parametrize("name", ["gpu", "production"])
