@@ -3,7 +3,6 @@
 Shapes: V vocabulary.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16
 NUM_REFERENCE_TOKENS = 64
 
 
-def check_last_token(model: LanguageModel, input_ids: Sequence[int]) -> None:
+def check_last_token(model: LanguageModel, input_ids: tuple[int, ...]) -> None:
     """Raises BrokenModel unless prefilling, re-running and decoding a prompt's last token say the same of it."""
     cache = model.new_cache(2 * len(input_ids))
     whole, parted = cache.open(len(input_ids)), cache.open(len(input_ids))

@@ -186,7 +186,11 @@ async def stuck_compute_thread() -> AsyncIterator[None]:
     """A compute thread in a batch that never ends."""
     thread = ComputeThread("stuck")
     thread.start()
-    thread.post(threading.Event().wait)
+
+    def compute() -> None:
+        threading.Event().wait()
+
+    thread.post(compute)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ import io
 import resource
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -33,7 +34,7 @@ def _objects() -> Callable[[], object]:
 
 
 CALLS: dict[str, Callable[[], Callable[[], object]]] = {
-    **{file_format: lambda file_format=file_format: _image(file_format) for file_format in FORMATS},
+    **{file_format: partial(_image, file_format) for file_format in FORMATS},
     "strings": _strings,
     "objects": _objects,
 }

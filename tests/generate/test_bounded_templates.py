@@ -3,14 +3,18 @@
 import copy
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, TooLarge
 from services.generate.bounded_templates import BoundedTemplates, TemplateLimits
 from services.generate.chat_prompts import render_chat
+from services.generate.engine import EngineOptions, GenerateEngine
+from services.nn.devices import DeviceOptions
 from tests.generate.small_tokenizers import byte_level
+from tests.generate.tiny_models import save_tiny
 
 MESSAGES = [{"role": "user", "content": "who?"}]
 PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -147,3 +151,21 @@ def test_a_conversation_whose_template_goes_on_gets_an_error_that_names_the_limi
     with pytest.raises(DeadlineExceeded, match="did not end within 2 s of computing") as refused:
         render_chat(with_template(NESTED), MESSAGES)
     assert (refused.value.param, refused.value.code) == ("messages", "chat_template_timeout")
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        (NESTED, DeadlineExceeded),
+        (HUGE["a repeated string"], InvalidRequest),
+        ("{{ messages[0].content }}{{ 'a b ' * 10**6 }}", TooLarge),
+    ],
+)
+def test_a_checkpoint_whose_template_knows_no_end_does_not_warm_up(
+    tmp_path: Path, template: str, error: type[FoveaError]
+) -> None:
+    engine = GenerateEngine.load(save_tiny(tmp_path), EngineOptions(device=DeviceOptions("cpu")))
+    engine.tokenizer.chat_template = template
+
+    with pytest.raises(error):
+        engine.warm_up()
