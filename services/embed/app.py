@@ -56,19 +56,14 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         timeout_s=settings.cache_timeout_s,
         ttl_s=settings.cache_ttl_s,
     )
-    inputs = ImageInputs(
-        limits.images,
-        fetch_limits=_fetch_limits(settings),
-        url_setting="FOVEA_EMBED_IMAGE_URLS",
-        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
-        metrics=metrics,
-    )
+    inputs = _image_inputs(settings, limits.images, metrics)
     embedder = Embedder(cache, inputs, metrics)
     library = _library(settings, checkpoint, inputs, embedder, metrics)
     _report(library, health)
     service = EmbedService(checkpoint, embedder, limits, _batch_limits(settings), metrics)
     health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
+    routers = [embed_router(service), *_collection_routers(library, limits), models_router(service)]
 
     @asynccontextmanager
     async def computing() -> AsyncIterator[None]:
@@ -93,10 +88,20 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
             description="Image embeddings conditioned on a text, and texts in the same space.",
             metrics=metrics,
             health=health,
-            routers=[embed_router(service), *_collection_routers(library, limits), models_router(service)],
+            routers=routers,
             resources=[computing],
             warm_up=warm_up,
         ),
+    )
+
+
+def _image_inputs(settings: EmbedSettings, limits: ImageLimits, metrics: Metrics) -> ImageInputs:
+    return ImageInputs(
+        limits,
+        fetch_limits=_fetch_limits(settings),
+        url_setting="FOVEA_EMBED_IMAGE_URLS",
+        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
+        metrics=metrics,
     )
 
 

@@ -17,8 +17,8 @@ InputIds = np.ndarray[Any, np.dtype[np.int64]]
 # No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
 # whose time grows with the square of a word's length.
 MAX_CHARACTERS_PER_TOKEN = 16
-# White space is not counted, but a text of so many times as many characters is refused or cut before it is looked at.
-MAX_SPREAD = 16
+# White space is not counted, but a longer text is refused or cut before it is looked at.
+MAX_CHARACTERS = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,8 @@ def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text
     InvalidRequest for a text without any token.
     """
     max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
-    num_given = len(text)
-    if num_given <= MAX_SPREAD * max_characters or truncate:
-        text = " ".join(text[: MAX_SPREAD * max_characters].split())
+    if len(text) <= MAX_CHARACTERS or truncate:
+        text = " ".join(text[:MAX_CHARACTERS].split())
     if not text:
         raise InvalidRequest("the text is empty: it needs at least one character that is no space")
     if len(text) > max_characters:
