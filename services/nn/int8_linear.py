@@ -13,28 +13,29 @@ import torch
 from torch import Tensor
 
 LEVELS = 127  # on each side of 0
-# Without VNNI a product of two 8-bit numbers is added up in 16 bits, which overflow unless one of them is smaller.
-NARROW_LEVELS = 63
-ZERO_POINT = 128  # of activations, which are unsigned
+# Without VNNI two products are added up in 16 bits. Activations are unsigned, so this is the most for both factors:
+# 2 (2 · 90 + 1) 90 < 2 ** 15.
+NARROW_LEVELS = 90
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Int8Linear:
     """x W ᵀ for inference, roughly: 8 bits a weight with one scale an output, 8 bits an activation with one a row.
 
-    A row's product does not depend on the other rows.
+    On CPUs without VNNI both have half a bit less. A row's product does not depend on the other rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
         """`weight` is (E, D) float32 on the CPU; no reference to it is kept."""
         weight = weight.detach()
-        self._scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / LEVELS
+        self._levels = LEVELS if torch.cpu._is_vnni_supported() else NARROW_LEVELS
+        self._zero_point = self._levels + 1  # of activations, which are unsigned
+        self._scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / self._levels
         levels = (weight / self._scales[:, None]).round().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
         self._zero_points = torch.zeros(len(levels), dtype=torch.int32)
-        self._levels = LEVELS if torch.cpu._is_vnni_supported() else NARROW_LEVELS
         # half a level more, since numbers are cut on their way to integers
-        self._middle = torch.tensor([ZERO_POINT + 0.5])
+        self._middle = torch.tensor([self._zero_point + 0.5])
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, D) float32 → (…, E). Rows of zeros give zeros; rows that are not finite give NaN."""
@@ -44,7 +45,7 @@ class Int8Linear:
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
             levels,
             1 / self._levels,
-            ZERO_POINT,
+            self._zero_point,
             self._weight,
             self._scales,
             self._zero_points,

@@ -14,7 +14,7 @@ from tests.core.served_app import create
 from tests.gateway.raw_client import Answer, RawConnection, connected
 from tests.gateway.servers import serving
 
-HEAD = b"POST /bytes HTTP/1.1\r\nHost: a\r\n"
+HEAD = b"POST /bytes HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = HEAD + b"X-Request-Timeout: 600\r\nTransfer-Encoding: chunked\r\n\r\n"
 # For a body that is to come in time on a machine that is kept busy by others.
 FOREVER_S = 3600
@@ -85,7 +85,7 @@ async def test_a_body_in_many_pieces_that_comes_fast_enough_is_read() -> None:
 
 async def test_a_request_that_runs_longer_than_its_body_may_stall_is_answered() -> None:
     async with connection(body_timeout_s=0.2) as slow:
-        slow.write(b"POST /slow?seconds=0.6 HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na")
+        slow.write(b"POST /slow?seconds=0.6 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\na")
         answer = await slow.answer()
         assert answer is not None
         assert answer.status == 200

@@ -17,7 +17,7 @@ from tests.gateway.servers import Service, echo, gateway, metric, serving, until
 
 NUM_TRICKLING = 300
 NUM_PLACES = 4
-TRICKLE = b"POST /embed HTTP/1.1\r\nHost: a\r\nX-Request-Timeout: 600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+TRICKLE = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: 600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
 LONG = 2 * UNCOUNTED_BYTES
 MEMORY = 4 * LONG
 SCOPES: dict[str, frozenset[Scope]] = {
@@ -43,7 +43,7 @@ async def begun(client: aiohttp.ClientSession, num_bytes: int, key: str = "anna"
     async with connected(url_of(client)) as connection:
         held = await held_bytes(client)
         connection.write(
-            b"POST /embed HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
+            b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
             % (key.encode(), num_bytes),
             bytes(num_bytes - 1),
         )
