@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 LEVELS = 127  # on each side of 0
-# Without VNNI two products are added up in 16 bits. Activations are unsigned, so this is the most for both factors:
-# 2 (2 · 90 + 1) 90 < 2 ** 15.
-NARROW_LEVELS = 90
+# Of activations without VNNI, where two products are added up in 16 bits: 2 (2 · 64 + 1) 127 < 2 ** 15.
+NARROW_LEVELS = 64
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Int8Linear:
     """x W ᵀ for inference, roughly: 8 bits a weight with one scale an output, 8 bits an activation with one a row.
 
-    On CPUs without VNNI both have half a bit less. A row's product does not depend on the other rows.
+    On CPUs without VNNI activations have 7 bits. A row's product does not depend on the other rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -30,7 +29,7 @@ class Int8Linear:
         weight = weight.detach()
         self._levels = LEVELS if torch.cpu._is_vnni_supported() else NARROW_LEVELS
         self._zero_point = self._levels + 1  # of activations, which are unsigned
-        self._scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / self._levels
+        self._scales = weight.abs().amax(dim=1).clamp(min=SMALLEST) / LEVELS
         levels = (weight / self._scales[:, None]).round().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
         self._zero_points = torch.zeros(len(levels), dtype=torch.int32)
