@@ -301,6 +301,7 @@ class Upstream:
         try:
             async with self._get(address, "/readyz") as response:
                 address.is_ready = response.status == 200
+                self._note_places(address, response)
                 self.addresses.answered(address)
         except TimeoutError:
             address.is_ready = False

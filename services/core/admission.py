@@ -47,7 +47,7 @@ class Admission:
         metrics.concurrency_limit.set_function(lambda: self.places.limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or exchange_of(scope).is_probe or scope["path"].startswith(FREE_PATHS):
+        if scope["type"] != "http" or scope["path"].startswith(FREE_PATHS):
             await self.app(scope, receive, send)
             return
         client, deadline = current_caller().client, scope["state"]["deadline"]
@@ -65,6 +65,9 @@ class Admission:
                 message["headers"] = [*message.get("headers", ()), self._announcement]
             await send(message)
 
+        if exchange_of(scope).is_probe:
+            await self.app(scope, receive, send_announced)
+            return
         try:
             if announces_body(scope):
                 self._check(client, deadline)
