@@ -500,7 +500,7 @@ async def test_a_collection_is_deleted_in_the_moment_in_which_its_indexing_is_wo
 ) -> None:
     app = create_embed(settings_in(tmp_path, checkpoint))
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-        url = "http://service/collections/things"
+        url = "http://localhost/collections/things"
         while (await client.put(url, json={})).status_code == 503:  # noqa: ASYNC110 - not open yet
             await asyncio.sleep(0.01)
         for _ in range(30):
