@@ -17,7 +17,9 @@ from tests.gateway.servers import Service, echo, gateway, metric, serving, until
 
 NUM_TRICKLING = 300
 NUM_PLACES = 4
-TRICKLE = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: 600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+TRICKLE = (
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: 600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+)
 LONG = 2 * UNCOUNTED_BYTES
 MEMORY = 4 * LONG
 SCOPES: dict[str, frozenset[Scope]] = {

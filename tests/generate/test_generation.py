@@ -38,6 +38,10 @@ PROFILES: dict[str, CalibrationProfile | None] = {
 }
 
 
+# Sampled tokens are compared, and a sum in another order may turn one into its neighbour.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @functools.cache
 def model(name: str = "llama") -> LanguageModel:
     return LanguageModel(tiny_model(name), tiny_tokenizer())
@@ -327,7 +331,7 @@ def test_an_answer_of_nothing_is_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 10**6])
 @pytest.mark.parametrize("name", ["plain", "tree", "tail"])
 def test_answers_of_one_prompt_share_its_prefill_and_its_estimate(name: str, prefix_cache_bytes: int) -> None:
-    first = ask(1, PROFILES[name], sampling=Sampling(1.0, seed=6))
+    first = ask(1, PROFILES[name], sampling=Sampling(1.0, seed=5))
     choices = first.choices(4)
     together = run(new_batch(model(), prefix_cache_bytes=prefix_cache_bytes), *choices)
     facts = [progress[0].facts for progress in together]
