@@ -36,6 +36,9 @@ PATIENCE_S = float(os.environ.get("FOVEA_TEST_PATIENCE_S", "30"))
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
 ABOUT_ONE_CONNECTION = {"transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "proxy-connection", "x-trailer"}
 
+# Which of them a gateway answers is told by other tests.
+ANY_HOST = ("*",)
+
 
 class EchoService:
     """A service as it is really run that answers with what it saw, and keeps it."""
@@ -65,7 +68,7 @@ class EchoService:
             return Response(orjson.dumps(saw), media_type="application/json")
 
         parts = AppParts(service="embed", title="Echo", metrics=Metrics("embed"), health=Health(), routers=[router])
-        return create_app(EchoSettings(log_level="error", max_body_bytes=MAX_BODY_BYTES), parts)
+        return create_app(EchoSettings(log_level="error", max_body_bytes=MAX_BODY_BYTES, allowed_hosts=ANY_HOST), parts)
 
 
 @pytest.fixture
@@ -77,7 +80,8 @@ async def service() -> AsyncIterator[tuple[EchoService, str]]:
 
 @asynccontextmanager
 async def fronted(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    async with gateway(embed_urls=url, max_body_bytes=MAX_BODY_BYTES, probe_interval_s=NEVER_S) as client:
+    limits = {"max_body_bytes": MAX_BODY_BYTES, "probe_interval_s": NEVER_S}
+    async with gateway(embed_urls=url, allowed_hosts=ANY_HOST, **limits) as client:
         yield client
 
 
