@@ -80,8 +80,9 @@ async def service() -> AsyncIterator[tuple[EchoService, str]]:
 
 @asynccontextmanager
 async def fronted(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    limits = {"max_body_bytes": MAX_BODY_BYTES, "probe_interval_s": NEVER_S}
-    async with gateway(embed_urls=url, allowed_hosts=ANY_HOST, **limits) as client:
+    async with gateway(
+        embed_urls=url, max_body_bytes=MAX_BODY_BYTES, probe_interval_s=NEVER_S, allowed_hosts=ANY_HOST
+    ) as client:
         yield client
 
 
