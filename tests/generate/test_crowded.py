@@ -69,7 +69,7 @@ ROUTES: list[tuple[str, Any]] = [
 @pytest.fixture
 def fresh_client(tmp_path: Path) -> Iterator[TestClient]:
     """Of a service that has not learnt yet how fast it is."""
-    with served_tiny(tmp_path, max_cached_tokens=1024, max_running=8) as client:
+    with served_tiny(tmp_path, max_cached_tokens=1024, max_running=8, min_concurrency=64) as client:
         yield client
 
 
