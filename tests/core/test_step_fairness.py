@@ -18,6 +18,8 @@ from services.core.stepping import StepLimits, Stepper
 from tests.core.stepping_engines import CountingEngine, Item, events_of
 from tests.core.test_stepping import ROOMY, Bench, hold, outcome_of, read, submit
 
+# Events that take an engine which only counts a good while.
+NUM_LONG = 30_000
 ONE_A_TURN = StepLimits(max_admit_cost=1, max_queue_cost=100_000, max_queue_size=10_000)
 
 
@@ -163,7 +165,7 @@ async def test_what_is_prepared_is_prepared_for_clients_in_turn(bench: Bench) ->
 async def test_the_latest_of_the_largest_share_gives_its_place_to_a_client_with_less(bench: Bench) -> None:
     engine = CountingEngine(room=4)
     stepper = bench.stepper(engine)
-    long = items("hog", 4, num_events=400)
+    long = items("hog", 4, num_events=NUM_LONG)
     hog = submit_as("hog", stepper, *long)
     for stream in hog:
         await anext(stream)
@@ -242,15 +244,15 @@ async def test_what_is_cancelled_while_it_is_paused_is_forgotten(bench: Bench) -
 async def test_closing_lets_what_is_paused_end(bench: Bench) -> None:
     engine = CountingEngine(room=2)
     stepper = bench.stepper(engine)
-    hog = submit_as("hog", stepper, *items("hog", 2, num_events=300))
+    hog = submit_as("hog", stepper, *items("hog", 2, num_events=NUM_LONG))
     for stream in hog:
         await anext(stream)
-    (honest,) = submit_as("honest", stepper, Item("honest", num_events=300))
+    (honest,) = submit_as("honest", stepper, Item("honest", num_events=NUM_LONG))
     await anext(honest)
     assert engine.pauses == ["hog1"]
     await stepper.close()
     answers = [await _values(stream) for stream in (*hog, honest)]
-    assert [len(answer) for answer in answers] == [299, 299, 299]
+    assert [len(answer) for answer in answers] == [NUM_LONG - 1] * 3
 
 
 # Room that is needed as events come
