@@ -2,7 +2,7 @@
 
 python -m benchmarks.overload [--routes embed,image,search,predict,score,generate] [--seconds 12] [--code FOLDER]
 
-The real gateway and one service a route, at their defaults, on the starters. Saturation is what a closed loop of 32
+The real gateway and one service a route, at their defaults, on the starters. Saturation is what a closed loop of 48
 clients reaches; then requests arrive at that rate (1x) and at three times of it (3x), whether the earlier ones were
 answered or not. Then a hostile key sends three times saturation beside 20 honest ones that send a third of it together.
 No request is asked twice, so that no cache answers. `--code` serves another checkout of the source, to compare two
@@ -33,7 +33,7 @@ from benchmarks.photographs import Photographs
 from benchmarks.record import record
 from benchmarks.served import served
 
-SATURATING_CLIENTS = 32
+SATURATING_CLIENTS = 48  # as many as are let in at first
 SATURATION_S = 6.0
 NUM_HONEST = 20
 HONEST_SHARE = 1 / 3
@@ -93,7 +93,7 @@ def _pick(words: Sequence[str], number: int) -> str:
 
 
 @asynccontextmanager
-async def served_route(route: str, folder: Path, **settings: str) -> AsyncIterator[str]:
+async def served_route(route: str, folder: Path, key: str = "none", **settings: str) -> AsyncIterator[str]:
     """A gateway and the one service of the route, ready: the gateway's URL."""
     service = SERVICES[route]
     store = {
@@ -105,13 +105,13 @@ async def served_route(route: str, folder: Path, **settings: str) -> AsyncIterat
         urls = {f"FOVEA_GATEWAY_{service.upper()}_URLS": service_url}
         async with served("gateway", "FOVEA_GATEWAY_PORT", {**urls, **settings}) as url:
             if route == "search":
-                await fill_gallery(url)
+                await fill_gallery(url, key)
             yield url
 
 
-async def fill_gallery(url: str) -> None:
+async def fill_gallery(url: str, key: str) -> None:
     photographs = Photographs((320, 240))
-    async with aiohttp.ClientSession(url) as session:
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as session:
         async with session.put("/collections/gallery"):
             pass
         for start in range(0, GALLERY, 100):
@@ -163,7 +163,11 @@ async def measure_fairness(route: str, saturation: float, seconds: float, folder
         return by(f"honest-{number % NUM_HONEST}")(number)
 
     settings = {"FOVEA_GATEWAY_KEYS": json.dumps(records)}
-    async with served_route(route, folder, **settings) as url, OpenLoop(url) as load, OpenLoop(url) as hostile:
+    async with (
+        served_route(route, folder, names[0], **settings) as url,
+        OpenLoop(url) as load,
+        OpenLoop(url) as hostile,
+    ):
         await load.saturate(4, 2.0, by_honest)
         alone = await load.run(HONEST_SHARE * saturation, seconds, by_honest)
         beside, attack = await asyncio.gather(

@@ -19,13 +19,25 @@ class Gate:
     an autoscaler reads, also for a service that has no instance left.
     """
 
-    def __init__(self, service: Service, *, max_inflight: int, max_queued: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        max_inflight: int,
+        max_queued: int,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_inflight = max_inflight
         self._max_queued = max_queued
         self._num_held_back = 0
         limit = min(FIRST_PLACES, max_inflight)
         self._places = Places(
-            f"The {service} service", limit=limit, max_waiting=min(line_length(FIRST_PLACES), max_queued)
+            f"The {service} service",
+            limit=limit,
+            max_waiting=min(line_length(FIRST_PLACES), max_queued),
+            max_burst=max_queued,
+            clock=clock,
         )
         self._refused = metrics.rejected.labels("queue_full")
         metrics.gateway_inflight_requests.labels(service).set_function(

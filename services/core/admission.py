@@ -40,7 +40,10 @@ class Admission:
         self.app = app
         self.limit = ConcurrencyLimit(floor=settings.min_concurrency, ceiling=settings.max_concurrency)
         self.places = Places(
-            f"The {metrics.service} service", limit=self.limit.limit, max_waiting=line_length(self.limit.limit)
+            f"The {metrics.service} service",
+            limit=self.limit.limit,
+            max_waiting=line_length(self.limit.limit),
+            max_burst=settings.max_concurrency,
         )
         self._metrics = metrics
         self._announcement = self._announce()

@@ -10,9 +10,9 @@ Two things differ, because requests are computed in batches:
 
 - The latency to compare with is that of `floor` requests in flight, not of a lone one: a request that shares a batch
   takes longer than alone, and is yet cheaper.
-- Latency may rise as long as throughput rises with it. What must not fall is Kleinrock's power, in the form that
-  favours throughput: its square over latency. With n times the floor in flight, throughput must be at least the cube
-  root of n times as high, so latency at most n to the power of 2/3 times. Where a batch takes as long as its items do
+- Latency may rise as long as throughput rises with it. What must not fall is Kleinrock's power, throughput over
+  latency. With n times the floor in flight, throughput must be at least the square root of n times as high, so latency
+  at most the square root of n times. Where a batch takes as long as its items do
   one by one, throughput stays the same, and the limit stays at the floor; where a batch takes hardly longer than one
   item, the limit rises until batches are full.
   L. Kleinrock, Power and deterministic rules of thumb for probabilistic problems in computer communications, ICC 1979.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable
 
 GROWTH = 1.4
 # With n times the floor in flight, latency may be this power of n times that at the floor.
-SLOWDOWN_EXPONENT = 2 / 3
+SLOWDOWN_EXPONENT = 1 / 2
 # By so much more than it may, latency must rise before the limit falls: no window is free of chance.
 TOLERANCE = 1.1
 # Latencies are compared as means over so long at least, and over four times as many requests as are let in.

@@ -4,6 +4,12 @@ A free place goes to the waiting client that holds the fewest (max-min fairness 
 all; while others come, none holds more than its share, since what all of them wait for grows with what is in flight.
 Shares are counted in places rather than in requests: a place is held as long as its request takes, so a dear request
 counts for what it costs.
+
+The line is short, for under a steady overload a longer one makes everybody wait and answers nobody more; what is
+answered within a quarter of a second may always wait. A burst is another thing: it drains. So what comes within a
+second after a line has formed may wait however long the line becomes, up to a bound of its own; then the line must
+become short again before it takes more.
+K. Nichols and V. Jacobson, Controlling Queue Delay, ACM Queue 10:5, 2012 (good queues and bad queues).
 """
 
 import asyncio
@@ -12,13 +18,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.core.errors import Overloaded
+from services.core.errors import DeadlineExceeded, Overloaded
 
 # A client that holds nothing is let in beyond the limit, up to one place in so many: it need not wait for another
 # client's long answers to end.
 GUEST_SHARE = 8
 # Of the places, what a client may always hold however many others there are: one in so many.
 LEAST_SHARE = 8
+# What comes within this time after a line has formed is one burst.
+BURST_S = 1.0
+# The line may always hold what is answered within this time.
+LINE_S = 0.25
 # Clients that came within about this time share the places.
 SHARED_S = 1.0
 # Weight of the newest request in the mean time for which a place is held.
@@ -48,14 +58,26 @@ class _Waiter:
 class Places:
     """At most `limit` requests hold a place and at most `max_waiting` wait for one; `resize` changes both.
 
+    In a burst `max_burst` may wait.
+
     A full line refuses the newest request of the client with the largest share: the one that comes, or one that
     waits for a client that has more. `name` is who is overloaded, as refusals tell it.
     """
 
-    def __init__(self, name: str, *, limit: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int,
+        max_waiting: int,
+        max_burst: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self.limit = limit
-        self.max_waiting = max_waiting
+        self._max_waiting = max_waiting
+        self._max_burst = max_burst
+        self._line_formed_at = -math.inf
         self.num_held = 0
         self.num_waiting = 0
         self._clock = clock
@@ -75,29 +97,30 @@ class Places:
     def resize(self, limit: int, max_waiting: int) -> None:
         """Those that hold places keep them; nobody that waits already is turned away."""
         self.limit = limit
-        self.max_waiting = max_waiting
+        self._max_waiting = max_waiting
         self._pass_on()
 
     def check(self, client: str, deadline: float = math.inf) -> None:
         """Raises Overloaded where `enter` would refuse; takes no place."""
         if not self._has_place_for(client):
             self._check_deadline(client, deadline)
-            if self.num_waiting >= self.max_waiting and self._client_over(self._share(client) + 1) is None:
+            if self._is_line_full() and self._client_over(self._share(client) + 1) is None:
                 raise self._full()
 
     async def enter(self, client: str, deadline: float = math.inf) -> Place:
         """Take a place, waiting for one if need be.
 
         Raises Overloaded at once where the line is full or would take longer than until `deadline` (a reading of
-        the clock), and later where the request had to leave the line for another client's.
+        the clock), and later where the request had to leave the line for another client's; DeadlineExceeded where
+        the deadline passed in the line.
         """
         self._note(client)
         if self._has_place_for(client):
             return self._take(client)
         self.check(client, deadline)
-        if self.num_waiting >= self.max_waiting:
+        if self._is_line_full():
             self._displace(client)
-        return await self._wait(client)
+        return await self._wait(client, deadline)
 
     def leave(self, place: Place) -> None:
         """Give the place back, for whoever is next."""
@@ -139,10 +162,26 @@ class Places:
         self._held[client] = self._held.get(client, 0) + 1
         return Place(client, self._clock())
 
-    async def _wait(self, client: str) -> Place:
+    def _is_line_full(self) -> bool:
+        longest = max(self._max_waiting, self._max_burst)
+        if self.num_waiting and self._clock() >= self._line_formed_at + BURST_S:
+            within_line_s = LINE_S * self.limit / self._mean_hold_s if self._mean_hold_s else 0
+            longest = min(longest, max(self._max_waiting, int(within_line_s)))
+        return self.num_waiting >= longest
+
+    async def _wait(self, client: str, deadline: float) -> Place:
+        try:
+            async with asyncio.timeout(None if math.isinf(deadline) else deadline - self._clock()):
+                return await self._stand_in_line(client)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.name} did not come to this request before its deadline.") from None
+
+    async def _stand_in_line(self, client: str) -> Place:
         waiter = _Waiter(self._num_arrivals, asyncio.get_running_loop().create_future())
         self._num_arrivals += 1
         self._lines.setdefault(client, deque()).append(waiter)
+        if not self.num_waiting:
+            self._line_formed_at = self._clock()
         self.num_waiting += 1
         try:
             return await waiter.place

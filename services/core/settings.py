@@ -174,8 +174,8 @@ class ServiceSettings(ProcessSettings):
     max_concurrency: int = Field(
         1024,
         gt=0,
-        description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them; "
-        "what comes after those is refused with 503.",
+        description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them, "
+        "and as many as this of a burst; what comes after those is refused with 503.",
     )
     max_json_values: int = Field(
         262_144,

@@ -18,7 +18,6 @@ def running_system(folder: Path, **settings: str) -> AbstractContextManager[Syst
         "FOVEA_GENERATE_DEVICE": "cpu",
         "FOVEA_GENERATE_DTYPE": "float32",
         "FOVEA_GENERATE_NUM_THREADS": "1",
-        "FOVEA_MIN_CONCURRENCY": "256",  # tests send more at a time than a busy service takes
         "FOVEA_GENERATE_MAX_WAIT_S": "600",
     }
     return running_behind_gateway("generate", folder, {**own, **settings})

@@ -14,6 +14,5 @@ def running_predict(folder: Path, **settings: str) -> AbstractContextManager[Sys
         "FOVEA_PREDICT_MODELS": MODELS,
         "FOVEA_PREDICT_DEVICE": "cpu",
         "FOVEA_PREDICT_NUM_THREADS": "1",
-        "FOVEA_MIN_CONCURRENCY": "256",  # tests send more at a time than a busy service takes
     }
     return running_behind_gateway("predict", folder, {**own, **settings})

@@ -15,6 +15,5 @@ def running_score(folder: Path, **settings: str) -> AbstractContextManager[Syste
         "FOVEA_SCORE_DEVICE": "cpu",
         "FOVEA_SCORE_DTYPE": "float32",
         "FOVEA_SCORE_NUM_THREADS": "1",
-        "FOVEA_MIN_CONCURRENCY": "256",  # tests send more at a time than a busy service takes
     }
     return running_behind_gateway("score", folder, {**own, **settings})

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from services.core.app import AppParts, create_app
 from services.core.health import Health
 from services.core.metrics import Metrics
+from services.core.places import BURST_S
 from services.core.settings import ServiceSettings
 from tests.gateway.servers import serving, until
 
@@ -68,15 +69,26 @@ def refused(metrics: Metrics) -> float:
     return metrics.registry.get_sample_value("fovea_rejected_total", {"reason": "queue_full"}) or 0.0
 
 
-async def test_a_service_takes_48_requests_at_once_from_one_client_by_default_and_refuses_more() -> None:
+async def test_a_service_works_at_32_requests_by_default_and_refuses_what_comes_after_the_line() -> None:
     held = Held()
     async with service(held) as (client, metrics):
         asked = await fill(client, 60)
-        await until(lambda: refused(metrics) == 12)
+        await until(lambda: metrics.registry.get_sample_value("fovea_inflight_requests") == 60)
         assert held.num_begun == 32
+        await asyncio.sleep(BURST_S)
+        assert [(await ask(client))[0] for _ in range(5)] == [503] * 5
+        assert refused(metrics) == 5
         held.may_end.set()
-        statuses = [status for status, _ in await asyncio.gather(*asked)]
-    assert sorted(statuses) == [200] * 48 + [503] * 12
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+
+
+async def test_five_hundred_requests_at_once_are_all_answered() -> None:
+    held = Held()
+    async with service(held) as (client, metrics):
+        asked = await fill(client, 500)
+        await until(lambda: metrics.registry.get_sample_value("fovea_inflight_requests") == 500)
+        held.may_end.set()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
 
 
 async def test_a_refusal_comes_before_the_body_is_sent_and_says_when_to_come_back() -> None:
@@ -87,9 +99,9 @@ async def test_a_refusal_comes_before_the_body_is_sent_and_says_when_to_come_bac
         yield b"a"
         await never.wait()
 
-    async with service(held, min_concurrency=1, max_concurrency=1) as (client, _):
-        asked = await fill(client, 1)
-        await until(lambda: held.num_begun == 1)
+    async with service(held, min_concurrency=1, max_concurrency=1) as (client, metrics):
+        asked = await fill(client, 2)  # one has the place, one waits
+        await until(lambda: metrics.registry.get_sample_value("fovea_inflight_requests") == 2)
         status, response = await ask(client, endless())
         assert status == 503
         assert int(response.headers["Retry-After"]) >= 1

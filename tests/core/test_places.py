@@ -2,20 +2,23 @@
 
 import asyncio
 import math
+import time
 from collections import Counter
 
 import pytest
 
-from services.core.errors import Overloaded
+from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.places import Place, Places
 
 
 class Door(Places):
     """Places on a clock that a test sets, and who took one in what order."""
 
-    def __init__(self, limit: int, max_waiting: int) -> None:
+    def __init__(self, limit: int, max_waiting: int, max_burst: int = 0) -> None:
         self.now = 0.0
-        super().__init__("The embed service", limit=limit, max_waiting=max_waiting, clock=lambda: self.now)
+        super().__init__(
+            "The embed service", limit=limit, max_waiting=max_waiting, max_burst=max_burst, clock=lambda: self.now
+        )
         self.order: list[str] = []
         self.refused: list[str] = []
         self._inside: list[Place] = []
@@ -63,6 +66,52 @@ async def test_a_client_that_is_alone_takes_every_place_and_is_served_in_the_ord
     assert door.refused == ["one"]
     await door.empty()
     assert (door.num_held, door.num_waiting) == (0, 0)
+
+
+async def test_what_comes_within_a_second_after_a_line_has_formed_may_wait_though_the_line_is_long() -> None:
+    door = Door(limit=4, max_waiting=2, max_burst=100)
+    await door.come("one", "one", "one", "one")
+    door.now = 10.0  # the line forms now
+    await door.come(*["one"] * 50)
+    door.now = 10.9
+    await door.come(*["one"] * 60)
+    assert (door.num_held, door.num_waiting, len(door.refused)) == (4, 100, 10)
+
+
+async def test_a_line_that_has_lasted_for_a_second_takes_no_more_before_it_is_short() -> None:
+    door = Door(limit=4, max_waiting=2, max_burst=100)
+    await door.come(*["one"] * 14)
+    door.now = 1.0
+    await door.come("one")
+    assert (door.num_waiting, door.refused) == (10, ["one"])
+    for _ in range(9):
+        await door.go("one")
+    await door.come("one", "one")
+    assert (door.num_waiting, door.refused) == (2, ["one", "one"])
+    await door.empty()
+    await door.come(*["one"] * 54)
+    assert (door.num_waiting, door.refused) == (50, ["one", "one"])
+
+
+async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_second() -> None:
+    door = Door(limit=4, max_waiting=2, max_burst=100)
+    await door.come(*["one"] * 4)
+    door.now = 0.1
+    await door.empty()  # 40 a second
+    await door.come(*["one"] * 5)
+    door.now = 2.0
+    await door.come(*["one"] * 20)
+    assert (door.num_waiting, len(door.refused)) == (10, 11)
+
+
+async def test_a_request_whose_deadline_passes_in_the_line_leaves_it() -> None:
+    places = Places("The embed service", limit=1, max_waiting=1)
+    place = await places.enter("one")
+    with pytest.raises(DeadlineExceeded, match="The embed service did not come to this request"):
+        await places.enter("one", deadline=time.monotonic() + 0.05)
+    assert places.num_waiting == 0
+    places.leave(place)
+    assert places.num_held == 0
 
 
 async def test_a_free_place_goes_to_the_waiting_client_that_holds_the_fewest() -> None:

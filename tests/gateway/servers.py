@@ -76,7 +76,8 @@ async def gateway(resolve: Resolve = resolve_host, **settings: Any) -> AsyncIter
     app = create_gateway(GatewaySettings(**{"log_level": "error", **addresses, **settings}), resolve=resolve)
     async with serving(app, http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         await until(lambda: app.state.health.started().status == "ok")
-        async with aiohttp.ClientSession(url, auto_decompress=False) as client:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(url, auto_decompress=False, connector=connector) as client:
             yield client
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -20,9 +22,9 @@ class Clock:
         return self.now
 
 
-def gate(max_inflight: int, max_queued: int) -> tuple[Gate, Metrics]:
+def gate(max_inflight: int, max_queued: int, clock: Callable[[], float] = time.monotonic) -> tuple[Gate, Metrics]:
     metrics = Metrics("gateway")
-    return Gate("embed", max_inflight=max_inflight, max_queued=max_queued, metrics=metrics), metrics
+    return Gate("embed", max_inflight=max_inflight, max_queued=max_queued, metrics=metrics, clock=clock), metrics
 
 
 def gauges(metrics: Metrics) -> tuple[float | None, float | None]:
@@ -79,13 +81,27 @@ async def test_a_gate_without_a_line_refuses_at_once_also_who_only_asks_whether_
 
 
 async def test_a_gate_has_the_places_of_its_service_and_half_as_many_in_line_within_what_is_configured() -> None:
-    entrance, metrics = gate(100, 30)
+    clock = Clock()
+    entrance, metrics = gate(100, 30, clock)
     for num_places, num_inflight, num_queued in ((40, 40, 20), (80, 80, 30), (200, 100, 30)):
         entrance.resize(num_places)
-        taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(200)]
+        taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(num_inflight + 1)]
+        await asyncio.sleep(0)
+        clock.now += 1.0  # what comes now is no burst any more
+        taken += [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(200)]
         await asyncio.sleep(0)
         assert gauges(metrics) == (num_inflight, num_queued)
+        clock.now += 100.0
         await empty(entrance, taken)
+
+
+async def test_a_gate_holds_back_all_that_it_may_of_a_burst() -> None:
+    entrance, metrics = gate(100, 300, Clock())
+    entrance.resize(40)
+    taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(400)]
+    await asyncio.sleep(0)
+    assert gauges(metrics) == (40, 300)
+    await empty(entrance, taken)
 
 
 async def test_a_gate_that_waits_for_its_service_holds_back_all_that_it_may() -> None:

@@ -10,6 +10,7 @@ import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import digest
+from services.core.places import BURST_S
 from tests.gateway.servers import Service, echo, gateway, metric, respond, serving, until
 
 KEYS = [
@@ -51,16 +52,33 @@ async def ask(client: aiohttp.ClientSession, name: str | None = None) -> int:
         return response.status
 
 
-async def test_by_default_32_requests_are_in_flight_and_16_wait_and_more_are_refused_at_once() -> None:
+async def test_by_default_32_requests_are_in_flight_and_what_comes_after_the_line_is_refused_at_once() -> None:
     held = Held()
     async with gateway_to(held) as client:
         asked = [asyncio.create_task(ask(client)) for _ in range(60)]
-        await until(lambda: sum(task.done() for task in asked) == 12)
+        await until_queued(client, 28)
         assert await metric(client, "fovea_gateway_inflight_requests", service="embed") == 32
-        assert await metric(client, "fovea_gateway_queued_requests", service="embed") == 16
-        assert await metric(client, "fovea_rejected_total", reason="queue_full") == 12
+        await asyncio.sleep(BURST_S)
+        assert [await ask(client) for _ in range(5)] == [503] * 5
+        assert await metric(client, "fovea_rejected_total", reason="queue_full") == 5
         held.may_answer.set()
-        assert sorted(await asyncio.gather(*asked)) == [200] * 48 + [503] * 12
+        assert await asyncio.gather(*asked) == [200] * 60
+
+
+async def test_five_hundred_requests_at_once_are_all_answered() -> None:
+    held = Held()
+    async with gateway_to(held) as client:
+        asked = [asyncio.create_task(ask(client)) for _ in range(500)]
+        await until_queued(client, 468)
+        held.may_answer.set()
+        assert await asyncio.gather(*asked) == [200] * 500
+
+
+async def until_queued(client: aiohttp.ClientSession, num_requests: int) -> None:
+    async def are_queued() -> bool:
+        return await metric(client, "fovea_gateway_queued_requests", service="embed") == num_requests
+
+    await until(are_queued)
 
 
 async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_clients_are_not_told() -> None:
@@ -70,7 +88,8 @@ async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_
             assert "x-fovea-places" not in response.headers
         assert await metric(client, "fovea_gateway_concurrency_limit", service="embed") == 60
         asked = [asyncio.create_task(ask(client)) for _ in range(95)]
-        await until(lambda: held.asked["/embed"] == 60 and sum(task.done() for task in asked) == 5)
+        await until_queued(client, 35)
+        await until(lambda: held.asked["/embed"] == 60)
         held.may_answer.set()
         await asyncio.gather(*asked)
 
@@ -109,11 +128,12 @@ async def test_a_refusal_comes_before_the_body_is_sent() -> None:
 
 
 async def test_a_hostile_key_that_fills_the_service_keeps_no_honest_key_waiting_or_refused() -> None:
-    """The hostile key has every place and all of the line; honest requests take its places in line."""
+    """The hostile key has every place and all of the line; honest requests pass it by."""
     held = Held()
     async with gateway_to(held, keys=KEYS) as client:
         hostile = [asyncio.create_task(ask(client, "hostile")) for _ in range(100)]
-        await until(lambda: held.asked["/embed"] == 32 and sum(task.done() for task in hostile) == 52)
+        await until_queued(client, 68)
+        await until(lambda: held.asked["/embed"] == 32)
         honest = [asyncio.create_task(ask(client, f"honest-{number}")) for number in range(20)]
         # an eighth of the places is there for whoever holds none
         await until(lambda: held.asked["/embed"] == 36)
