@@ -14,7 +14,6 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
@@ -66,32 +65,28 @@ class Address:
     places: int = FIRST_PLACES
     unanswered_probes: int = 0
     is_hung: bool = False
-    _waiting: set[Callable[[], None]] = field(default_factory=set)
+    leases: set["Lease"] = field(default_factory=set)
 
     def is_usable(self, now: float) -> bool:
         return self.ejected_until is None or (now >= self.ejected_until and not self.is_probed)
 
-    @contextmanager
-    def when_hung(self, give_up: Callable[[], None]) -> Iterator[None]:
-        """`give_up` is called if the address is found to hang before the context is left."""
-        self._waiting.add(give_up)
-        try:
-            yield
-        finally:
-            self._waiting.discard(give_up)
-
     def give_up(self) -> None:
         """Tell all that wait for this address that it hangs."""
-        for give_up in list(self._waiting):
-            give_up()
+        for lease in list(self.leases):
+            if lease.on_hung is not None:
+                lease.on_hung()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Lease:
-    """One attempt's hold on an address; `is_probe` where it is the one that may bring an ejected address back."""
+    """One attempt's hold on an address; `is_probe` where it is the one that may bring an ejected address back.
+
+    `on_hung` is called where the address is found to hang meanwhile.
+    """
 
     address: Address
     is_probe: bool
+    on_hung: Callable[[], object] | None = None
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
@@ -192,7 +187,9 @@ class Addresses:
         chosen.outstanding += 1
         is_probe = chosen.ejected_until is not None
         chosen.is_probed = chosen.is_probed or is_probe
-        return Lease(chosen, is_probe)
+        lease = Lease(chosen, is_probe)
+        chosen.leases.add(lease)
+        return lease
 
     def has_other(self, address: Address) -> bool:
         """Whether there is another address that does not hang."""
@@ -201,6 +198,7 @@ class Addresses:
     def release(self, lease: Lease) -> None:
         """The attempt is over, however it went."""
         lease.address.outstanding -= 1
+        lease.address.leases.discard(lease)
         if lease.is_probe:
             lease.address.is_probed = False
 

@@ -55,13 +55,19 @@ class Gate:
 
     def check(self, client: str, deadline: float) -> None:
         """Raises Overloaded where `enter` would, for who has not read the request's body yet."""
-        with self._counting_refusals():
+        try:
             self._places.check(client, deadline)
+        except Overloaded:
+            self._refused.inc()
+            raise
 
     async def enter(self, client: str, deadline: float) -> Place:
         """Take a place, waiting for one if need be. Raises Overloaded where too many wait already."""
-        with self._counting_refusals():
+        try:
             return await self._places.enter(client, deadline)
+        except Overloaded:
+            self._refused.inc()
+            raise
 
     def leave(self, place: Place) -> None:
         self._places.leave(place)
@@ -74,14 +80,6 @@ class Gate:
             yield
         finally:
             self._num_held_back -= 1
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except Overloaded:
-            self._refused.inc()
-            raise
 
 
 class RetryBudget:

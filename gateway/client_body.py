@@ -5,8 +5,6 @@ sent on has the length of what was read, and can be sent again.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 
 from starlette.types import Receive, Scope
@@ -32,15 +30,6 @@ class BodyMemory:
         self._gauge = metrics.gateway_held_body_bytes
         self._refused = metrics.rejected.labels("body_memory_full")
 
-    @contextmanager
-    def body_of(self, client: str) -> Iterator["ClientBody"]:
-        """A body to read; its memory is free again in the end, or when it is released."""
-        body = ClientBody(self, client)
-        try:
-            yield body
-        finally:
-            body.release()
-
     def take(self, client: str, num_bytes: int) -> None:
         """Raises Overloaded where there is no room."""
         num_held = self._held[client]
@@ -62,7 +51,7 @@ class BodyMemory:
 
 
 class ClientBody:
-    """One body as it comes in, and the memory that it takes."""
+    """One body as it comes in, and the memory that it takes until it is released."""
 
     def __init__(self, memory: BodyMemory, client: str) -> None:
         self._memory = memory

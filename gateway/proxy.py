@@ -7,7 +7,7 @@ import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access import Access, Visitor
-from gateway.client_body import BodyMemory
+from gateway.client_body import BodyMemory, ClientBody
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
@@ -67,7 +67,8 @@ class Proxy:
         # Before the body is read: to refuse it then would cost as much as to serve it.
         upstream.gate.check(visitor.identity, scope["state"]["deadline"])
         timing = scope["state"]["timing"]
-        with self.body_memory.body_of(visitor.identity) as body:
+        body = ClientBody(self.body_memory, visitor.identity)
+        try:
             request = UpstreamRequest(
                 method=scope["method"],
                 target=_target(scope),
@@ -91,6 +92,8 @@ class Proxy:
                     headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": headers})
                 await _relay_body(upstream.service, response, send)
+        finally:
+            body.release()
 
 
 def _target(scope: Scope) -> str:

@@ -114,9 +114,9 @@ class Upstream:
         place = await self.gate.enter(request.client, request.deadline)
         try:
             lease, response = await self._send_until_up(request)
+            lease.on_hung = response.close
             try:
-                with lease.address.when_hung(response.close):
-                    yield response
+                yield response
             finally:
                 response.close()
                 self.addresses.release(lease)
@@ -152,7 +152,7 @@ class Upstream:
             failed = lease.address
             has_other = self.addresses.has_other(failed)
             try:
-                response = await self._send_unless_hung(failed, request)
+                response = await self._send_unless_hung(lease, request)
             except _Unsent:
                 self.addresses.release(lease)
                 if not (attempts_left and has_other and self._may_retry()):
@@ -179,18 +179,27 @@ class Upstream:
                 self.addresses.release(lease)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _send_unless_hung(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
+    async def _send_unless_hung(self, lease: Lease, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """`_send_to`, which ends with _Hung once the address is found to hang."""
-        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "requests are sent in tasks"
+        is_given_up = False
+
+        def give_up() -> None:
+            nonlocal is_given_up
+            is_given_up = True
+            task.cancel()
+
+        lease.on_hung = give_up
         try:
-            async with asyncio.timeout(None) as patience:
-                with address.when_hung(lambda: patience.reschedule(loop.time())):
-                    return await self._send_to(address, request)
-        except TimeoutError:
-            if not patience.expired():
+            return await self._send_to(lease.address, request)
+        except asyncio.CancelledError:
+            if not is_given_up or task.uncancel() > 0:
                 raise
             self._count("hung")
             raise _Hung from None
+        finally:
+            lease.on_hung = None
 
     async def _send_to(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """One attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""

@@ -6,7 +6,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import BodyTimeout
-from services.core.exchange import announces_body
+from services.core.exchange import WHOLE_BODY_KEY, announces_body
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
@@ -26,7 +26,7 @@ class BodyPace:
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not announces_body(scope):
+        if scope["type"] != "http" or scope.get(WHOLE_BODY_KEY) or not announces_body(scope):
             await self.app(scope, receive, send)
             return
         left_s = self.timeout_s

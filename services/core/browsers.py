@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.core.errors import PermissionDenied
-from services.core.exchange import header_of
+from services.core.exchange import header_of, headers_of
 from services.core.health import PROBE_PATHS
 from services.core.metrics import Metrics
 
@@ -97,16 +97,10 @@ class OriginCheck:
         await self.app(scope, receive, send)
 
     def _is_foreign(self, scope: Scope) -> bool:
-        site = origin = host = None
-        for name, value in scope["headers"]:
-            if name == b"sec-fetch-site":
-                site = str(value, "latin-1")
-            elif name == b"origin":
-                origin = str(value, "latin-1")
-            elif name == b"host":
-                host = str(value, "latin-1")
-        if site is None and origin is None:
+        headers = headers_of(scope)
+        if b"sec-fetch-site" not in headers and b"origin" not in headers:
             return False
+        site, origin, host = (header_of(scope, name) for name in (b"sec-fetch-site", b"origin", b"host"))
         if "*" in self.allowed or origin in self.allowed:
             return False
         if scope["method"] in ("GET", "HEAD") and scope["path"] in LINKED_PATHS:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 SCOPE_KEY = "fovea.exchange"
+HEADERS_KEY = "fovea.headers"
+# Whether the server had the whole body when it called the application.
+WHOLE_BODY_KEY = "fovea.whole_body"
 
 
 class Timing:
@@ -51,19 +54,23 @@ class Exchange:
         return self.status if self.status is not None else 500
 
 
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The first header of each lower-case name, in a mapping that is made once a request."""
+    headers: dict[bytes, bytes] | None = scope.get(HEADERS_KEY)
+    if headers is None:
+        headers = scope[HEADERS_KEY] = dict(reversed(scope["headers"]))
+    return headers
+
+
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of this lower-case name; a mapping of all headers would cost more than the look-up."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value, "latin-1")
-    return None
+    """The first header of this lower-case name."""
+    value = headers_of(scope).get(name)
+    return None if value is None else str(value, "latin-1")
 
 
 def announces_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
+    headers = headers_of(scope)
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def exchange_of(scope: Scope) -> Exchange:

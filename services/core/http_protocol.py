@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from services.core.error_responses import error_headers
 from services.core.errors import FoveaError, InvalidRequest, TooLarge, is_out_of_memory, no_memory
-from services.core.request_heads import MAX_HEAD_BYTES, check_head, check_size, head_too_large, to_origin_form
+from services.core.exchange import WHOLE_BODY_KEY
+from services.core.request_heads import MAX_HEAD_BYTES, Body, check_head, check_size, head_too_large, to_origin_form
 
 # From the connection, or from the first byte after the request before, to the end of the head.
 HEAD_TIMEOUT_S = 60.0
@@ -119,14 +120,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         is_upgrade = self.parser.should_upgrade()
         try:
             self._field_bytes = check_size(method, self.url, self.headers)
-            has_body = check_head(method, version, self.headers, is_upgrade=is_upgrade)
+            body = check_head(method, version, self.headers, is_upgrade=is_upgrade)
         except FoveaError as fault:
             self._stop(fault)
-        self._is_chunked = has_body and any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_chunked = body is Body.CHUNKED
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
         # RFC 9110, 10.1.1: nobody waits for it without a body, and HTTP/1.0 does not know it.
-        self.expect_100_continue = self.expect_100_continue and has_body and version == "1.1"
+        self.expect_100_continue = self.expect_100_continue and body is not Body.NONE and version == "1.1"
         super().on_headers_complete()
         self._in_body = True
 
@@ -180,6 +181,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     async def _answer(
         self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        scope[WHOLE_BODY_KEY] = not cycle.more_body
+
         async def send_and_close(message: Message) -> None:
             if cycle.more_body and not cycle.response_started:
                 # What comes of the body later must not be taken for a request, here or by a proxy in between.

@@ -30,7 +30,7 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
-from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of
+from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of, headers_of
 from services.core.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings, ServiceSettings
@@ -130,16 +130,15 @@ class RequestIdentity:
                 exchange.is_complete = True
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await self.app(scope, receive, send_with_headers)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        await self.app(scope, receive, send_with_headers)
 
 
 def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            is_printable = all(0x20 <= byte < 0x7F for byte in value) and not value.isspace()
-            if is_printable and 1 <= len(value) <= MAX_REQUEST_ID_LENGTH:
-                return str(value, "ascii")
+    sent = headers_of(scope).get(b"x-request-id", b"")
+    is_printable = all(0x20 <= byte < 0x7F for byte in sent) and not sent.isspace()
+    if is_printable and 1 <= len(sent) <= MAX_REQUEST_ID_LENGTH:
+        return str(sent, "ascii")
     return str(uuid.uuid4())
 
 
@@ -296,8 +295,11 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         announced = header_of(scope, b"content-length") or ""
-        if announced.isdecimal() and int(announced) > self.max_body_bytes:
-            raise self._refusal(f"has {announced} bytes")
+        if announced.isdecimal():
+            if int(announced) > self.max_body_bytes:
+                raise self._refusal(f"has {announced} bytes")
+            await self.app(scope, receive, send)  # the server passes on no more than was announced
+            return
         received = 0
 
         async def receive_counted() -> Message:

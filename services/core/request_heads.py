@@ -1,5 +1,7 @@
 """What the head of a request must be before anybody acts on it: one way to read it, and only one."""
 
+from enum import Enum
+
 import httptools
 
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
@@ -10,6 +12,14 @@ MAX_HEAD_BYTES = 128 * 1024
 MAX_URL_BYTES = 2**16 - 1
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class Body(Enum):
+    """Whether a body follows a head, and how its end is told."""
+
+    NONE = "none"
+    LENGTH = "length"
+    CHUNKED = "chunked"
 
 
 class UrlTooLong(TooLarge):
@@ -26,7 +36,7 @@ def head_too_large() -> FoveaError:
 
 def check_size(method: bytes, url: bytes, headers: Headers) -> int:
     """The bytes of a head as it is usually written. Raises HeadTooLarge, and UrlTooLong for a URL that alone is."""
-    line_bytes = len(method) + len(b" ") + len(url) + len(b" HTTP/1.1\r\n")
+    line_bytes = len(method) + len(url) + len(b"  HTTP/1.1\r\n")
     num_bytes = line_bytes + len(b": \r\n") * len(headers) + len(b"\r\n")
     for name, value in headers:
         num_bytes += len(name) + len(value)
@@ -37,8 +47,8 @@ def check_size(method: bytes, url: bytes, headers: Headers) -> int:
     return num_bytes
 
 
-def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: bool) -> bool:
-    """Whether a body follows. Raises FoveaError for what two readers could take for two different requests.
+def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: bool) -> Body:
+    """What body follows. Raises FoveaError for what two readers could take for two different requests.
 
     `headers` have lower-case names. The parser has already refused lines that are folded or end in a bare LF, and
     lengths that are doubled, not digits, or beside a transfer coding.
@@ -47,26 +57,28 @@ def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: boo
         raise InvalidRequest(f"HTTP/{version} is not spoken here; send HTTP/1.1.")
     if method == b"CONNECT":
         raise InvalidRequest("CONNECT is for proxies; this server opens no tunnels.")
-    num_hosts = 0
-    has_body = False
-    for name, value in headers:
-        if name == b"host":
-            num_hosts += 1
-        elif name == b"content-length":
-            has_body = has_body or int(value) > 0
-        elif name == b"transfer-encoding":
-            _check_transfer_encoding(version, value)
-            has_body = True
+    named = dict(headers)
+    num_hosts = 1 if b"host" in named else 0
+    if len(named) < len(headers):
+        num_hosts = sum(name == b"host" for name, _ in headers)
+    body = Body.NONE
+    if b"transfer-encoding" in named:
+        for name, value in headers:
+            if name == b"transfer-encoding":
+                _check_transfer_encoding(version, value)
+        body = Body.CHUNKED
+    elif int(named.get(b"content-length", b"0")) > 0:
+        body = Body.LENGTH
     if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
         raise InvalidRequest(f"An HTTP/1.1 request has exactly one Host header, not {num_hosts}.")
-    if is_upgrade and has_body:
+    if is_upgrade and body is not Body.NONE:
         raise InvalidRequest(
             "The request has a body and asks for an upgrade of its connection; none is offered, and its body would "
             "not be read. Send it as plain HTTP/1.1: `curl --http1.1`, in Java "
             "`HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1)`.",
             code="upgrade_with_body",
         )
-    return has_body
+    return body
 
 
 def to_origin_form(url: bytes, headers: Headers) -> bytes:
