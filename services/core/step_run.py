@@ -31,8 +31,6 @@ EventT = TypeVar("EventT")
 STEP_COST = 2.0
 # Clients whose next item is looked at in one turn.
 MAX_LOOKS = 8
-# Weight of the newest item in the typical time that one runs.
-TYPICAL_SMOOTHING = 0.05
 
 # What a turn brought for an item: an event of it, or the error that ends it.
 Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
@@ -59,7 +57,6 @@ class StepRunner(Generic[ItemT, EventT]):
         self.running: dict[int, Work[ItemT, EventT]] = {}
         self.throughput = Throughput()
         self.full_throughput = Throughput()  # of the turns behind which somebody waited
-        self.typical_s = 0.0  # that an item runs
         self._breadth = Breadth()
         self._paused: dict[int, Work[ItemT, EventT]] = {}  # in the queue, all of them
         self._num_steps = 0
@@ -291,8 +288,6 @@ class StepRunner(Generic[ItemT, EventT]):
         for work, event in outcomes:
             if event.is_last:
                 self._finished_cost += work.cost
-                weight = TYPICAL_SMOOTHING if self.typical_s else 1.0
-                self.typical_s += weight * (now - work.began_at - self.typical_s)
                 self._remove(work)
         return list(outcomes)
 

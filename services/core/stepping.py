@@ -33,10 +33,7 @@ from services.core.stepping_engine import SteppingEngine
 ItemT = TypeVar("ItemT")
 EventT = TypeVar("EventT")
 
-# Requests are refused for the time that they would wait only where it is more than this share of the time that one
-# typically runs, and than so many seconds, and more of them are here than this: some clients send that many at once.
-MAX_WAIT_SHARE = 0.5
-MIN_MAX_WAIT_S = 0.5
+# So many are taken whatever they would wait: some clients send that many at once.
 MIN_IN_FLIGHT = 32
 
 
@@ -44,7 +41,7 @@ MIN_IN_FLIGHT = 32
 class StepLimits:
     """Costs in the engine's own unit (e.g. tokens): of what one turn admits, and in sum of what may wait.
 
-    `max_wait_s` bounds the wait that a request may expect, which is less where items run for a short time only.
+    `max_wait_s` bounds the wait that a request may expect.
     """
 
     max_admit_cost: int
@@ -114,10 +111,9 @@ class Stepper(Generic[ItemT, EventT]):
             return
         num_running = len(self._runner.running)
         wait_s = self._queue.cost_ahead(current_caller().client) / rate
-        max_wait_s = min(self._limits.max_wait_s, max(MIN_MAX_WAIT_S, MAX_WAIT_SHARE * self._runner.typical_s))
         if deadline is not None and time.monotonic() + wait_s >= deadline:
             raise self._refusal("The request would wait longer than its deadline.", wait_s)
-        if wait_s > max_wait_s and len(self._queue) + num_running > MIN_IN_FLIGHT:
+        if wait_s > self._limits.max_wait_s and len(self._queue) + num_running > MIN_IN_FLIGHT:
             raise self._refusal("The request would wait too long.", wait_s)
 
     def submit(self, item: ItemT, *, cost: int, deadline: float | None = None) -> Stream[EventT]:

@@ -34,8 +34,8 @@ class GenerateSettings(ServiceSettings):
     max_wait_s: float = Field(
         10.0,
         gt=0,
-        description="Longest wait for a place, in seconds: a request of which a longer one is expected, or one of more "
-        "than half of what an answer typically takes, is refused with 503, unless it is among the first 32.",
+        description="Longest wait for a place, in seconds: a request of which a longer one is expected "
+        "is refused with 503, unless it is among the first 32.",
     )
     prefix_cache_bytes: int = Field(
         512 * MEBIBYTE, ge=0, description="Size of what is kept of prompts for others that begin alike; 0: nothing."

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -345,11 +346,11 @@ async def test_nobody_is_displaced_for_an_item_that_is_refused_after_all(bench: 
     await all_of([held, *hog])
 
 
-async def measured(bench: Bench, limits: StepLimits = ROOMY) -> tuple[CountingEngine, Stepper[Item, str]]:
-    """A stepper that has learnt that it answers no more than 500 items of cost 1 a second."""
+async def measured(bench: Bench) -> tuple[CountingEngine, Stepper[Item, str]]:
+    """A stepper that has learnt that it answers at most 500 items of cost 1 a second; none may wait for over 10 s."""
     engine = CountingEngine(room=1)
     engine.fault = lambda what, items: time.sleep(0.002) if what == "admit" else None
-    stepper = bench.stepper(engine, limits)
+    stepper = bench.stepper(engine, replace(ROOMY, max_wait_s=10.0))
     await all_of(submit_as("hog", stepper, *items("measured", 20)))
     return engine, stepper
 
