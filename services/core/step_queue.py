@@ -24,6 +24,8 @@ EventT = TypeVar("EventT")
 
 # Throughput is that of about the last half minute of computing.
 THROUGHPUT_MEMORY_S = 30.0
+# So long after several clients came, another one is expected.
+SHARED_S = 1.0
 # From so many clients on, those are forgotten who were served no more than others.
 MAX_REMEMBERED_CLIENTS = 4096
 
@@ -154,6 +156,8 @@ class StepQueue(Generic[ItemT, EventT]):
         self._lines: dict[str, _Line[ItemT, EventT]] = {}  # by client; none is empty
         self._served: dict[str, float] = {}  # of clients none of whose work waits just now
         self._has_looker = False
+        self._newest_client = ""
+        self._shared_until = -math.inf
 
     def __len__(self) -> int:
         return self._size
@@ -162,6 +166,10 @@ class StepQueue(Generic[ItemT, EventT]):
     def cost(self) -> int:
         """The sum of what waits."""
         return self._cost
+
+    def is_shared(self, now: float) -> bool:
+        """Whether several clients came of late."""
+        return now < self._shared_until
 
     def cost_ahead(self, client: str) -> float:
         """What is served ahead of an item of average cost that this client adds now.
@@ -184,6 +192,10 @@ class StepQueue(Generic[ItemT, EventT]):
         """Returns whether the caller has to see to it that somebody looks: until `leave`, only the first one has."""
         with self._lock:
             self._insert(work)
+            if work.client != self._newest_client:
+                if self._newest_client:
+                    self._shared_until = work.call.queued_at + SHARED_S
+                self._newest_client = work.client
             needs_looker, self._has_looker = not self._has_looker, True
         return needs_looker
 

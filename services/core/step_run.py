@@ -29,6 +29,8 @@ EventT = TypeVar("EventT")
 # What a step of one item is charged, in the unit of costs: a token that is decoded keeps the device busier than one
 # of a prompt, which is run beside many others.
 STEP_COST = 2.0
+# Where several clients came of late, a turn admits what takes about so long: whoever comes meanwhile waits for it.
+SHARED_ADMIT_S = 0.05
 # Clients whose next item is looked at in one turn.
 MAX_LOOKS = 8
 
@@ -108,9 +110,10 @@ class StepRunner(Generic[ItemT, EventT]):
         chosen: list[Work[ItemT, EventT]] = []
         held_up: set[str] = set()
         cost = 0
+        max_cost = self._max_admit_cost()
         places = self._places()
         while len(held_up) < MAX_LOOKS and (work := self._next_wanted(places, held_up)) is not None:
-            if chosen and cost + work.cost > self._budget.current:
+            if chosen and cost + work.cost > max_cost:
                 break
             try:
                 has_room = self._has_room([*chosen, work]) or self._make_way(chosen, work)
@@ -133,6 +136,12 @@ class StepRunner(Generic[ItemT, EventT]):
         if chosen:
             yield from self._admit(chosen)
             self._step_aside(chosen)
+
+    def _max_admit_cost(self) -> float:
+        rate = self.full_throughput.cost_per_s
+        if not rate or not self._queue.is_shared(time.monotonic()):
+            return self._budget.current
+        return min(self._budget.current, SHARED_ADMIT_S * rate)
 
     def _next_wanted(self, places: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
         now = time.monotonic()

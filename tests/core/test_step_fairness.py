@@ -371,6 +371,29 @@ async def test_who_would_wait_too_long_is_refused_at_once_and_others_are_not(ben
     await read(held)
 
 
+async def test_where_several_clients_come_a_turn_admits_no_more_than_takes_a_twentieth_of_a_second(
+    bench: Bench,
+) -> None:
+    engine, stepper = await measured(bench)
+    held = await hold(engine, stepper)
+    engine.room = 1000
+    hog = submit_as("hog", stepper, *items("hog", 30, size=5))
+    honest = submit_as("honest", stepper, Item("honest", 1, size=5))
+    engine.gate.set()
+    await all_of([held, *hog, *honest])
+    next_turn = engine.admitted[engine.admitted.index(["held"]) + 1]
+    assert 1 < len(next_turn) <= 5
+    assert "honest" in next_turn
+
+
+async def test_a_client_that_is_alone_has_turns_as_full_as_they_may_be(bench: Bench) -> None:
+    engine, stepper = await measured(bench)
+    engine.room = 1000
+    held = submit_as("hog", stepper, Item("held", 3))
+    await all_of([*held, *submit_as("hog", stepper, *items("hog", 30, size=5))])
+    assert max(map(len, engine.admitted)) > 5
+
+
 async def test_the_first_few_are_never_refused_for_their_wait_but_for_their_deadline(bench: Bench) -> None:
     engine, stepper = await measured(bench)
     held = await hold(engine, stepper)
