@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -80,8 +80,15 @@ def revoke(
         if len(kept) == len(keys):
             _refuse(f"{file} has no key named {name!r}.")
         revoked = next(record for record in keys if record.name == name)
-        with _recorded(audit_log, "key.revoke", file, revoked):
+        try:
+            with _audited(audit_log, "key.revoke", file, revoked):
+                _write(file, kept)
+        except AuditFailed:
+            # A key that leaked must not stay valid because a disk is full.
             _write(file, kept)
+            typer.echo(
+                f"{audit_log}: the audit log can't be written; the key is revoked and that is not recorded", err=True
+            )
 
 
 @contextmanager
@@ -114,13 +121,16 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
 @contextmanager
 def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
     """Do the block with the audit log knowing. Where the log can't be written, nothing is done."""
-    audit = AuditLog(audit_log and audit_log.expanduser())
-    what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
     try:
-        with audit.command(action, file=str(file), **what):
+        with _audited(audit_log, action, file, record):
             yield
     except AuditFailed as failed:
         _refuse(f"{audit_log}: {failed.message}")
+
+
+def _audited(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> AbstractContextManager[object]:
+    what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
+    return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(file), **what)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -147,6 +147,8 @@ class Upstream:
         was_closed = False
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
             lease = self.addresses.choose(avoid=failed)
+            if lease is None and any(address.is_hung for address in self.addresses):
+                raise self._hangs()
             if lease is None:
                 raise _Unsent
             failed = lease.address
@@ -278,7 +280,8 @@ class Upstream:
 
     def _hangs(self) -> Overloaded:
         return Overloaded(
-            f"The {self.service} service does not answer any more.",
+            f"The {self.service} service hangs: it accepts connections and answers nothing. `fovea up` restarts one "
+            "that hangs.",
             code="service_unavailable",
             retry_after_s=NOT_RUNNING_RETRY_S,
         )

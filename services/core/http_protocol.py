@@ -10,6 +10,7 @@ import uuid
 from functools import partial
 from typing import Any, NoReturn
 
+import httptools
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +26,7 @@ HEAD_TIMEOUT_S = 60.0
 LINGER_S = 1.0
 # Requests that wait on one connection for those before them; each costs far more memory than its bytes.
 MAX_PIPELINED = 64
+TLS_HANDSHAKE = b"\x16\x03"
 # The size in hexadecimal and two line ends; what a chunk has besides is extensions.
 CHUNK_FRAME_BYTES = 20
 # Chunk extensions and trailers, which nobody reads.
@@ -59,6 +61,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._is_input_over = False
         self._was_input_dropped = False
         self._lingers = False
+        self._begins_tls = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn narrows it
         super().connection_made(transport)
@@ -82,6 +85,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._was_input_dropped = True
 
     def _parse(self, piece: bytes) -> None:
+        self._begins_tls = not self._raw_bytes and piece.startswith(TLS_HANDSHAKE)
         num_completed = self._num_completed
         super().data_received(piece)
         if self._is_input_over:
@@ -168,8 +172,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         if error is not None and error.__context__ is not None and is_out_of_memory(error.__context__):
             self._refuse(no_memory())
         else:
-            invalid = InvalidRequest("The request is not valid HTTP/1.1; its URL must be percent-encoded.")
-            self._refuse(self._fault or invalid)
+            self._refuse(self._fault or InvalidRequest(self._parsing_fault(error)))
+
+    def _parsing_fault(self, error: BaseException | None) -> str:
+        if self._begins_tls:
+            return "This port speaks plain HTTP, and the request came by TLS: write http:// in place of https://."
+        if isinstance(error, httptools.HttpParserInvalidURLError):
+            return "The request is not valid HTTP/1.1: its URL must be percent-encoded."
+        return f"The request is not valid HTTP/1.1: {error}."
 
     def _unsupported_upgrade_warning(self) -> None:
         """A request that asks for an upgrade is nothing to warn of."""

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.core.errors import DeadlineExceeded, Overloaded
+from services.core.errors import Overloaded
 
 # A client that holds nothing is let in beyond the limit, up to one place in so many: it need not wait for another
 # client's long answers to end.
@@ -33,6 +33,9 @@ LINE_S = 0.25
 SHARED_S = 1.0
 # Weight of the newest request in the mean time for which a place is held.
 HOLD_SMOOTHING = 1 / 32
+# What a request needs once it has its place: at least this share of the time that others take, and these seconds.
+LEAST_SHARE_OF_HOLD = 0.5
+LEAST_NEED_S = 0.02
 # What a refused client is told to wait before anything was measured.
 FIRST_HOLD_S = 1.0
 
@@ -110,9 +113,9 @@ class Places:
     async def enter(self, client: str, deadline: float = math.inf) -> Place:
         """Take a place, waiting for one if need be.
 
-        Raises Overloaded at once where the line is full or would take longer than until `deadline` (a reading of
-        the clock), and later where the request had to leave the line for another client's; DeadlineExceeded where
-        the deadline passed in the line.
+        Raises Overloaded at once where the line is full or would leave too little time until `deadline` (a reading
+        of the clock), and later where the request had to leave the line: for another client's, or because too little
+        time was left.
         """
         self._note(client)
         if self._has_place_for(client):
@@ -170,11 +173,12 @@ class Places:
         return self.num_waiting >= longest
 
     async def _wait(self, client: str, deadline: float) -> Place:
+        patience_s = None if math.isinf(deadline) else deadline - self._clock() - self._needed_s()
         try:
-            async with asyncio.timeout(None if math.isinf(deadline) else deadline - self._clock()):
+            async with asyncio.timeout(patience_s):
                 return await self._stand_in_line(client)
         except TimeoutError:
-            raise DeadlineExceeded(f"{self.name} did not come to this request before its deadline.") from None
+            raise self._too_late(f"{self.name} did not come to this request in time for its deadline.") from None
 
     async def _stand_in_line(self, client: str) -> Place:
         waiter = _Waiter(self._num_arrivals, asyncio.get_running_loop().create_future())
@@ -236,12 +240,16 @@ class Places:
         own = len(self._lines.get(client, ()))
         num_ahead = min(self.num_waiting, own + (own + 1) * len(self._lines))
         expected_s = (num_ahead + 1) * self._mean_hold_s / self.limit
-        if self._clock() + expected_s > deadline:
-            raise Overloaded(
-                f"{self.name} would come to this request in about {expected_s:.1f} s, which is after its deadline.",
-                code="deadline_too_near",
-                retry_after_s=self.drain_s,
+        if self._clock() + expected_s + self._needed_s() > deadline:
+            raise self._too_late(
+                f"{self.name} would come to this request in about {expected_s:.1f} s, too late for its deadline."
             )
+
+    def _needed_s(self) -> float:
+        return max(LEAST_NEED_S, LEAST_SHARE_OF_HOLD * self._mean_hold_s)
+
+    def _too_late(self, message: str) -> Overloaded:
+        return Overloaded(message, code="deadline_too_near", retry_after_s=self.drain_s)
 
     def _full(self) -> Overloaded:
         return Overloaded(

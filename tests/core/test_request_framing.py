@@ -181,6 +181,11 @@ async def test_an_upgrade_is_answered_as_if_it_was_none_and_what_follows_is_read
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\n", "Transfer-Encoding"),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "http://"),
+        (b"GET /\xc3\xa4 HTTP/1.1\r\nHost: a\r\n\r\n", "percent-encoded"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "Content-Length"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", "Content-Length"),
+        (b"GET / HTTP/1.1\nHost: a\n\n", "CRLF"),
     ],
 )
 async def test_what_could_be_read_in_two_ways_is_refused_by_name_and_asks_nobody(

@@ -147,6 +147,8 @@ async def test_a_service_that_does_not_answer_is_waited_for_only_as_long_as_requ
 
         await until(is_held_back)
         assert (await asked)[0] == 503
+        async with client.post("/embed", data=b"{}") as response:
+            assert "hangs" in (await response.json())["error"]["message"]
     assert hanging.num_requests == 0
 
 

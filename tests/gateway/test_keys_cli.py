@@ -92,6 +92,14 @@ def test_a_key_that_can_not_be_recorded_is_not_made(file: Path, tmp_path: Path) 
     assert not file.exists()
 
 
+def test_a_key_is_revoked_though_that_can_not_be_recorded(file: Path, tmp_path: Path) -> None:
+    key = make(file, "leaked", "--scope", "embed")
+    result = keys(file, "revoke", "leaked", "--audit-log", str(tmp_path))
+    assert result.exit_code == 0
+    assert "not recorded" in result.output
+    assert KeyRing(GatewaySettings(keys_file=file)).find(key) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
