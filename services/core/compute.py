@@ -18,6 +18,7 @@ import structlog
 
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
+from services.core.thread_priority import step_back
 
 T = TypeVar("T")
 
@@ -127,6 +128,7 @@ class ComputeThread:
             self._thread.join()
 
     def _work(self) -> None:
+        step_back()
         try:
             while (call := self._calls.get()) is not None:
                 self._busy_since = time.monotonic()

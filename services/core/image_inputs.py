@@ -29,6 +29,7 @@ from services.core.images import (
 )
 from services.core.json_bodies import JsonImage
 from services.core.metrics import Metrics
+from services.core.thread_priority import step_back
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ class ImageInputs:
         metrics: Metrics,
     ) -> None:
         self.limits = limits
-        self.threads = ThreadPoolExecutor(decoding.num_threads, "decode")
+        self.threads = ThreadPoolExecutor(decoding.num_threads, "decode", initializer=step_back)
         self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
         self._fetch_limits = fetch_limits
         self._url_setting = url_setting
@@ -129,7 +130,7 @@ class ImageInputs:
         )
         waiting_pixels = MAX_WAITING_BUDGETS * decoding.max_pixels
         self._large = _Lane(
-            ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large"),
+            ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large", initializer=step_back),
             FairBudget(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
         )
         self._rejected = metrics.rejected.labels("decode_queue_full")

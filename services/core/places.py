@@ -8,7 +8,7 @@ counts for what it costs.
 The line is short, for under a steady overload a longer one makes everybody wait and answers nobody more; what is
 answered within a quarter of a second may always wait. A burst is another thing: it drains. So what comes within a
 second after a line has formed may wait however long the line becomes, up to a bound of its own; then the line must
-become short again before it takes more.
+become short again before it takes more, and some seconds must pass without a refusal before there is another burst.
 K. Nichols and V. Jacobson, Controlling Queue Delay, ACM Queue 10:5, 2012 (good queues and bad queues).
 """
 
@@ -27,6 +27,8 @@ GUEST_SHARE = 8
 LEAST_SHARE = 8
 # What comes within this time after a line has formed is one burst.
 BURST_S = 1.0
+# After a refusal for want of room, so long passes before what comes counts as a burst again.
+CALM_S = 5.0
 # The line may always hold what is answered within this time.
 LINE_S = 0.25
 # Clients that came within about this time share the places.
@@ -80,7 +82,8 @@ class Places:
         self.limit = limit
         self._max_waiting = max_waiting
         self._max_burst = max_burst
-        self._line_formed_at = -math.inf
+        self._burst_ends = -math.inf
+        self._refused_at = -math.inf
         self.num_held = 0
         self.num_waiting = 0
         self._clock = clock
@@ -166,8 +169,11 @@ class Places:
         return Place(client, self._clock())
 
     def _is_line_full(self) -> bool:
+        now = self._clock()
+        if not self.num_waiting:
+            self._burst_ends = now + BURST_S if now >= self._refused_at + CALM_S else -math.inf
         longest = max(self._max_waiting, self._max_burst)
-        if self.num_waiting and self._clock() >= self._line_formed_at + BURST_S:
+        if now >= self._burst_ends:
             within_line_s = LINE_S * self.limit / self._mean_hold_s if self._mean_hold_s else 0
             longest = min(longest, max(self._max_waiting, int(within_line_s)))
         return self.num_waiting >= longest
@@ -184,8 +190,6 @@ class Places:
         waiter = _Waiter(self._num_arrivals, asyncio.get_running_loop().create_future())
         self._num_arrivals += 1
         self._lines.setdefault(client, deque()).append(waiter)
-        if not self.num_waiting:
-            self._line_formed_at = self._clock()
         self.num_waiting += 1
         try:
             return await waiter.place
@@ -252,6 +256,7 @@ class Places:
         return Overloaded(message, code="deadline_too_near", retry_after_s=self.drain_s)
 
     def _full(self) -> Overloaded:
+        self._refused_at = self._clock()
         return Overloaded(
             f"{self.name} has {self.num_held} requests in flight and {self.num_waiting} waiting, "
             "which is as many as it takes now.",

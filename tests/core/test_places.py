@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from services.core.errors import Overloaded
-from services.core.places import Place, Places
+from services.core.places import CALM_S, Place, Places
 
 
 class Door(Places):
@@ -89,8 +89,20 @@ async def test_a_line_that_has_lasted_for_a_second_takes_no_more_before_it_is_sh
     await door.come("one", "one")
     assert (door.num_waiting, door.refused) == (2, ["one", "one"])
     await door.empty()
+    door.now += CALM_S
     await door.come(*["one"] * 54)
     assert (door.num_waiting, door.refused) == (50, ["one", "one"])
+
+
+async def test_a_line_that_was_empty_for_a_moment_of_an_overload_takes_no_burst() -> None:
+    door = Door(limit=4, max_waiting=2, max_burst=100)
+    await door.come(*["one"] * 14)
+    door.now = 1.0
+    await door.come("one")
+    await door.empty()
+    assert door.refused == ["one"]
+    await door.come(*["one"] * 10)
+    assert (door.num_held, door.num_waiting) == (4, 2)
 
 
 async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_second() -> None:

@@ -7,6 +7,7 @@ from services.core.checkpoints import ServedCheckpoint
 from services.core.image_inputs import ImageInputs
 from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
+from services.core.thread_priority import step_back
 from services.embed.collections.ballast import Ballast
 from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.fresh_pixels import FreshPixels
@@ -58,7 +59,9 @@ def create_library(
         checkpoint,
         inputs,
         embedder,
-        ImageReader(inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored")),
+        ImageReader(
+            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
+        ),
         FreshPixels(MAX_FRESH_BYTES),
         ThreadPoolExecutor(settings.search_threads, "search"),
         metrics,
