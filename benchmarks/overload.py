@@ -111,7 +111,7 @@ async def served_route(route: str, folder: Path, key: str = "none", **settings: 
             yield url
 
 
-async def fill_gallery(url: str, key: str) -> None:
+async def fill_gallery(url: str, key: str = "none") -> None:
     photographs = Photographs((320, 240))
     async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as session:
         async with session.put("/collections/gallery"):

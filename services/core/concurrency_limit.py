@@ -29,7 +29,7 @@ GROWTH = 1.4
 SLOWDOWN_EXPONENT = 1 / 2
 # By so much more than it may, latency must rise before the limit falls: no window is free of chance.
 TOLERANCE = 1.1
-# Latencies are compared as means over so long at least, and over four times as many requests as are let in.
+# Latencies are compared as means over so long at least, and over twice as many requests as are let in.
 MIN_WINDOW_S = 0.5
 # Requests that never had this share of the limit in flight beside them say nothing about the limit.
 FULL_SHARE = 0.9
@@ -76,7 +76,7 @@ class ConcurrencyLimit:
         num, total_s = self._window.get(kind, (0, 0.0))
         self._window[kind] = (num + 1, total_s + self._clock() - began)
         self._num_recorded += 1
-        if self._num_recorded >= 4 * self.limit and self._clock() >= self._window_began + MIN_WINDOW_S:
+        if self._num_recorded >= 2 * self.limit and self._clock() >= self._window_began + MIN_WINDOW_S:
             self._end_window()
             self._begin_window()
 
