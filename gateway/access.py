@@ -102,6 +102,10 @@ class KeyRing:
         self.is_required = settings.keys_file is not None or bool(settings.keys)
         try:
             self.reload()
+        except FileNotFoundError:
+            raise SettingsError(
+                f"FOVEA_GATEWAY_KEYS_FILE: there is no file {self._path}; `fovea keys create` makes one."
+            ) from None
         except (OSError, ValueError) as broken:
             raise SettingsError(f"FOVEA_GATEWAY_KEYS_FILE: {broken}") from None
 

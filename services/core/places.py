@@ -35,9 +35,11 @@ LINE_S = 0.25
 SHARED_S = 1.0
 # Weight of the newest request in the mean time for which a place is held.
 HOLD_SMOOTHING = 1 / 32
-# What a request needs once it has its place: at least this share of the time that others take, and these seconds.
-LEAST_SHARE_OF_HOLD = 0.5
+# What a request is taken to need once it has its place: a share of the time that others take, within these seconds. It
+# may be a short one among long ones.
+NEEDED_SHARE = 0.5
 LEAST_NEED_S = 0.02
+MOST_NEED_S = 1.0
 # What a refused client is told to wait before anything was measured.
 FIRST_HOLD_S = 1.0
 
@@ -63,10 +65,8 @@ class _Waiter:
 class Places:
     """At most `limit` requests hold a place and at most `max_waiting` wait for one; `resize` changes both.
 
-    In a burst `max_burst` may wait.
-
-    A full line refuses the newest request of the client with the largest share: the one that comes, or one that
-    waits for a client that has more. `name` is who is overloaded, as refusals tell it.
+    In a burst `max_burst` may wait. A full line refuses the newest request of the client with the largest share: the
+    one that comes, or one that waits for a client that has more. `name` is who is overloaded, as refusals tell it.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Places:
             )
 
     def _needed_s(self) -> float:
-        return max(LEAST_NEED_S, LEAST_SHARE_OF_HOLD * self._mean_hold_s)
+        return min(max(LEAST_NEED_S, NEEDED_SHARE * self._mean_hold_s), MOST_NEED_S)
 
     def _too_late(self, message: str) -> Overloaded:
         return Overloaded(message, code="deadline_too_near", retry_after_s=self.drain_s)

@@ -249,7 +249,7 @@ async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "No such file"),
+        (None, "fovea keys create"),
         ("{", "is not a keys file"),
         ('{"key": []}', "key: Extra inputs"),
         ('{"keys": [{"name": "a", "sha256": "fovea-plain", "scopes": []}]}', r"keys\.0\.sha256"),
