@@ -169,8 +169,8 @@ class OpenLoop:
                 task.cancel()
         return arrivals
 
-    async def saturate(self, concurrency: int, seconds: float, make: MakeRequest) -> float:
-        """Accepted requests a second of a closed loop with so many clients: what the server can do."""
+    async def saturate(self, concurrency: int, seconds: float, make: MakeRequest) -> Arrivals:
+        """A closed loop of so many clients: its goodput is what the server can do."""
         arrivals = Arrivals(seconds)
         began = time.perf_counter()
         numbers: Iterator[int] = iter(range(10**9))
@@ -180,7 +180,7 @@ class OpenLoop:
                 await self._ask(make(next(numbers)), began, due_s, arrivals)
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
-        return arrivals.goodput
+        return arrivals
 
     async def _ask(self, request: bytes, began: float, due_s: float, arrivals: Arrivals) -> None:
         status = FAILED

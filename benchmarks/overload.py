@@ -132,12 +132,14 @@ async def measure_route(route: str, seconds: float, folder: Path) -> dict[str, A
     make = requests_of(route)
     async with served_route(route, folder) as url, OpenLoop(url) as load:
         await load.saturate(4, 2.0, make)  # what only first requests wait for
-        saturation = await load.saturate(SATURATING_CLIENTS, SATURATION_S, make)
+        saturated = await load.saturate(SATURATING_CLIENTS, SATURATION_S, make)
+        saturation = saturated.goodput
         once = await load.run(saturation, seconds, make, settling_s=SETTLING_S)
         thrice = await load.run(3 * saturation, seconds, make, seed=1, settling_s=SETTLING_S)
     p99_ms = percentile_ms(once.accepted, 0.99)
     return {
         "saturation_per_s": saturation,
+        "saturation_p99_ms": percentile_ms(saturated.accepted, 0.99),
         "1x": figures(once),
         "3x": figures(thrice),
         "p99_ratio": percentile_ms(thrice.accepted, 0.99) / p99_ms if p99_ms else float("nan"),
@@ -232,7 +234,9 @@ async def measure(routes: Sequence[str], seconds: float) -> dict[str, Any]:
 
 
 def show(route: str, result: dict[str, Any]) -> None:
-    table = Table(title=f"{route}: saturation {result['saturation_per_s']:.1f}/s")
+    table = Table(
+        title=f"{route}: saturation {result['saturation_per_s']:.1f}/s, p99 {result['saturation_p99_ms']:.0f} ms"
+    )
     for column in (
         "load",
         "goodput /s",

@@ -98,7 +98,7 @@ async def measure(minutes: float, share: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with served_system(Path(folder)) as (url, pids), OpenLoop(url) as load:
             await load.saturate(4, 5.0, make)
-            saturation = await load.saturate(SATURATING_CLIENTS, SATURATION_S, make)
+            saturation = (await load.saturate(SATURATING_CLIENTS, SATURATION_S, make)).goodput
             samples: dict[str, list[float]] = {name: [] for name in pids}
             beside = [asyncio.create_task(watch_memory(pids, samples)), asyncio.create_task(give_up(url, mixed()))]
             began = time.perf_counter()
