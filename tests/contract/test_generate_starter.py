@@ -18,9 +18,10 @@ from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System, wait_until
 
 MODEL = "litm-facts"
-# All that the running batch holds: one answer of the greatest length leaves no room for another.
+# All that the running batch holds. A prompt of more than half of it leaves no room for another.
 CONTEXT = 8192
-LONG = CONTEXT - 100
+NUM_WORDS = 4200
+LONG = CONTEXT // 4
 NUM_STREAMS = 200
 CALIBRATED, PLAIN = {"enabled": True, "temperature": 1e-3}, {"enabled": False}
 QUESTIONS = generated_facts(NUM_STREAMS, 10, seed=7)
@@ -211,11 +212,16 @@ def test_an_answer_among_sixteen_is_the_answer_alone_to_its_probabilities(system
 # --- nobody waits any more ---
 
 
+def long_prompt(word: str) -> str:
+    return " ".join([word] * NUM_WORDS)
+
+
 def begin_long(system: System) -> "subprocess.Popen[bytes]":
     """curl in the middle of a stream that leaves no room for any other answer."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    body = {"prompt": "Question:", "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
+    prompt = long_prompt("question")
+    body = {"prompt": prompt, "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
     reader = subprocess.Popen(
         ["curl", "--silent", "--no-buffer", "--json", json.dumps(body), f"{system.gateway.url}/v1/completions"],
         stdout=subprocess.PIPE,
@@ -247,7 +253,7 @@ def test_a_task_that_is_cancelled_frees_its_place_running_or_waiting(system: Sys
                         model=MODEL, prompt=prompt, max_tokens=LONG, temperature=0, extra_body={"ignore_eos": True}
                     )
                 )
-                for prompt in ("Question:", "Answer:")
+                for prompt in (long_prompt("question"), long_prompt("answer"))
             )
             await asyncio.to_thread(
                 wait_until,
