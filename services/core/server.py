@@ -38,6 +38,9 @@ TICKS_PER_S = 10  # uvicorn's
 TURNS_TO_READ = 3
 # uvloop accepts one connection a turn, and so many may wait.
 TURNS_TO_ACCEPT = BACKLOG + TURNS_TO_READ
+# Python's own, but for the last: a full collection stops all requests for as long as it takes to walk through what
+# those under way have made, up to tenths of a second, and finds next to nothing.
+GC_THRESHOLDS = (700, 10, 50)
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
@@ -75,6 +78,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client
         drain_delay_s=settings.drain_delay_s,
         drain_timeout_s=settings.drain_timeout_s,
     )
+    gc.set_threshold(*GC_THRESHOLDS)
     host, port = listener.getsockname()[:2]
     structlog.get_logger("fovea.server").info("listening", host=host, port=port)
     server.run(sockets=[listener])
@@ -96,11 +100,6 @@ def _bind(settings: ProcessSettings) -> socket.socket:
             f"Cannot listen on {settings.host}:{settings.port}: {refused.strerror}. "
             f"Another port is chosen with {variable}."
         ) from None
-
-
-# Python's own, but for the last: a full collection stops all requests for as long as it takes to walk through what
-# those under way have made, up to tenths of a second, and finds next to nothing.
-GC_THRESHOLDS = (700, 10, 50)
 
 
 class DrainingServer(uvicorn.Server):
@@ -131,7 +130,6 @@ class DrainingServer(uvicorn.Server):
         # What is imported by now stays; walking it in every full collection would stop all requests for as long.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
 
     async def on_tick(self, counter: int) -> bool:
         if self._health.has_failed:
