@@ -6,8 +6,9 @@ The real gateway and one service a route, at their defaults, on the starters. Sa
 clients reaches; then requests arrive at that rate (1x) and at three times of it (3x), whether the earlier ones were
 answered or not. The first seconds of a load count for one column alone, the 99th percentile of what was accepted then:
 a burst may wait longer. Then a hostile key sends three times saturation beside 20 honest ones that send a third of it
-together. No request is asked twice, so that no cache answers. `--code` serves another checkout of the source, to
-compare two commits under the same load. The last line is JSON.
+together; then as many come with a key that nobody has, which the gateway refuses at sight: what these cost the honest
+ones is the machine's, which all processes share. No request is asked twice, so that no cache answers. `--code` serves
+another checkout of the source, to compare two commits under the same load. The last line is JSON.
 """
 
 import argparse
@@ -148,7 +149,7 @@ async def measure_route(route: str, seconds: float, folder: Path) -> dict[str, A
 
 
 async def measure_fairness(route: str, saturation: float, seconds: float, folder: Path) -> dict[str, Any]:
-    """The honest keys alone, and the same beside a hostile one."""
+    """The honest keys alone, beside a hostile one, and beside one that nobody has."""
     names = ["hostile", *(f"honest-{number}" for number in range(NUM_HONEST))]
     records = [
         {
@@ -174,16 +175,21 @@ async def measure_fairness(route: str, saturation: float, seconds: float, folder
     ):
         await load.saturate(4, 2.0, by_honest)
         alone = await load.run(HONEST_SHARE * saturation, seconds, by_honest, settling_s=SETTLING_S)
-        beside, attack = await asyncio.gather(
-            load.run(HONEST_SHARE * saturation, seconds, by_honest, seed=1, settling_s=SETTLING_S),
-            hostile.run(3 * saturation, seconds, by("hostile"), seed=2, settling_s=SETTLING_S),
-        )
+        attacked: list[Arrivals] = []
+        for seed, name in enumerate(("hostile", "nobody"), 1):
+            attacked += await asyncio.gather(
+                load.run(HONEST_SHARE * saturation, seconds, by_honest, seed=seed, settling_s=SETTLING_S),
+                hostile.run(3 * saturation, seconds, by(name), seed=seed + 2, settling_s=SETTLING_S),
+            )
+    beside, attack, beside_nobody, _ = attacked
     p99_ms = percentile_ms(alone.accepted, 0.99)
     return {
         "honest_alone": figures(alone),
         "honest_beside": figures(beside),
         "hostile": figures(attack),
+        "beside_nobody": figures(beside_nobody),
         "honest_p99_ratio": percentile_ms(beside.accepted, 0.99) / p99_ms if p99_ms else float("nan"),
+        "beside_nobody_p99_ratio": percentile_ms(beside_nobody.accepted, 0.99) / p99_ms if p99_ms else float("nan"),
         "honest_accepted_share": len(beside.accepted) / max(1, len(beside.answers) + beside.num_unanswered),
     }
 
@@ -251,7 +257,7 @@ def show(route: str, result: dict[str, Any]) -> None:
         table.add_column(column, justify="right")
     fairness = result["fairness"]
     rows = {"1x": result["1x"], "3x": result["3x"]} | {
-        name.replace("_", " "): fairness[name] for name in ("honest_alone", "honest_beside", "hostile")
+        name.replace("_", " "): fairness[name] for name in ("honest_alone", "honest_beside", "hostile", "beside_nobody")
     }
     for name, row in rows.items():
         table.add_row(name, *(f"{value:,.1f}" for value in row.values()))
@@ -259,7 +265,8 @@ def show(route: str, result: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"3x over 1x: p99 {result['p99_ratio']:.2f}, goodput {result['goodput_ratio']:.2f}; honest beside a hostile "
-        f"key over alone: p99 {fairness['honest_p99_ratio']:.2f}, accepted {fairness['honest_accepted_share']:.3f}"
+        f"key over alone: p99 {fairness['honest_p99_ratio']:.2f} (beside one that nobody has "
+        f"{fairness['beside_nobody_p99_ratio']:.2f}), accepted {fairness['honest_accepted_share']:.3f}"
     )
 
 
