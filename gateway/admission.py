@@ -25,6 +25,7 @@ class Gate:
         *,
         max_inflight: int,
         max_queued: int,
+        burst_s: float,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,6 +38,7 @@ class Gate:
             limit=limit,
             max_waiting=min(line_length(FIRST_PLACES), max_queued),
             max_burst=max_queued,
+            burst_s=burst_s,
             clock=clock,
         )
         self._refused = metrics.rejected.labels("queue_full")

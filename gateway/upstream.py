@@ -90,6 +90,7 @@ class Upstream:
             service,
             max_inflight=settings.max_inflight_requests,
             max_queued=settings.max_queued_requests,
+            burst_s=settings.burst_s,
             metrics=metrics,
         )
         self._session = session

@@ -44,6 +44,7 @@ class Admission:
             limit=self.limit.limit,
             max_waiting=line_length(self.limit.limit),
             max_burst=settings.max_concurrency,
+            burst_s=settings.burst_s,
         )
         self._metrics = metrics
         self._announcement = self._announce()

@@ -25,8 +25,6 @@ from services.core.errors import Overloaded
 GUEST_SHARE = 8
 # Of the places, what a client may always hold however many others there are: one in so many.
 LEAST_SHARE = 8
-# What comes within this time after a line has formed is one burst.
-BURST_S = 1.0
 # After a refusal for want of room, so long passes before what comes counts as a burst again.
 CALM_S = 5.0
 # The line may always hold what is answered within this time.
@@ -65,8 +63,9 @@ class _Waiter:
 class Places:
     """At most `limit` requests hold a place and at most `max_waiting` wait for one; `resize` changes both.
 
-    In a burst `max_burst` may wait. A full line refuses the newest request of the client with the largest share: the
-    one that comes, or one that waits for a client that has more. `name` is who is overloaded, as refusals tell it.
+    In a burst, the `burst_s` seconds after a line has formed, `max_burst` may wait. A full line refuses the newest
+    request of the client with the largest share: the one that comes, or one that waits for a client that has more.
+    `name` is who is overloaded, as refusals tell it.
     """
 
     def __init__(
@@ -76,12 +75,14 @@ class Places:
         limit: int,
         max_waiting: int,
         max_burst: int = 0,
+        burst_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.limit = limit
         self._max_waiting = max_waiting
         self._max_burst = max_burst
+        self._burst_s = burst_s
         self._burst_ends = -math.inf
         self._refused_at = -math.inf
         self.num_held = 0
@@ -171,7 +172,7 @@ class Places:
     def _is_line_full(self) -> bool:
         now = self._clock()
         if not self.num_waiting:
-            self._burst_ends = now + BURST_S if now >= self._refused_at + CALM_S else -math.inf
+            self._burst_ends = now + self._burst_s if now >= self._refused_at + CALM_S else -math.inf
         longest = max(self._max_waiting, self._max_burst)
         if now >= self._burst_ends:
             within_line_s = LINE_S * self.limit / self._mean_hold_s if self._mean_hold_s else 0

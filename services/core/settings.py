@@ -73,6 +73,12 @@ class ProcessSettings(BaseSettings):
     max_request_timeout_s: float = Field(
         600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
     )
+    burst_s: float = Field(
+        1.0,
+        ge=0,
+        le=60,
+        description="Seconds from the first request that waits in which what comes is one burst, and may wait longer.",
+    )
     max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
     body_timeout_s: float = Field(
         20.0,

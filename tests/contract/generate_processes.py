@@ -19,5 +19,6 @@ def running_system(folder: Path, **settings: str) -> AbstractContextManager[Syst
         "FOVEA_GENERATE_DTYPE": "float32",
         "FOVEA_GENERATE_NUM_THREADS": "1",
         "FOVEA_GENERATE_MAX_WAIT_S": "600",
+        "FOVEA_BURST_S": "60",  # a slow machine takes more than a second to read what hundreds of clients send
     }
     return running_behind_gateway("generate", folder, {**own, **settings})

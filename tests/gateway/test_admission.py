@@ -24,7 +24,8 @@ class Clock:
 
 def gate(max_inflight: int, max_queued: int, clock: Callable[[], float] = time.monotonic) -> tuple[Gate, Metrics]:
     metrics = Metrics("gateway")
-    return Gate("embed", max_inflight=max_inflight, max_queued=max_queued, metrics=metrics, clock=clock), metrics
+    gate = Gate("embed", max_inflight=max_inflight, max_queued=max_queued, burst_s=1.0, metrics=metrics, clock=clock)
+    return gate, metrics
 
 
 def gauges(metrics: Metrics) -> tuple[float | None, float | None]:
