@@ -149,7 +149,7 @@ async def measure_route(route: str, seconds: float, folder: Path) -> dict[str, A
 
 
 async def measure_fairness(route: str, saturation: float, seconds: float, folder: Path) -> dict[str, Any]:
-    """The honest keys alone, beside a hostile one, and beside one that nobody has."""
+    """Load by the honest keys alone, beside a hostile one, and beside one that nobody has."""
     names = ["hostile", *(f"honest-{number}" for number in range(NUM_HONEST))]
     records = [
         {
@@ -171,17 +171,19 @@ async def measure_fairness(route: str, saturation: float, seconds: float, folder
     async with (
         served_route(route, folder, names[0], **settings) as url,
         OpenLoop(url) as load,
-        OpenLoop(url) as hostile,
+        OpenLoop(url) as others,
     ):
+
+        async def honest_beside(name: str, seed: int) -> tuple[Arrivals, Arrivals]:
+            return await asyncio.gather(
+                load.run(HONEST_SHARE * saturation, seconds, by_honest, seed=seed, settling_s=SETTLING_S),
+                others.run(3 * saturation, seconds, by(name), seed=seed + 2, settling_s=SETTLING_S),
+            )
+
         await load.saturate(4, 2.0, by_honest)
         alone = await load.run(HONEST_SHARE * saturation, seconds, by_honest, settling_s=SETTLING_S)
-        attacked: list[Arrivals] = []
-        for seed, name in enumerate(("hostile", "nobody"), 1):
-            attacked += await asyncio.gather(
-                load.run(HONEST_SHARE * saturation, seconds, by_honest, seed=seed, settling_s=SETTLING_S),
-                hostile.run(3 * saturation, seconds, by(name), seed=seed + 2, settling_s=SETTLING_S),
-            )
-    beside, attack, beside_nobody, _ = attacked
+        beside, attack = await honest_beside("hostile", 1)
+        beside_nobody, _ = await honest_beside("nobody", 2)
     p99_ms = percentile_ms(alone.accepted, 0.99)
     return {
         "honest_alone": figures(alone),

@@ -74,8 +74,8 @@ class Places:
         *,
         limit: int,
         max_waiting: int,
-        max_burst: int = 0,
-        burst_s: float = 1.0,
+        max_burst: int,
+        burst_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name

@@ -15,6 +15,8 @@ from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 from tests.gateway.servers import serving, until
 
+BURST_S = ServiceSettings.model_fields["burst_s"].default
+
 
 class Held:
     """Requests that are answered when the test says so."""
@@ -38,9 +40,6 @@ class Held:
             return {"ok": True}
 
         return router
-
-
-BURST_S = ServiceSettings.model_fields["burst_s"].default
 
 
 @asynccontextmanager

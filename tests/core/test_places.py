@@ -17,7 +17,12 @@ class Door(Places):
     def __init__(self, limit: int, max_waiting: int, max_burst: int = 0) -> None:
         self.now = 0.0
         super().__init__(
-            "The embed service", limit=limit, max_waiting=max_waiting, max_burst=max_burst, clock=lambda: self.now
+            "The embed service",
+            limit=limit,
+            max_waiting=max_waiting,
+            max_burst=max_burst,
+            burst_s=1.0,
+            clock=lambda: self.now,
         )
         self.order: list[str] = []
         self.refused: list[str] = []
@@ -117,7 +122,7 @@ async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_sec
 
 
 async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and_may_be_sent_again() -> None:
-    places = Places("The embed service", limit=1, max_waiting=1)
+    places = Places("The embed service", limit=1, max_waiting=1, max_burst=0, burst_s=1.0)
     place = await places.enter("one")
     with pytest.raises(Overloaded, match="did not come to this request in time") as refused:
         await places.enter("one", deadline=time.monotonic() + 0.05)
