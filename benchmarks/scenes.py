@@ -28,7 +28,7 @@ from benchmarks.record import record
 from benchmarks.served import served_embed, served_gateway
 from services.embed.data import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.embed.protocols.colorshape import ColorShapeProtocol, labels_of, rendered
-from services.embed.protocols.embedders import load_embedder
+from services.embed.protocols.loading import load_embedder
 from services.nn.colorshape import Scenes
 
 CONDITIONS = ("color", "shape", "both", "size", "background", "position", "texture", "size and color")

@@ -242,7 +242,7 @@ def _audit(path: Path | None) -> AuditLog:
 
 def _open(store_url: str | None) -> Store:
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
-    return Store.open(settings.store_url, starters=packaged_starters(Path(__file__).parent))
+    return Store.open(settings.store_url, starters=packaged_starters())
 
 
 def _resolve(store: Store, reference: str) -> tuple[str, str]:

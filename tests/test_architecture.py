@@ -402,7 +402,7 @@ ROOMS = (
             "services.{service}.bulk_workers",
             "services.{service}.collection_client",
             "services.{service}.image_sources",
-            "services.{service}.protocols.embedders",
+            "services.{service}.protocols.loading",
         ),
         (*HEAVY, *WEB),
     ),

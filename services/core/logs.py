@@ -30,10 +30,7 @@ def configure_logging(settings: ProcessSettings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.telemetry:
-        # Imported for those who trace: a command that only warns has no use for it.
-        from services.core.telemetry import add_trace
-
-        shared.append(add_trace)
+        shared.append(_trace_adder())
     rendering = _rendering(settings)
     structlog.configure(
         processors=[*shared, *rendering],
@@ -53,6 +50,21 @@ def configure_logging(settings: ProcessSettings) -> None:
     root.setLevel(level)
     # What it says of starting and stopping, `services.core.server` says in one line each.
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+
+
+def _trace_adder() -> Processor:
+    # Imported for those who trace: a command that only warns has no use for it.
+    from opentelemetry import trace
+
+    def add_trace(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        """Add `trace_id` and `span_id` to every line that is logged while a request is answered."""
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            event["trace_id"] = trace.format_trace_id(context.trace_id)
+            event["span_id"] = trace.format_span_id(context.span_id)
+        return event
+
+    return add_trace
 
 
 def log_warnings_to_stderr() -> None:

@@ -13,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from services.core.cache import Found
+from services.core.cache_stores import Found
 from services.core.metrics import Metrics
 
 # Raised whenever the meaning or the form of what is stored changes: old entries are then never found.

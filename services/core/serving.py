@@ -1,7 +1,5 @@
 """What every service that runs a model does around it, whatever the model answers."""
 
-from pathlib import Path
-
 import structlog
 
 from services.core.compute import ComputeThread
@@ -22,6 +20,6 @@ def check_compute(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:
 def publish_packaged_starters(store: Store) -> None:
     """An empty store gets the checkpoints that are packaged; one that can't be written now is used as it is."""
     try:
-        store.publish_starters(packaged_starters(Path(__file__).parents[1]))
+        store.publish_starters(packaged_starters())
     except StoreUnavailable as error:
         structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))

@@ -1,5 +1,6 @@
 """Checkpoint folders that describe themselves: starters, and whatever `fovea store publish` is given."""
 
+from importlib.resources import files
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -32,6 +33,7 @@ def read_description(directory: Path) -> CheckpointDescription:
         raise InvalidCheckpoint(f"{path}: {field}: {first['msg']}") from error
 
 
-def packaged_starters(package: Path) -> list[Path]:
-    """The `<service>/starter/<name>` folders beside `core` in an installed package."""
+def packaged_starters() -> list[Path]:
+    """List the `<service>/starter/<name>` folders of the installed package."""
+    package = Path(str(files("services")))
     return sorted(path.parent for path in package.glob(f"*/starter/*/{DESCRIPTION_FILE}"))

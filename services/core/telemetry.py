@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from structlog.typing import EventDict, WrappedLogger
 
 from services.core.exchange import exchange_of
 from services.core.logs import REDACTED
@@ -47,15 +46,6 @@ def _provider(service: str) -> "TracerProvider":
     resource = Resource.create({SERVICE_NAME: f"fovea-{service}"}).merge(OTELResourceDetector().detect())
     # The framework flushes and ends what it exports through.
     return TracerProvider(resource=resource, shutdown_on_exit=False)
-
-
-def add_trace(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """`trace_id` and `span_id`, in every line that is logged while a request is answered."""
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
-        event["trace_id"] = trace.format_trace_id(context.trace_id)
-        event["span_id"] = trace.format_span_id(context.span_id)
-    return event
 
 
 class RequestSpan:

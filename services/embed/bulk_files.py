@@ -16,7 +16,7 @@ from services.embed.bulk_folder import BulkFolder, BulkPlan, StoredDtype, planne
 from services.embed.bulk_progress import Bars
 from services.embed.bulk_workers import Pace, ShardImages, embed_on, embed_shards
 from services.embed.image_sources import Listing
-from services.embed.protocols.embedders import checkpoint_directory
+from services.embed.protocols.loading import checkpoint_directory
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from services.core.store_errors import StoreError
 from services.embed.protocols.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
-from services.embed.protocols.embedders import ImageEmbedder, NoTextSide, Unconditioned, load_embedder
+from services.embed.protocols.embedders import ImageEmbedder, NoTextSide, Unconditioned
 from services.embed.protocols.features import NoProjection
 from services.embed.protocols.fine_grained import LOADERS
 from services.embed.protocols.genecis import Focus, evaluate_genecis, load_genecis
@@ -29,6 +29,7 @@ from services.embed.protocols.grid_picture import Names, draw_grid
 from services.embed.protocols.imagenet import evaluate_imagenet, read_nodes
 from services.embed.protocols.labelled_images import evaluate_category
 from services.embed.protocols.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
+from services.embed.protocols.loading import load_embedder
 from services.embed.protocols.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.protocols.results import RESULT_FILES, Result
 from services.embed.protocols.sugarcrepe import evaluate_sugarcrepe

@@ -23,7 +23,7 @@ from services.embed.data import LlavaData, all_answers, learn_merges
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
 from services.embed.protocols.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
-from services.embed.protocols.embedders import checkpoint_directory, load_embedder
+from services.embed.protocols.loading import checkpoint_directory, load_embedder
 from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
 from services.nn.clip_tokenizer import write_merges
 from services.nn.job_options import MAX_SEED, finite, multiple_of, output_folder, positive

@@ -29,7 +29,7 @@ class CheckpointSource:
 def open_store(store_url: str | None) -> Store:
     """The store, with the packaged starters published first where it is empty. Raises StoreError."""
     store = Store.open(store_url or ServiceSettings(port=0).store_url)
-    store.publish_starters(packaged_starters(Path(__file__).parents[1]))
+    store.publish_starters(packaged_starters())
     return store
 
 

@@ -28,9 +28,9 @@ from services.score.compositionality.benchmarks import (
     load_winoground,
 )
 from services.score.compositionality.chat_endpoint import Pace
-from services.score.compositionality.judges import CannotJudge, Resampling
+from services.score.compositionality.judges import CannotJudge, Resampling, Similarity
 from services.score.compositionality.judges import evaluate as evaluate_judge
-from services.score.compositionality.loading import JudgeKind, JudgeOptions, Similarity, load_judges
+from services.score.compositionality.loading import JudgeKind, JudgeOptions, load_judges
 from services.score.compositionality.record_files import load_records
 from services.score.compositionality.records import Task, count
 from services.score.compositionality.results import RESULT_FILES, Result

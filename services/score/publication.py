@@ -74,7 +74,7 @@ def open_clip_model(name: str, pretrained: str | None, store_url: str | None) ->
         model, reference = load_clip(name), name
     else:
         store = open_store(store_url)
-        store.publish_starters(packaged_starters(Path(__file__).parents[1]))
+        store.publish_starters(packaged_starters())
         stem, _, version = name.partition("@")
         directory = store.fetch(
             stem, store.resolve(stem, version or "latest"), ServiceSettings(port=0).checkpoint_cache_dir

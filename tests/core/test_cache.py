@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.core.cache import LruStore, Option, ResultCache, content_digest, open_cache, result_key
+from services.core.cache import Option, ResultCache, content_digest, open_cache, result_key
+from services.core.cache_stores import LruStore
 from services.core.caller import Caller, set_caller
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics

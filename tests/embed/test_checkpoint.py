@@ -171,8 +171,7 @@ def test_a_tokenizer_reads_back_what_it_wrote() -> None:
 
 
 def test_the_packaged_focallens_was_tuned_from_the_packaged_clip() -> None:
-    package = Path(__file__).parents[2] / "services"
     store = Store.open("memory://")
-    store.publish_starters(packaged_starters(package))
+    store.publish_starters(packaged_starters())
     tuned = store.manifest("focallens-shapes", store.resolve("focallens-shapes"))
     assert tuned.base == f"clip-shapes@{store.resolve('clip-shapes')}"

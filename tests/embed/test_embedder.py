@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from services.core.batching import Batcher, BatchLimits
-from services.core.cache import LruStore, ResultCache
+from services.core.cache import ResultCache
+from services.core.cache_stores import LruStore
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing

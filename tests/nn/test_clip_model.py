@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
-from services.embed.protocols.embedders import load_embedder
+from services.embed.protocols.loading import load_embedder
 from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
 from services.score.compositionality.clip_judge import Clip
 from PIL import Image

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from services.core.batching import Batcher, BatchLimits
-from services.core.cache import LruStore, ResultCache
+from services.core.cache import ResultCache
+from services.core.cache_stores import LruStore
 from services.core.compute import ComputeThread
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing

@@ -18,8 +18,7 @@ from torch import Tensor
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.score.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
-from services.score.compositionality.judges import CannotJudge, OnScores, open_image
-from services.score.compositionality.loading import Similarity
+from services.score.compositionality.judges import CannotJudge, OnScores, Similarity, open_image
 from services.score.compositionality.records import Record, Task
 from services.score.dense_features import TextFeatures, check_towers, encode_images, encode_texts
 from services.score.fsc_clip import mean_local_similarity, token_cosines

@@ -6,7 +6,7 @@ Shapes: R records of a task, O orders, I images and C captions of a record.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from services.nn.published_data import read_image
 from services.score.compositionality.aggregates import IMAGE, TEXT, aggregates
 from services.score.compositionality.records import Outcomes, Scores, Task, category_index, outcomes, percent
 from services.score.compositionality.results import Result
+
+Similarity = Literal["mix", "global", "local"]
 
 CONFIDENCE = 0.95
 OnScores = Callable[[int, Scores], None]

@@ -13,10 +13,9 @@ from services.core.store import Store
 from services.core.store_errors import StoreError
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.compositionality.chat_endpoint import Endpoint, Pace
-from services.score.compositionality.judges import CannotJudge, Judge
+from services.score.compositionality.judges import CannotJudge, Judge, Similarity
 
 JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
-Similarity = Literal["mix", "global", "local"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def _find(reference: str, options: JudgeOptions) -> Path | str:
         return reference
     try:
         store = Store.open(options.store_url or ServiceSettings(port=0).store_url)
-        store.publish_starters(packaged_starters(Path(__file__).parents[2]))
+        store.publish_starters(packaged_starters())
         name, _, version = reference.partition("@")
         return store.fetch(name, store.resolve(name, version or "latest"), ServiceSettings(port=0).checkpoint_cache_dir)
     except StoreError as error:

@@ -16,8 +16,8 @@ from services.embed.protocols.embedders import (
     FocalLensEmbedder,
     ImageEmbedder,
     Unconditioned,
-    load_embedder,
 )
+from services.embed.protocols.loading import load_embedder
 from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
 from tests.embed.protocols.data_sets import hues
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, IMAGE_SIZE, write_tiny_checkpoint

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from services.embed.protocols.embedders import NoTextSide, load_embedder
+from services.embed.protocols.embedders import NoTextSide
 from services.embed.protocols.instructblip import InstructBlipEmbedder, read_weights
+from services.embed.protocols.loading import load_embedder
 from tests.embed.protocols.tiny_instructblip import IMAGE_SIZE, WIDTH, write_tiny_instructblip
 
 INSTRUCTIONS = ["What is the color of the object?", None, "What is the shape?"]

@@ -14,8 +14,7 @@ from services.nn.clip_model import ClipModel, save_clip
 from services.nn.published_data import read_image
 from services.score.checkpoint import load_fsc_clip
 from services.score.compositionality.clip_judge import Clip, ClipJudge
-from services.score.compositionality.judges import CannotJudge, evaluate, score
-from services.score.compositionality.loading import Similarity
+from services.score.compositionality.judges import CannotJudge, Similarity, evaluate, score
 from services.score.compositionality.records import Record, Scores, Task
 from services.score.dense_features import encode_images, encode_texts
 from services.score.fsc_clip import aligned_patches
