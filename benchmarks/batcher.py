@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record, summary
-from services.core.batching import Batcher, BatchLimits, Submission
-from services.core.compute import ComputeThread
+from services.core.batching.batcher import Batcher, BatchLimits, Submission
+from services.core.batching.compute_thread import ComputeThread
 from services.core.metrics import Metrics
 
 CONCURRENCY = 64

@@ -23,12 +23,12 @@ from rich.table import Table
 from benchmarks.embed import PlainLoop
 from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
-from services.embed.bulk_files import OutputRequest, embed_into_files
-from services.embed.bulk_progress import Bars
-from services.embed.checkpoint import load_focallens
-from services.embed.image_sources import list_images
-from services.embed.protocols.colorshape import rendered
-from services.nn.colorshape import sample_scenes
+from services.embed.bulk.image_sources import list_images
+from services.embed.bulk.progress import Bars
+from services.embed.bulk.to_files import OutputRequest, embed_into_files
+from services.embed.evaluation.colorshape import rendered
+from services.embed.model.checkpoint import load_focallens
+from services.jobs.colorshape import sample_scenes
 
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"
 STARTER_SIDE = 64

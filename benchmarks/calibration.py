@@ -22,11 +22,11 @@ from rich.table import Table
 
 from benchmarks.random_llama import VOCABULARY, save_random_llama
 from benchmarks.record import record, summary
-from services.generate.bias import BiasJob, EstimateKind, TreeOptions, estimate_bias
 from services.generate.calibration import log_alpha, relevance
-from services.generate.kv_cache import Slot
-from services.generate.language_model import Calibration, LanguageModel, Prefill, Row
-from services.generate.prompts import Prompt
+from services.generate.generation.bias import BiasJob, EstimateKind, TreeOptions, estimate_bias
+from services.generate.model.kv_cache import Slot
+from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
+from services.generate.prompts.templates import Prompt
 from services.nn.devices import DeviceOptions
 from services.nn.torchvision_operators import declare_torchvision_operators
 

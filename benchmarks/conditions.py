@@ -27,7 +27,7 @@ from benchmarks.collection_client import CollectionClient
 from benchmarks.record import record, summary
 from benchmarks.scenes import png_files
 from benchmarks.served import served_embed
-from services.nn.colorshape import sample_scenes
+from services.jobs.colorshape import sample_scenes
 
 SIDE = 64
 ASPECTS = ("color", "shape", "size", "position", "background", "texture")

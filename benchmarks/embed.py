@@ -30,10 +30,10 @@ from rich.table import Table
 from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from benchmarks.served import served_embed
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.embed.checkpoint import FocalLensCheckpoint, load_focallens, save_focallens
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.embed.focallens import FocalLens, Visibility
+from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens, save_focallens
 from services.nn.clip_model import create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"

@@ -25,8 +25,8 @@ from rich.table import Table
 from benchmarks.random_llama import VOCABULARY, save_random_llama
 from benchmarks.record import record, summary
 from benchmarks.served import served
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 
 CONCURRENCY = 16
 MODEL = "random-llama"

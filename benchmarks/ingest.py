@@ -26,8 +26,8 @@ from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from benchmarks.scenes import png_files
 from benchmarks.served import served_embed
-from services.embed.checkpoint import load_focallens
-from services.nn.colorshape import sample_scenes
+from services.embed.model.checkpoint import load_focallens
+from services.jobs.colorshape import sample_scenes
 
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"
 STARTER_SIDE = 64

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record, summary
-from services.score.annotation import Annotator, SpacyAnnotator, TextBlobAnnotator
-from services.score.lexicon import FirstOf, Lexicon, Vocabulary
-from services.score.negatives import KINDS, HardNegatives, Kind
-from services.score.scene_captions import Facts, Group, sentence
-from services.score.wordnet import find_wordnet
-from services.score.wordnet_lexicon import WordNetLexicon
+from services.score.data.scene_captions import Facts, Group, sentence
+from services.score.negatives.annotation import Annotator, SpacyAnnotator, TextBlobAnnotator
+from services.score.negatives.hard_negatives import KINDS, HardNegatives, Kind
+from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
+from services.score.negatives.wordnet import find_wordnet
+from services.score.negatives.wordnet_lexicon import WordNetLexicon
 from tests.published_data import FOLDER
 
 PAPER: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from services.nn.clip_model import ClipModel, open_clip
-from services.score.captioned_images import CaptionedImages, open_shards
+from services.score.data.captioned_images import CaptionedImages, open_shards
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

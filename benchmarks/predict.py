@@ -31,12 +31,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from benchmarks.predict_engines import EOS, FIRST_WORD, PAD, VOCABULARY, random_t5, teach
 from benchmarks.record import record, summary
 from benchmarks.served import served
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
 from services.nn.torchvision_operators import declare_torchvision_operators
 from services.predict.engine import PredictEngine
-from services.predict.task_description import TaskDescription
+from services.predict.model.task_description import TaskDescription
 
 TASKS = ("first", "second")
 SHAPE = "small"

@@ -33,8 +33,8 @@ from rich.table import Table
 
 from benchmarks.record import record, summary
 from services.nn.torchvision_operators import declare_torchvision_operators
-from services.predict.scoring import Candidates
-from services.predict.student import Student
+from services.predict.model.scoring import Candidates
+from services.predict.model.student import Student
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},

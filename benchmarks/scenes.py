@@ -26,10 +26,10 @@ from rich.table import Table
 from benchmarks.collection_client import CollectionClient
 from benchmarks.record import record
 from benchmarks.served import served_embed, served_gateway
-from services.embed.data import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
-from services.embed.protocols.colorshape import ColorShapeProtocol, labels_of, rendered
-from services.embed.protocols.loading import load_embedder
-from services.nn.colorshape import Scenes
+from services.embed.data.triplets import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
+from services.embed.evaluation.colorshape import ColorShapeProtocol, labels_of, rendered
+from services.embed.evaluation.loading import load_embedder
+from services.jobs.colorshape import Scenes
 
 CONDITIONS = ("color", "shape", "both", "size", "background", "position", "texture", "size and color")
 SEARCHES_AT_ONCE = 8

@@ -33,13 +33,13 @@ from rich.table import Table
 from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from benchmarks.served import served
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.nn.clip_model import ClipModel, create_clip, open_clip
 from services.nn.devices import DeviceOptions
-from services.score.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, load_fsc_clip, save_fsc_clip
 from services.score.engine import Item, ScoreEngine
-from services.score.pairing import PairItem
+from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, load_fsc_clip, save_fsc_clip
+from services.score.model.pairing import PairItem
 
 LARGE = "ViT-B-32"
 SMALL = "small"

@@ -33,12 +33,12 @@ from rich.table import Table
 from benchmarks.collection_client import CollectionClient
 from benchmarks.record import record, summary
 from benchmarks.served import served_embed
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.embed.checkpoint import save_focallens
-from services.embed.collections.index import IndexOptions
-from services.embed.collections.snapshots import load_snapshot
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.embed.collections.index.snapshots import load_snapshot
+from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.focallens import FocalLens
+from services.embed.model.checkpoint import save_focallens
 from services.nn.clip_model import create_clip
 
 WIDTH = 512

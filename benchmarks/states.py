@@ -24,7 +24,7 @@ from rich.table import Table
 
 import services.embed.engine
 from benchmarks.record import record, summary
-from services.embed.collections.image_states import StateCache
+from services.embed.collections.storage.image_states import StateCache
 from services.embed.engine import (
     EmbedEngine,
     ImageItem,
@@ -33,8 +33,8 @@ from services.embed.engine import (
     Reading,
     StateItem,
 )
+from services.jobs.colorshape import render, sample_scenes
 from services.nn.clip_texts import Text
-from services.nn.colorshape import render, sample_scenes
 from services.nn.devices import DeviceOptions
 
 STARTER = Path(services.embed.engine.__file__).parent / "starter" / "focallens-shapes"

@@ -38,13 +38,13 @@ from benchmarks.captioned_photographs import write_shards
 from benchmarks.open_clip_training import Batches, OpenClipTraining, has_webdataset
 from benchmarks.record import record, summary
 from benchmarks.score import LARGE, SMALL, SMALL_CONFIG
+from services.jobs.training import train
 from services.nn.clip_model import ClipModel, create_clip, open_clip
-from services.nn.training import train
-from services.score.captioned_images import open_shards
-from services.score.data import ImageSource, TuningBatch, TuningData
-from services.score.negatives import HardNegatives, installed_hard_negatives
-from services.score.objectives import Method, TuningLoss
-from services.score.recipe import Recipe
+from services.score.data.captioned_images import open_shards
+from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
+from services.score.training.batches import ImageSource, TuningBatch, TuningData
+from services.score.training.objectives import Method, TuningLoss
+from services.score.training.recipe import Recipe
 
 OPEN_CLIP = "open_clip"
 METHODS: tuple[Method, ...] = ("clip", "global", "fsc-clip")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.programs import Program, plan_programs
+from services.cli.programs import Program, plan_programs
 
 TIMEOUT_S = 4.0
 

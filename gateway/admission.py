@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 from gateway.addresses import FIRST_PLACES
 from gateway.settings import Service
-from services.core.admission import line_length
+from services.core.admission.admission import line_length
+from services.core.admission.places import Place, Places
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
-from services.core.places import Place, Places
 
 
 class Gate:
     """As many requests in flight as the instances of a service have places, and a short line behind them.
 
-    Every client has its share of both (`services.core.places`). The gauges of requests in flight and in line are what
-    an autoscaler reads, also for a service that has no instance left.
+    Every client has its share of both (`services.core.admission.places`). The gauges of requests in flight and in line
+    are what an autoscaler reads, also for a service that has no instance left.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
 from gateway.settings import GatewaySettings, Service
 from gateway.upstream import Upstream
-from services.core.app import AppParts, create_app
-from services.core.health import CheckReport, Health, HealthReport
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import CheckReport, Health, HealthReport
 from services.core.metrics import Metrics
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
-from services.core.admission import PLACES_HEADER
+from services.core.admission.admission import PLACES_HEADER
 from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
-from services.core.exchange import Timing
+from services.core.http.exchange import Timing
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
 # `HTTP2-Settings` belongs to an upgrade.

@@ -17,7 +17,7 @@ from gateway.addresses import Address, Addresses, Lease
 from gateway.admission import Gate, RetryBudget
 from gateway.client_session import Attempt
 from gateway.settings import GatewaySettings, Service
-from services.core.admission import PLACES_HEADER
+from services.core.admission.admission import PLACES_HEADER
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics

@@ -4,8 +4,8 @@ import asyncio
 import json
 import sys
 
-from services.programs import Program
-from services.supervisor import PortTaken, RestartPolicy, Supervisor
+from services.cli.programs import Program
+from services.cli.supervisor import PortTaken, RestartPolicy, Supervisor
 
 
 async def supervise(arguments: dict[str, object]) -> int:

@@ -182,7 +182,7 @@ ROOMS = (
         Room(f"services/score/{stem}.py", own(*below), (*WEB, "os", "pathlib", "json", "structlog", "time"))
         for stem, below in SCORING
     ),
-    Room("services/score/checkpoint.py", own("dense_features"), (*WEB, "os", "structlog", "time")),
+    Room("services/score/model/checkpoint.py", own("dense_features"), (*WEB, "os", "structlog", "time")),
     *(
         Room(
             f"services/score/{stem}.py",
@@ -208,17 +208,22 @@ ROOMS = (
         (*WEB, "os"),
     ),
     Room(
-        "services/score/schemas.py",
-        ("services.core.errors", "services.core.json_bodies", "services.core.model_objects", *own("negatives")),
+        "services/score/http/schemas.py",
+        (
+            "services.core.errors",
+            "services.core.http.json_bodies",
+            "services.core.serving.model_object",
+            *own("negatives"),
+        ),
         HEAVY,
     ),
     # the processes that train together are told to each other by the environment
-    Room("services/nn/training.py", (), (*WEB, "structlog")),
+    Room("services/jobs/training.py", (), (*WEB, "structlog")),
     Room("services/nn/*.py", ("services.nn", "services.core.errors"), (*WEB, "os", "structlog")),
     # a process of its own that renders chat templates as transformers does
-    Room("services/generate/template_worker.py", (), ("services", "torch", *WEB)),
+    Room("services/generate/prompts/template_worker.py", (), ("services", "torch", *WEB)),
     Room("services/generate/calibration.py", (), WORLD),
-    Room("services/generate/hypotheses.py", (), WORLD),
+    Room("services/generate/evaluation/hypotheses.py", (), WORLD),
     *(
         Room(f"services/generate/{stem}.py", own(*below), WORLD)
         for stem, below in (
@@ -228,7 +233,7 @@ ROOMS = (
             ("branches", ("attention", "calibration", "kv_cache", "packing")),
         )
     ),
-    Room("services/generate/language_model.py", ATTENDING, WEB),
+    Room("services/generate/model/language_model.py", ATTENDING, WEB),
     *(
         Room(
             path.replace("{service}", "generate").replace(".", "/") + ".py",
@@ -240,7 +245,7 @@ ROOMS = (
     *(
         Room(
             path.replace("{service}", "generate").replace(".", "/") + ".py",
-            (*TEXTUAL, "services.core.errors", "services.core.result_files"),
+            (*TEXTUAL, "services.core.errors", "services.jobs.result_files"),
             (*HEAVY, *WEB),
         )
         for path in TEXTUAL
@@ -280,7 +285,7 @@ ROOMS = (
     *(
         Room(
             f"services/predict/{stem}.py",
-            (*own(*DISTILL_TEXTUAL, *DISTILL_REPORTS), "services.core.line_plots", "services.core.result_files"),
+            (*own(*DISTILL_TEXTUAL, *DISTILL_REPORTS), "services.jobs.plots", "services.jobs.result_files"),
             (*HEAVY, *WEB),
         )
         for stem in DISTILL_REPORTS
@@ -314,10 +319,10 @@ ROOMS = (
     Room(
         "services/*/train.py",
         (
-            "services.core.checkpoint_files",
-            "services.core.manifest",
+            "services.core.store.checkpoint_files",
+            "services.core.store.manifest",
             "services.core.settings",
-            "services.core.store",
+            "services.core.store.store",
             "services.{service}.checkpoint",
             "services.{service}.data",
             "services.{service}.evaluate",
@@ -342,9 +347,9 @@ ROOMS = (
         "services/*/evaluate.py",
         (
             "services.core.settings",
-            "services.core.starters",
-            "services.core.store",
-            "services.core.store_errors",
+            "services.core.store.starters",
+            "services.core.store.store",
+            "services.core.store.errors",
             "services.{service}.checkpoint",
             "services.{service}.data",
             "services.{service}.focallens",
@@ -355,10 +360,10 @@ ROOMS = (
     Room(
         "services/*/protocols/*.py",
         (
-            "services.core.result_files",
+            "services.jobs.result_files",
             "services.core.settings",
-            "services.core.starters",
-            "services.core.store",
+            "services.core.store.starters",
+            "services.core.store.store",
             "services.{service}.checkpoint",
             "services.{service}.data",
             "services.{service}.focallens",
@@ -371,7 +376,7 @@ ROOMS = (
     Room(
         "services/*/bulk_embedding.py",
         (
-            "services.core.images",
+            "services.core.images.decoding",
             "services.{service}.bulk_folder",
             "services.{service}.checkpoint",
             "services.{service}.focallens",
@@ -382,7 +387,7 @@ ROOMS = (
         "services/*/bulk_workers.py",
         (
             "services.core.errors",
-            "services.core.images",
+            "services.core.images.decoding",
             "services.{service}.bulk_embedding",
             "services.{service}.bulk_folder",
             "services.{service}.image_sources",
@@ -430,8 +435,8 @@ ROOMS = (
         "services/*/schemas.py",
         (
             "services.core.errors",
-            "services.core.json_bodies",
-            "services.core.model_objects",
+            "services.core.http.json_bodies",
+            "services.core.serving.model_object",
             "services.{service}.profile",
         ),
         HEAVY,
@@ -484,7 +489,7 @@ SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base
 CATCH_ALL = {
     "services/embed/collections/collection.py",
     "services/embed/collections/open_collections.py",
-    "services/generate/template_worker.py",
+    "services/generate/prompts/template_worker.py",
     *(
         f"services/core/{stem}.py"
         for stem in (
@@ -547,9 +552,9 @@ def test_every_file_imports_only_what_its_room_knows(path: Path) -> None:
         ("services/embed/engine.py", "from services.embed.app import create_app"),
         ("services/embed/engine.py", "from fastapi import Request"),
         ("services/embed/app.py", "import torch"),
-        ("services/score/app.py", "from services.embed.schemas import EmbedRequest"),
-        ("services/embed/train.py", "from services.embed.engine import Engine"),
-        ("services/cli.py", "import torch.nn"),
+        ("services/score/app.py", "from services.embed.http.schemas import EmbedRequest"),
+        ("services/embed/training/train.py", "from services.embed.engine import Engine"),
+        ("services/cli/main.py", "import torch.nn"),
     ],
 )
 def test_a_planted_breach_is_named_by_file_and_line(path: str, line: str) -> None:
@@ -582,7 +587,7 @@ def test_tests_use_real_parts(path: Path) -> None:
 
 def test_core_gateway_and_command_line_load_without_torch() -> None:
     modules = [name(p).removesuffix(".py").replace("/", ".") for p in SOURCES if p.name != "__main__.py"]
-    light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli"]
+    light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli.main"]
     program = f"""
 import importlib, sys
 for module in {light!r}:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.predict.distill_results import RESULT_FILES
-from services.predict.distill_tables import make_tables
+from services.predict.evaluation.results import RESULT_FILES
+from services.predict.evaluation.tables import make_tables
 
 ROOT = Path(__file__).parents[1]
 # `fovea evaluate distill sweep` over three seeds, as docs/concepts/distillation.md has the command.

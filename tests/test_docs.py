@@ -19,7 +19,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from typer.testing import CliRunner
 
 from gateway.settings import GatewaySettings
-from services.cli import app
+from services.cli.main import app
 from services.core.metrics import Metrics
 from services.core.settings import COMMAND_LINE_VARIABLES, ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
@@ -169,7 +169,7 @@ def fovea_up(home: Path, ports: dict[str, int]) -> Iterator[str]:
         "HOME": str(home),
         **{f"FOVEA_{name}_PORT": str(port) for name, port in ports.items()},
     }
-    command = [sys.executable, "-m", "services.cli", "up"]
+    command = [sys.executable, "-m", "services.cli.main", "up"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         output = []

@@ -17,7 +17,7 @@ def namespaces_work() -> bool:
 
 @pytest.mark.skipif(not namespaces_work(), reason="needs unshare and user namespaces")
 def test_it_ends_when_it_is_told_so_while_it_still_starts() -> None:
-    command = [*NAMESPACE, sys.executable, "-m", "services.cli", "serve", "embed"]
+    command = [*NAMESPACE, sys.executable, "-m", "services.cli.main", "serve", "embed"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while process.poll() is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.cli import app
+from services.cli.main import app
 from tests.generate.tiny_models import save_tiny
 from tests.score.tiny import tiny_clip
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.score.starter_tables import NAMES, RESULT_FILES, tables
+from services.score.evaluation.starter_tables import NAMES, RESULT_FILES, tables
 
 ROOT = Path(__file__).parents[1]
 # The runs of three seeds, as docs/concepts/composition.md has the commands.

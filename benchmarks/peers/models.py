@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.embed.checkpoint import save_focallens
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.embed.focallens import FocalLens
+from services.embed.model.checkpoint import save_focallens
 from services.nn.clip_model import ClipModel, create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"

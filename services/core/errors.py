@@ -16,7 +16,7 @@
     ├── DeadlineExceeded               504  timeout_error
     └── InternalError                  500  internal_error          (the message never carries a cause)
 
-Handlers raise these and never catch them; `services.core.app` renders them.
+Handlers raise these and never catch them; `services.core.http.app` renders them.
 """
 
 import errno

@@ -48,7 +48,7 @@ def configure_logging(settings: ProcessSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # What it says of starting and stopping, `services.core.server` says in one line each.
+    # What it says of starting and stopping, `services.core.http.server` says in one line each.
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 

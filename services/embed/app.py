@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from services.core.app import AppParts, create_app
-from services.core.batching import Batcher, BatchLimits
-from services.core.cache import open_cache
-from services.core.checkpoints import Followed, ServedCheckpoint
-from services.core.compute import ComputeThread
-from services.core.fetch import FetchLimits
-from services.core.health import Health
-from services.core.image_inputs import DecodeLimits, ImageInputs
-from services.core.images import ImageLimits
-from services.core.manifest import Manifest
+from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
+from services.core.cache.result_cache import open_cache
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
+from services.core.images.decoding import ImageLimits
+from services.core.images.fetch import FetchLimits
+from services.core.images.inputs import DecodeLimits, ImageInputs
 from services.core.metrics import Metrics
-from services.core.serving import check_compute, publish_packaged_starters
-from services.core.store import Store
-from services.embed.calls import CallLimits
-from services.embed.embedder import Embedder
+from services.core.serving.model_service import check_compute, publish_packaged_starters
+from services.core.serving.served_checkpoint import Followed, ServedCheckpoint
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
 from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.routes import EmbedService, embed_router, models_router
+from services.embed.http.calls import CallLimits
+from services.embed.http.routes import EmbedService, embed_router, models_router
+from services.embed.service import Embedder
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, is_out_of_memory
 
@@ -129,7 +129,7 @@ def _report(library: "Library | None", health: Health) -> None:
 def _collection_routers(library: "Library | None", limits: CallLimits) -> list[APIRouter]:
     if library is None:
         return []
-    from services.embed.collections.routes import collections_router
+    from services.embed.collections.http.routes import collections_router
 
     return [collections_router(library, limits)]
 

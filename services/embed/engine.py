@@ -18,9 +18,9 @@ from PIL import Image
 from pydantic import JsonValue
 from torch import Tensor
 
-from services.embed.checkpoint import FocalLensCheckpoint, load_focallens
-from services.embed.encoder import Encoder
-from services.embed.readout_plan import ReadoutPlan
+from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
+from services.embed.model.encoder import Encoder
+from services.embed.model.readout_plan import ReadoutPlan
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions

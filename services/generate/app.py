@@ -7,19 +7,19 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from services.core.app import AppParts, create_app
-from services.core.checkpoints import Followed, ServedCheckpoint
-from services.core.compute import ComputeThread
-from services.core.health import Health
-from services.core.manifest import Manifest
+from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.stepper import StepLimits, Stepper
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
 from services.core.metrics import Metrics
-from services.core.serving import check_compute, publish_packaged_starters
-from services.core.stepping import StepLimits, Stepper
-from services.core.store import Store
+from services.core.serving.model_service import check_compute, publish_packaged_starters
+from services.core.serving.served_checkpoint import Followed, ServedCheckpoint
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
 from services.generate.engine import EngineOptions, GenerateEngine
-from services.generate.openai_routes import openai_router
-from services.generate.rerank_routes import rerank_router
-from services.generate.routes import generate_router, models_router
+from services.generate.http.generate_routes import generate_router, models_router
+from services.generate.http.openai_routes import openai_router
+from services.generate.http.rerank_routes import rerank_router
 from services.generate.service import CallLimits, GenerateService, GenerateStepper
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions, is_out_of_memory

@@ -14,24 +14,24 @@ from typing import Any
 from pydantic import JsonValue
 
 from services.core.errors import InvalidField, TooLarge, blaming
-from services.generate.chat_prompts import Message, render_chat, render_question
 from services.generate.engine_options import AnswerOptions as AnswerOptions
 from services.generate.engine_options import EngineOptions as EngineOptions
-from services.generate.generation import Generation, Progress, RunningBatch, needs_many_passes
-from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel
-from services.generate.model_checks import check_last_token, next_logits
-from services.generate.passes import Passes, finish
-from services.generate.preparations import Preparations
-from services.generate.profile import OFF, CalibrationProfile, read_profile
-from services.generate.prompts import Document, Piece, Prompt, tokenise
-from services.generate.ranking import (
+from services.generate.generation.passes import Passes, finish
+from services.generate.generation.preparations import Preparations
+from services.generate.generation.ranking import (
     Ranking,
     num_ranking_tokens,
     reordering,
     running_rankings,
 )
-from services.generate.ranking_prompts import RankingJob, RankMethod, prepare_ranking
-from services.generate.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
+from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
+from services.generate.generation.running_batch import Generation, Progress, RunningBatch, needs_many_passes
+from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel
+from services.generate.model.model_checks import check_last_token, next_logits
+from services.generate.profile import OFF, CalibrationProfile, read_profile
+from services.generate.prompts.chat import Message, render_chat, render_question
+from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
+from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 SAMPLE_QUESTION = "What is written on the second page?"
@@ -49,7 +49,7 @@ Event = tuple[Item, Outcome, bool]
 class GenerateEngine:
     """Runs one checkpoint; what computes runs on one thread at a time, `prepare_*` and `cost` on any.
 
-    A SteppingEngine of `services.core.stepping_engine`. A generation's outcomes are Progress, a job's is one Ranking.
+    A SteppingEngine (`services.core.batching`). A generation's outcomes are Progress, a job's is one Ranking.
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:

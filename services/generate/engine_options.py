@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from services.generate.decoding import Sampling
-from services.generate.generation import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
+from services.generate.generation.ranking import Reorder
+from services.generate.generation.running_batch import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
+from services.generate.generation.sampling import Sampling
 from services.generate.profile import CalibrationProfile
-from services.generate.ranking import Reorder
 from services.nn.devices import DeviceOptions
 
 

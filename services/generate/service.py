@@ -8,16 +8,16 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from services.core.batching.step_queue import Event, Stream
+from services.core.batching.stepper import Stepper
 from services.core.caller import current_caller
-from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.metrics import Metrics
-from services.core.step_queue import Event, Stream
-from services.core.stepping import Stepper
-from services.generate.abandonment import in_thread
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.generate.engine import GenerateEngine, Item, Outcome
-from services.generate.generation import Generation, Progress, PromptFacts
-from services.generate.ranking import Ranking
-from services.generate.ranking_prompts import RankingJob
+from services.generate.generation.abandonment import in_thread
+from services.generate.generation.ranking import Ranking
+from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.prompts.ranking import RankingJob
 
 T = TypeVar("T")
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from services.core.app import AppParts, create_app
-from services.core.batching import Batcher, BatchLimits
-from services.core.checkpoints import Followed, Room, ServedCheckpoint
-from services.core.compute import ComputeThread
-from services.core.health import Health
-from services.core.manifest import Manifest
+from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
 from services.core.metrics import Metrics
-from services.core.serving import check_compute, publish_packaged_starters
-from services.core.store import Store
+from services.core.serving.model_service import check_compute, publish_packaged_starters
+from services.core.serving.served_checkpoint import Followed, Room, ServedCheckpoint
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
 from services.nn.devices import DeviceOptions, is_out_of_memory
 from services.predict.engine import PredictEngine
-from services.predict.footprint import held_bytes
+from services.predict.http.routes import models_router, predict_router
+from services.predict.model.footprint import held_bytes
 from services.predict.residency import Residency
-from services.predict.routes import models_router, predict_router
 from services.predict.service import PredictBatcher, PredictService
 from services.predict.settings import PredictSettings, split_model
 

@@ -18,9 +18,9 @@ from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
-from services.predict.scoring import Candidates
-from services.predict.student import Decoded, Encoded, Student
-from services.predict.task_description import PlainTexts, TaskDescription
+from services.predict.model.scoring import Candidates
+from services.predict.model.student import Decoded, Encoded, Student
+from services.predict.model.task_description import PlainTexts, TaskDescription
 from services.predict.tasks import EOS, FieldError, FieldValue
 
 # Of an answer that nobody reads: a later step makes no call that these do not.
@@ -98,7 +98,7 @@ class Prediction:
 class PredictEngine:
     """Runs one student on its task; what computes runs on one thread at a time, `prepare` and `cost` on any.
 
-    An Engine of `services.core.batching`.
+    An Engine of `services.core.batching.batcher`.
     """
 
     def __init__(self, student: Student, description: TaskDescription) -> None:

@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from services.core.candidates import CheckpointEngine
-from services.core.checkpoints import Room, Served, ServedCheckpoint
 from services.core.errors import DeadlineExceeded, Overloaded
-from services.core.manifest import Manifest
 from services.core.metrics import Metrics
-from services.core.store_errors import InvalidCheckpoint
-from services.predict.task_description import TaskDescription
+from services.core.serving.candidates import CheckpointEngine
+from services.core.serving.served_checkpoint import Room, Served, ServedCheckpoint
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import Manifest
+from services.predict.model.task_description import TaskDescription
 
 
 class DescribedEngine(CheckpointEngine, Protocol):

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from services.core.batching import Batcher, Submission
-from services.core.checkpoints import LOADING_RETRY_AFTER_S, Served
+from services.core.batching.batcher import Batcher, Submission
+from services.core.batching.slices import in_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
 from services.core.metrics import Metrics
-from services.core.slices import in_slices
+from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, Served
 from services.predict.engine import Item, PredictEngine, Prediction
+from services.predict.model.task_description import TaskDescription
 from services.predict.residency import Residency, Resident
-from services.predict.task_description import TaskDescription
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from services.core.manifest import check_alias, check_model_name, is_version_id
 from services.core.settings import MEBIBYTE, ServiceSettings
-from services.core.store_errors import InvalidCheckpoint
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import check_alias, check_model_name, is_version_id
 from services.nn.devices import DeviceName
 
 

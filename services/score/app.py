@@ -8,26 +8,26 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from services.core.app import AppParts, create_app
-from services.core.batching import Batcher, BatchLimits
-from services.core.cache import open_cache
-from services.core.checkpoints import Followed, ServedCheckpoint
-from services.core.compute import ComputeThread
-from services.core.fetch import FetchLimits
-from services.core.health import Health
-from services.core.image_inputs import DecodeLimits, ImageInputs
-from services.core.images import ImageLimits
-from services.core.manifest import Manifest
+from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
+from services.core.cache.result_cache import open_cache
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
+from services.core.images.decoding import ImageLimits
+from services.core.images.fetch import FetchLimits
+from services.core.images.inputs import DecodeLimits, ImageInputs
 from services.core.metrics import Metrics
-from services.core.serving import check_compute, publish_packaged_starters
-from services.core.store import Store
+from services.core.serving.model_service import check_compute, publish_packaged_starters
+from services.core.serving.served_checkpoint import Followed, ServedCheckpoint
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
 from services.nn.devices import DeviceOptions, is_out_of_memory
-from services.score.calls import CallLimits
-from services.score.checkpoint import FSC_CLIP_KIND
 from services.score.engine import ScoreEngine
+from services.score.http.calls import CallLimits
+from services.score.http.routes import ScoreService, models_router, negatives_router, score_router
+from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negative_maker import NegativeMaker
-from services.score.negatives import installed_hard_negatives
-from services.score.routes import ScoreService, models_router, negatives_router, score_router
+from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.scorer import ScoreBatchers, Scorer
 from services.score.settings import ScoreSettings
 

@@ -24,12 +24,12 @@ from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.nn.text_transformer import clamped_scale
-from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip
-from services.score.dense_features import end_of_text
-from services.score.encoder import Encoder
-from services.score.features import Features
-from services.score.heatmaps import readable_pieces
-from services.score.pairing import PairEngine, PairItem, Similarities
+from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
+from services.score.model.dense_features import end_of_text
+from services.score.model.encoder import Encoder
+from services.score.model.features import Features
+from services.score.model.heatmaps import readable_pieces
+from services.score.model.pairing import PairEngine, PairItem, Similarities
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Cosines = np.ndarray[Any, np.dtype[np.float32]]

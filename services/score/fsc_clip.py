@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.score.dense_features import ImageFeatures, TextFeatures
+from services.score.model.dense_features import ImageFeatures, TextFeatures
 
 Normalizer = Literal["minmax", "softmax"]
 Missing = Literal["exclude", "zero"]

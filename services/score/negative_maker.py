@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 
-from services.core.checkpoints import LOADING_RETRY_AFTER_S
 from services.core.errors import Overloaded
-from services.core.exchange import Timing
+from services.core.http.exchange import Timing
 from services.core.metrics import Metrics
-from services.score.negatives import HardNegatives, Kind
+from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S
+from services.score.negatives.hard_negatives import HardNegatives, Kind
 
 
 class NegativeMaker:

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from services.core.batching import Answer, Batcher, Submission
-from services.core.cache import ResultCache, content_digest, result_key
+from services.core.batching.batcher import Answer, Batcher, Submission
+from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
-from services.core.exchange import Timing
-from services.core.image_inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
+from services.core.http.exchange import Timing
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
-from services.core.slices import all_or_first_failure, in_slices
 from services.nn.clip_texts import Text
-from services.score.calls import Caption, ScoreCall
 from services.score.engine import Cosines, Item, ScoreEngine
-from services.score.features import BYTES_FORMAT, Features
-from services.score.heatmaps import Heatmaps, as_heatmaps
-from services.score.pairing import PairItem, Similarities, Weights
+from services.score.http.calls import Caption, ScoreCall
+from services.score.model.features import BYTES_FORMAT, Features
+from services.score.model.heatmaps import Heatmaps, as_heatmaps
+from services.score.model.pairing import PairItem, Similarities, Weights
 
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from tests.embed.tiny import write_tiny_checkpoint
 
 MODEL = "tiny"

@@ -1,6 +1,7 @@
 """python -m tests.contract.killed_extraction NUMBER FILE ARGUMENT…
 
-`python -m services.predict.extract ARGUMENT…`, which is killed once so many outputs are on the disk in the file.
+`python -m services.predict.extraction.command ARGUMENT…`, which is killed once so many outputs are on the disk in the
+file.
 """
 
 import os
@@ -25,4 +26,4 @@ def die_at(number: int, path: Path) -> None:
 if __name__ == "__main__":
     _, number, path, *sys.argv[1:] = sys.argv
     die_at(int(number), Path(path))
-    runpy.run_module("services.predict.extract", run_name="__main__", alter_sys=True)
+    runpy.run_module("services.predict.extraction.command", run_name="__main__", alter_sys=True)

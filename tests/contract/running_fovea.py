@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.programs import PACKAGES, existing_names
+from services.cli.programs import PACKAGES, existing_names
 from tests.contract.processes import Process, start_process
 
 PORTS = {name: port for name, (_, port) in PACKAGES.items()}

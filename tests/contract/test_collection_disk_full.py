@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.embed.collections.database import free_bytes
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.embed.collections.storage.database import free_bytes
 from tests.contract.processes import Process, start_process
 from tests.contract.served_system import wait_until
 from tests.embed.collections.small_disk import fill as take_all

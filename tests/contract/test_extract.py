@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from services.predict.rationale_file import digest_of, read_records
-from services.predict.rationales import load_prompts
+from services.predict.data.rationale_file import digest_of, read_records
+from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ESNLI
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
@@ -31,7 +31,7 @@ def run(
     """To its end, or until it has put so many outputs into the file."""
     killed = ["tests.contract.killed_extraction", str(killed_after), str(folder / to)]
     command = [
-        *(sys.executable, "-m", *(killed if killed_after else ["services.predict.extract"])),
+        *(sys.executable, "-m", *(killed if killed_after else ["services.predict.extraction.command"])),
         *("esnli", "--model", MODEL),
         *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
         *("--output", str(folder / to), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),

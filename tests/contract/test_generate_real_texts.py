@@ -16,9 +16,9 @@ import requests
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.generate.prompts import Document
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.generate.prompts.templates import Document
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
 from tests.generate.question_data import natural_questions, sampled, synthwiki

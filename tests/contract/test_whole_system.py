@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from PIL import Image
 
-from services.core.store import Store
+from services.core.store.store import Store
 from tests.contract.embed_processes import INFO, MODEL, tiny_environment
 from tests.contract.load import NUM_CLIENTS, Load, known_to
 from tests.contract.processes import Process, start_process

@@ -6,5 +6,5 @@ from multiprocessing.context import ForkServerContext
 
 def forked_processes() -> ForkServerContext:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["services.core.store", "tests.core.restless_writer"])
+    processes.set_forkserver_preload(["services.core.store.store", "tests.core.restless_writer"])
     return processes

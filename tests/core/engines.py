@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from services.core.batching import Submission
+from services.core.batching.batcher import Submission
 
 
 class RecordingEngine:

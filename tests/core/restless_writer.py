@@ -6,8 +6,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from services.core.store import Store
-from services.core.store_errors import AliasMoved, NotFoundInStore, StoreUnavailable
+from services.core.store.errors import AliasMoved, NotFoundInStore, StoreUnavailable
+from services.core.store.store import Store
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
 # A writer that is killed on a remote store keeps the next one waiting this long.

@@ -15,16 +15,16 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
-from services.core import server
-from services.core.app import AppParts, create_app
-from services.core.candidates import Candidate
-from services.core.compute import ComputeThread
-from services.core.error_responses import error_responses
+from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
-from services.core.health import Health
+from services.core.http import server
+from services.core.http.app import AppParts, create_app
+from services.core.http.dialects import TeiError, tei_error_body
+from services.core.http.error_responses import error_responses
+from services.core.http.health import Health
 from services.core.metrics import Metrics
+from services.core.serving.candidates import Candidate
 from services.core.settings import ProcessSettings
-from services.core.tei import TeiError, tei_error_body
 
 SECRET = "the cause that nobody may read"
 # What Python, torch, oneDNN and the system raise where memory lacks.

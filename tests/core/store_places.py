@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from services.core.objects import Objects
-from services.core.store import Store
-from services.core.store_writers import CLAIM_LIFE_S
+from services.core.store.objects import Objects
+from services.core.store.store import Store
+from services.core.store.writers import CLAIM_LIFE_S
 
 
 @dataclass(frozen=True)

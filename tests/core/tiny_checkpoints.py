@@ -4,7 +4,7 @@ import json
 import struct
 from pathlib import Path
 
-from services.core.manifest import CheckpointInfo
+from services.core.store.manifest import CheckpointInfo
 
 INFO = CheckpointInfo(kind="tiny", training={"steps": 3}, seed=7, metrics={"accuracy": 0.5}, licence="MIT")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from services.programs import PACKAGES
+from services.cli.programs import PACKAGES
 from tests.deploy.dockerfiles import ROOT, Dockerfile
 
 TEXT = (ROOT / "docker-compose.yml").read_text()

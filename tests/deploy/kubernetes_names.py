@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 from typer.main import get_command
 
 from gateway.settings import GatewaySettings
-from services.core.health import PROBE_PATHS
+from services.cli.programs import PACKAGES
+from services.core.http.health import PROBE_PATHS
 from services.core.settings import ProcessSettings, SettingsError, read_settings
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
-from services.programs import PACKAGES
 from services.score.settings import ScoreSettings
 from tests.deploy.kubernetes_manifests import ROOT, Manifests, Object, Pod, selects
 

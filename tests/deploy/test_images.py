@@ -17,8 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from services.cli.programs import PACKAGES
 from services.core.settings import describe_settings
-from services.programs import PACKAGES
 from tests.deploy.dockerfiles import ROOT, Dockerfile
 from tests.kept_port import kept_port
 from tests.test_docs import PROCESSES
@@ -162,7 +162,7 @@ def gateway_alone(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]
         shutil.rmtree(tmp_path / folder)
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\nsys.modules['numpy'] = None\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
-    command = [sys.executable, "-m", "services.cli", "serve", "gateway"]
+    command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
     with kept_port() as port:
         environment |= {"FOVEA_GATEWAY_PORT": str(port), "PYTHONPATH": str(tmp_path)}
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -14,4 +14,4 @@ from tests.file_events import before, putting
 if __name__ == "__main__":
     _, path, *sys.argv[1:] = sys.argv
     before(putting(Path(path)), 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    runpy.run_module("services.cli", run_name="__main__", alter_sys=True)
+    runpy.run_module("services.cli.main", run_name="__main__", alter_sys=True)

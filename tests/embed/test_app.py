@@ -13,11 +13,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.embed.app import create_embed
-from services.embed.checkpoint import FOCALLENS_WEIGHTS
 from services.embed.engine import Embeddings, EmbedEngine
+from services.embed.model.checkpoint import FOCALLENS_WEIGHTS
 from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

@@ -10,12 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from services.core.batching import CollatingEngine
+from services.core.batching.batcher import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens
-from services.embed.checkpoint import FOCALLENS_WEIGHTS, load_focallens
-from services.embed.condition_tokens import MAX_REMEMBERED_CONDITIONS
-from services.embed.encoder import MAX_READOUTS_AT_ONCE
 from services.embed.engine import (
     SELF_CHECK_TOLERANCE,
     Embeddings,
@@ -25,6 +22,9 @@ from services.embed.engine import (
     Item,
     StateItem,
 )
+from services.embed.model.checkpoint import FOCALLENS_WEIGHTS, load_focallens
+from services.embed.model.condition_tokens import MAX_REMEMBERED_CONDITIONS
+from services.embed.model.encoder import MAX_READOUTS_AT_ONCE
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

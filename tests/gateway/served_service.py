@@ -5,10 +5,10 @@ import asyncio
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic_settings import SettingsConfigDict
 
-from services.core.app import AppParts, create_app
-from services.core.health import Health
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
+from services.core.http.server import run
 from services.core.metrics import Metrics
-from services.core.server import run
 from services.core.settings import ProcessSettings, read_settings
 
 

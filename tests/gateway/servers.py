@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.addresses import Resolve, resolve_host
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
-from services.core.http_protocol import BoundedHeadProtocol
-from services.core.server import KEEP_ALIVE_S
+from services.core.http.protocol import BoundedHeadProtocol
+from services.core.http.server import KEEP_ALIVE_S
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.admission import Gate, RetryBudget
+from services.core.admission.places import Place
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
-from services.core.places import Place
 
 ANYONE = ("client:127.0.0.1", math.inf)
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from gateway.settings import KeyRecord
-from services.core.http_protocol import BoundedHeadProtocol
+from services.core.http.protocol import BoundedHeadProtocol
 from tests.gateway.raw_client import Answer, connected, url_of
 from tests.gateway.served_service import EchoSettings, create_echo
 from tests.gateway.servers import Service, gateway, listening, read_request, serving

@@ -17,12 +17,12 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from hypothesis import HealthCheck, Phase, given, note, settings
 
-from services.core.app import AppParts, create_app
 from services.core.errors import NotFound
-from services.core.health import Health
-from services.core.http_protocol import BoundedHeadProtocol
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
+from services.core.http.protocol import BoundedHeadProtocol
+from services.core.http.server import KEEP_ALIVE_S
 from services.core.metrics import Metrics
-from services.core.server import KEEP_ALIVE_S
 from tests.gateway.raw_client import Answer, RawConnection, connected, url_of
 from tests.gateway.served_service import EchoSettings
 from tests.gateway.servers import gateway, serving

@@ -5,7 +5,7 @@ import gzip
 import json
 import random
 
-from services.generate.prompts import Document
+from services.generate.prompts.templates import Document
 from tests.published_data import published
 
 

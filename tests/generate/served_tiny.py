@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.generate.app import create_generate
 from services.generate.engine import GenerateEngine, Item, Outcome
 from services.generate.profile import CalibrationProfile, write_profile

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
-from services.generate.answer_text import TokenOut
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.calls import begun_with_text
-from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine
-from services.generate.generation import Generation, Progress, PromptFacts
+from services.generate.generation.answer_text import TokenOut
+from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.generation.sampling import Sampling
+from services.generate.http.generate_calls import begun_with_text
 from services.generate.profile import OFF, CalibrationProfile, write_profile
-from services.generate.prompts import Document, Prompt
+from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import wait_until_ready

@@ -12,18 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.core.compute import ComputeThread
+from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.stepper import StepLimits, Stepper
+from services.core.batching.stepping_engine import SteppingEngine
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
 from services.core.metrics import Metrics
-from services.core.stepping import StepLimits, Stepper
-from services.core.stepping_engine import SteppingEngine
-from services.generate.decoding import Sampling
 from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
-from services.generate.generation import Generation, Progress
-from services.generate.language_model import LanguageModel
+from services.generate.generation.ranking import Ranking, rank, reorder
+from services.generate.generation.running_batch import Generation, Progress
+from services.generate.generation.sampling import Sampling
+from services.generate.model.language_model import LanguageModel
 from services.generate.profile import OFF, BadProfile, CalibrationProfile, write_profile
-from services.generate.prompts import Document
-from services.generate.ranking import Ranking, rank, reorder
+from services.generate.prompts.templates import Document
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, is_out_of_memory
 from tests.generate.tiny_models import save_tiny

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from services.core.errors import TooLarge
-from services.generate.branches import Branch, Branched
 from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
-from services.generate.generation import Generation, Progress
-from services.generate.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
+from services.generate.generation.ranking import Ranking, rank, reorder
+from services.generate.generation.reordered import ReorderedGeneration
+from services.generate.generation.running_batch import Generation, Progress
+from services.generate.model.branches import Branch, Branched
+from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
 from services.generate.profile import CalibrationProfile
-from services.generate.prompts import Document, Prompt
-from services.generate.ranking import Ranking, rank, reorder
-from services.generate.reordered import ReorderedGeneration
+from services.generate.prompts.templates import Document, Prompt
 from tests.generate.scarce_memory import ScarceMemory
 from tests.generate.test_engine import CPU, OPTIONS, QUERY, SHORT, answer, answer_of, run
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.generate.attention import ATTENTION, register_attention
+from services.generate.model.attention import ATTENTION, register_attention
 from services.nn.torchvision_operators import declare_torchvision_operators
 
 declare_torchvision_operators()

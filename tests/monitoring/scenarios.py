@@ -15,8 +15,8 @@ from typing import Any
 import requests
 from safetensors.torch import load_file, save_file
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from tests.contract.running_fovea import Fovea
 from tests.core.redis_server import RedisServer
 from tests.monitoring.load import ASK, Client, picture

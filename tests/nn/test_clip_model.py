@@ -25,9 +25,9 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
-from services.embed.protocols.loading import load_embedder
+from services.embed.evaluation.loading import load_embedder
 from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
-from services.score.compositionality.clip_judge import Clip
+from services.score.evaluation.clip_judge import Clip
 from PIL import Image
 
 name, folder = sys.argv[1:]

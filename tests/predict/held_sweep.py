@@ -1,14 +1,14 @@
-"""`python -m tests.predict.held_sweep …`: as `services.predict.evaluate`, but students that are distilled step by step
-get no further than their first state, where they wait for their end, however fast they are."""
+"""`python -m tests.predict.held_sweep …`: as `services.predict.evaluation.evaluate`, but students that are distilled
+step by step get no further than their first state, where they wait for their end, however fast they are."""
 
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import services.predict.sweep
-from services.predict.evaluate import app
-from services.predict.sweep_cell import Cell, Terms, run_cell
-from services.predict.training_state import STATE_FILE
+import services.predict.evaluation.sweep
+from services.predict.evaluation.evaluate import app
+from services.predict.evaluation.sweep_cell import Cell, Terms, run_cell
+from services.predict.training.state import STATE_FILE
 from tests.file_events import before, putting
 
 
@@ -19,5 +19,5 @@ def run_held_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms
 
 
 if __name__ == "__main__":
-    vars(services.predict.sweep)["run_cell"] = run_held_cell
+    vars(services.predict.evaluation.sweep)["run_cell"] = run_held_cell
     app()

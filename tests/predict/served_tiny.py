@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.predict.app import create_predict
+from services.predict.model.task_description import TaskDescription
 from services.predict.settings import PredictSettings
-from services.predict.task_description import TaskDescription
 from services.predict.tasks import CQA, ESNLI, RELEASED_PREFIXES, SVAMP, Task
 from tests.embed.tiny import wait_until_ready
 from tests.predict.tiny_students import save_student

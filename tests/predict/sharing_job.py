@@ -21,9 +21,9 @@ from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
-import services.predict.training
-from services.predict.recipe import Recipe
-from services.predict.training import teach
+import services.predict.training.loop
+from services.predict.training.loop import teach
+from services.predict.training.recipe import Recipe
 from tests.kept_port import kept_port
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import examples, toy_data, toy_recipe, toy_t5
@@ -75,7 +75,7 @@ def work(rank: int, port: int, folder: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     run(folder / "copies")
-    vars(services.predict.training)["Accelerator"] = SharingAccelerator
+    vars(services.predict.training.loop)["Accelerator"] = SharingAccelerator
     run(folder / "parts")
     torch.distributed.destroy_process_group()
 

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
 from services.predict.app import create_predict
 from services.predict.engine import PredictEngine, Prediction
-from services.predict.footprint import held_bytes
+from services.predict.model.footprint import held_bytes
 from services.predict.settings import PredictSettings
 from services.predict.tasks import CQA, ESNLI, SVAMP
 from tests.embed.tiny import wait_until_ready

@@ -13,8 +13,8 @@ from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
-from services.predict.student import Student
-from services.predict.task_description import TaskDescription
+from services.predict.model.student import Student
+from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task
 from tests.predict.tiny_students import EOS, PAD, constrained_logprobs, save_student, tiny_t5, tiny_tokenizer
 

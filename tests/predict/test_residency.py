@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from services.core.batching import Batcher, BatchLimits
-from services.core.checkpoints import Followed, Room, Served, ServedCheckpoint
-from services.core.compute import ComputeThread
+from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, Overloaded
-from services.core.manifest import Manifest
 from services.core.metrics import Metrics
-from services.core.store import Store
+from services.core.serving.served_checkpoint import Followed, Room, Served, ServedCheckpoint
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
+from services.predict.model.task_description import TaskDescription
 from services.predict.residency import Residency, Resident
-from services.predict.task_description import TaskDescription
 from tests.core.engines import submission
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from services.core.starters import packaged_starters, read_description
+from services.core.store.starters import packaged_starters, read_description
 from services.nn.devices import DeviceOptions
 from services.predict.arithmetic import evaluate
+from services.predict.data.generated import GENERATED_TASKS, generated_splits
 from services.predict.engine import PredictEngine, Prediction
-from services.predict.generated_data import GENERATED_TASKS, generated_splits
-from services.predict.sources import DataSource
+from services.predict.training.sources import DataSource
 
 SERVICES = Path(__file__).parents[2] / "services"
 STARTERS = ("word-problems", "inferences")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.predict.rationale_file import Record
+from services.predict.data.rationale_file import Record
 
 NUM_TRAIN, NUM_TEST = 20, 6
 

@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
-from services.predict.data import Example
-from services.predict.recipe import Recipe, TeachingData
+from services.predict.data.published import Example
 from services.predict.tasks import Task
+from services.predict.training.recipe import Recipe, TeachingData
 from tests.predict.tiny_students import tiny_t5
 
 TOY = Task("toy", ("text",), "\n", labels=("entailment", "neutral"))

@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.score.app import create_score
-from services.score.checkpoint import FSC_CLIP_KIND
+from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.settings import ScoreSettings
 from tests.embed.tiny import wait_until_ready
 from tests.score.tiny import write_tiny_checkpoint

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.devices import DeviceOptions
 from services.score.engine import ScoreEngine
-from services.score.pairing import PairItem
+from services.score.model.pairing import PairItem
 from services.score.settings import ScoreSettings
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import wait_until_ready

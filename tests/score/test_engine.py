@@ -10,19 +10,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from services.core.batching import CollatingEngine
+from services.core.batching.batcher import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
-from services.score import encoder
-from services.score.checkpoint import FscClipCheckpoint, load_fsc_clip, save_fsc_clip
-from services.score.dense_features import encode_images, encode_texts
 from services.score.engine import MAX_REMEMBERED_CHARACTERS, ImageItem, Item, ScoreEngine
-from services.score.features import Features
 from services.score.fsc_clip import mean_local_similarity, patch_weights, token_cosines
-from services.score.pairing import PairItem, Similarities
+from services.score.model import encoder
+from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip, save_fsc_clip
+from services.score.model.dense_features import encode_images, encode_texts
+from services.score.model.features import Features
+from services.score.model.pairing import PairItem, Similarities
 from tests.score.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, tiny_clip, write_tiny_checkpoint
 
 CPU = DeviceOptions(device="cpu", dtype="float32")

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.score.dense_features import ImageFeatures, TextFeatures
 from services.score.fsc_clip import (
     FscClipLosses,
     FscClipWeights,
@@ -30,6 +29,7 @@ from services.score.fsc_clip import (
     patch_weights,
     token_cosines,
 )
+from services.score.model.dense_features import ImageFeatures, TextFeatures
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 DOCUMENT = json.loads((GOLDENS / "fsc_clip_losses.json").read_text())

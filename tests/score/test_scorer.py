@@ -14,23 +14,23 @@ import pytest
 import torch
 from PIL import Image
 
-from services.core.batching import Batcher, BatchLimits
-from services.core.cache import ResultCache
-from services.core.cache_stores import LruStore
-from services.core.compute import ComputeThread
+from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.slices import SLICE_INPUTS
+from services.core.cache.result_cache import ResultCache
+from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
-from services.core.exchange import Timing
-from services.core.image_inputs import DecodeLimits, ImageInput, ImageInputs
-from services.core.images import ImageLimits
+from services.core.http.exchange import Timing
+from services.core.images.decoding import ImageLimits
+from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.metrics import Metrics
-from services.core.slices import SLICE_INPUTS
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
-from services.score.calls import ScoreCall, captions_of
-from services.score.checkpoint import load_fsc_clip
 from services.score.engine import ImageItem, ScoreEngine
-from services.score.features import Features
-from services.score.pairing import PairEngine, PairItem, Similarities
+from services.score.http.calls import ScoreCall, captions_of
+from services.score.model.checkpoint import load_fsc_clip
+from services.score.model.features import Features
+from services.score.model.pairing import PairEngine, PairItem, Similarities
 from services.score.scorer import Checkpoint, ScoreBatchers, Scored, Scorer
 from tests.core.image_files import encode
 from tests.score.tiny import CONTEXT_LENGTH, NUM_PATCHES, write_tiny_checkpoint

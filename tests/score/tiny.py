@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.nn.clip_model import ClipModel, create_clip
-from services.score.checkpoint import FscClipCheckpoint, save_fsc_clip
+from services.score.model.checkpoint import FscClipCheckpoint, save_fsc_clip
 
 IMAGE_SIZE = 32
 CONTEXT_LENGTH = 24

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.core.image_inputs import ImageInput
-from services.embed.calls import TextInput
+from services.core.images.inputs import ImageInput
+from services.embed.http.calls import TextInput
 
 State = Literal["ready", "building"]
 IndexKind = Literal["flat", "ivf"]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import structlog
 
-from services.core.checkpoints import Served, ServedCheckpoint
 from services.core.errors import Conflict, FoveaError, Overloaded, blaming
-from services.core.exchange import Timing
-from services.core.image_inputs import ImageInput, ImageInputs
-from services.core.images import StoredImage as StoredImageReference
+from services.core.http.exchange import Timing
+from services.core.images.decoding import StoredImage as StoredImageReference
+from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -25,20 +25,20 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.ballast import Ballast
-from services.embed.collections.catalog import no_collection
+from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.conditions import Conditions
-from services.embed.collections.database import DatabaseFailed, StorageFull
 from services.embed.collections.fresh_pixels import FreshPixels
-from services.embed.collections.image_store import Added, CollectionLimits, ImageStore, NewImage
-from services.embed.collections.index import IndexOptions
+from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
-from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.open_indexes import OpenIndexes
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
-from services.embed.embedder import Checkpoint, Embedder
+from services.embed.collections.storage.ballast import Ballast
+from services.embed.collections.storage.catalog import no_collection
+from services.embed.collections.storage.database import DatabaseFailed, StorageFull
+from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.engine import EmbedEngine
+from services.embed.service import Checkpoint, Embedder
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0

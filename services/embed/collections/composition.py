@@ -3,22 +3,22 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from services.core.audit import AuditLog
-from services.core.checkpoints import ServedCheckpoint
-from services.core.image_inputs import ImageInputs
+from services.core.images.inputs import ImageInputs
 from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.core.settings import MEBIBYTE
 from services.core.thread_priority import step_back
-from services.embed.collections.ballast import Ballast
 from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.fresh_pixels import FreshPixels
-from services.embed.collections.image_store import CollectionLimits
-from services.embed.collections.index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library
 from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import SearchOptions
-from services.embed.embedder import Embedder
+from services.embed.collections.storage.ballast import Ballast
+from services.embed.collections.storage.image_store import CollectionLimits
 from services.embed.engine import EmbedEngine
+from services.embed.service import Embedder
 from services.embed.settings import EmbedSettings
 
 # Pixels that wait for the index, over all collections.

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from services.core.errors import TooLarge
-from services.embed.collections.image_store import ImageStore
-from services.embed.collections.indexes import CheckpointIndexes
+from services.embed.collections.checkpoint_indexes import CheckpointIndexes
+from services.embed.collections.storage.image_store import ImageStore
 from services.nn.clip_texts import Text
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import structlog
 
 from services.core.errors import InternalError, Overloaded
-from services.embed.collections.image_store import ImageStore
-from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.reader import ImageReader, Prepared, Read, Wanted
-from services.embed.embedder import Checkpoint
+from services.embed.collections.storage.image_store import ImageStore
+from services.embed.service import Checkpoint
 from services.nn.clip_texts import Text
 
 # Rows that one step takes; between two steps another checkpoint may take over.

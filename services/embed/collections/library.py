@@ -9,14 +9,14 @@ from time import perf_counter, time
 from PIL.Image import Image
 
 from services.core.audit import AuditLog
-from services.core.cache import content_digest
+from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
-from services.core.exchange import Timing
-from services.core.health import CheckResult
-from services.core.image_inputs import DECODED_AT_ONCE
-from services.core.images import StoredImage as StoredImageReference
-from services.core.slices import all_or_first_failure, in_slices
+from services.core.http.exchange import Timing
+from services.core.http.health import CheckResult
+from services.core.images.decoding import StoredImage as StoredImageReference
+from services.core.images.inputs import DECODED_AT_ONCE
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -24,11 +24,11 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.catalog import CollectionKey, check_name
 from services.embed.collections.collection import Collection, Serving, prepare_conditions
-from services.embed.collections.database import DatabaseFailed
-from services.embed.collections.image_store import Added, CollectionInfo, NewImage, StoredImage
 from services.embed.collections.open_collections import OpenCollections
+from services.embed.collections.storage.catalog import CollectionKey, check_name
+from services.embed.collections.storage.database import DatabaseFailed
+from services.embed.collections.storage.image_store import Added, CollectionInfo, NewImage, StoredImage
 
 # The audit log names so many images of one request, and tells how many there were.
 MAX_NAMED_IMAGES = 16

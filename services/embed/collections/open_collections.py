@@ -14,11 +14,11 @@ from pathlib import Path
 import structlog
 
 from services.core.errors import FoveaError, NotFound, Overloaded, TooLarge
-from services.core.health import CheckResult
-from services.embed.collections.catalog import Catalog, CatalogInUse, CollectionKey, check_tenant, no_collection
+from services.core.http.health import CheckResult
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
-from services.embed.collections.database import DatabaseFailed, StorageFull
-from services.embed.collections.image_store import CollectionInfo, ImageStore
+from services.embed.collections.storage.catalog import Catalog, CatalogInUse, CollectionKey, check_tenant, no_collection
+from services.embed.collections.storage.database import DatabaseFailed, StorageFull
+from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
 # How often the folder is asked for again while another process, the one that this one replaces, still holds it.
 LOCK_POLL_S = 0.5

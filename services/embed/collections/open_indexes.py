@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.embed.collections.checkpoint_indexes import CheckpointIndexes
 from services.embed.collections.fresh_pixels import FreshPixels
-from services.embed.collections.image_store import ImageStore
-from services.embed.collections.index import IndexOptions
-from services.embed.collections.indexes import CheckpointIndexes
-from services.embed.embedder import Checkpoint
+from services.embed.collections.index.vector_index import IndexOptions
+from services.embed.collections.storage.image_store import ImageStore
+from services.embed.service import Checkpoint
 
 # By then no request that began under another checkpoint can still be using its indexes.
 RETIRE_AFTER_S = 120.0

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from services.core.batching import Submission
+from services.core.batching.batcher import Submission
 from services.core.errors import FoveaError
-from services.core.images import ImageLimits, decode_image
-from services.embed.embedder import Checkpoint
+from services.core.images.decoding import ImageLimits, decode_image
 from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem
+from services.embed.service import Checkpoint
 from services.nn.clip_texts import Text
 
 # What one submission holds: large enough for full batches, small enough that requests find their turn between two.

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from services.core.app import AppParts, create_app
-from services.core.health import Health
+from services.core.http.app import AppParts, create_app
+from services.core.http.health import Health
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
-from services.embed.collections.routes import collections_router
+from services.embed.collections.http.routes import collections_router
 from tests.embed.collections.in_memory import LIMITS, PHOTO, InMemory, as_base64
 
 

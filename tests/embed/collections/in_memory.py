@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.core.errors import NotFound
-from services.core.exchange import Timing
-from services.core.images import ImageLimits
-from services.embed.calls import CallLimits
+from services.core.http.exchange import Timing
+from services.core.images.decoding import ImageLimits
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -20,7 +19,8 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.image_store import Added, StoredImage
+from services.embed.collections.storage.image_store import Added, StoredImage
+from services.embed.http.calls import CallLimits
 from tests.core.image_files import encode, scene
 
 COLOR, SHAPE = "What is the color?", "What is the shape?"

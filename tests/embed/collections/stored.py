@@ -4,7 +4,13 @@ import hashlib
 import random
 from typing import Any
 
-from services.embed.collections.image_store import CollectionInfo, CollectionLimits, ImageStore, NewImage, StoredImage
+from services.embed.collections.storage.image_store import (
+    CollectionInfo,
+    CollectionLimits,
+    ImageStore,
+    NewImage,
+    StoredImage,
+)
 
 INFO = CollectionInfo("birds", "focallens-shapes", 1_700_000_000.5)
 LIMITS = CollectionLimits(max_images=10_000, max_bytes=100_000_000, max_conditions=8, max_metadata_bytes=1000)

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.core.manifest import CheckpointInfo
-from services.core.store import Store
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
 from tests.core.image_files import encode

@@ -1,0 +1,211 @@
+"""`fovea`: one command for everything. Thin, and quick to start: what a command needs is imported when it runs."""
+
+import asyncio
+import importlib
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """
+Try it:
+  curl {gateway}/v1/models
+  curl '{gateway}/embed?condition=What+is+the+color+of+the+object%3F' \\
+       -H 'Content-Type: image/jpeg' --data-binary @photo.jpg
+  curl {gateway}/generate -H 'Content-Type: application/json' \\
+       -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
+Ctrl-C stops everything."""
+
+app = typer.Typer(
+    name="fovea",
+    help="Models that look where the question asks: serve them, train them, manage their checkpoints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
+evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
+distill = typer.Typer(no_args_is_help=True, help="Teach a student with a language model's rationales.")
+convert = typer.Typer(no_args_is_help=True, help="Make a checkpoint of Fovea's from one of another project.")
+app.add_typer(train, name="train")
+app.add_typer(evaluate, name="evaluate")
+app.add_typer(distill, name="distill")
+app.add_typer(convert, name="convert")
+
+
+def main() -> None:
+    # The first process of a container is deaf to what it has no handler for. A server puts its own in place later.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    app(prog_name="fovea")
+
+
+@app.command()
+def up(
+    host: Annotated[str | None, typer.Option(help="Address of the gateway [FOVEA_GATEWAY_HOST].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway [FOVEA_GATEWAY_PORT].")] = None,
+    restart_after: Annotated[
+        float,
+        typer.Option(
+            envvar="FOVEA_UP_RESTART_AFTER_S",
+            min=0,
+            help="Seconds that a process which has started may leave /livez unanswered; 0: for ever.",
+        ),
+    ] = 60.0,
+) -> None:
+    """Start the gateway and every service that exists, and stop them on Ctrl-C."""
+    from services.cli.programs import BadPort, existing_names, plan_programs
+    from services.cli.supervisor import PortTaken, RestartPolicy, Supervisor
+
+    options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
+    environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
+
+    async def supervise() -> int:
+        programs = plan_programs(existing_names(), environment)
+        policy = RestartPolicy(hung_after_s=restart_after)
+        supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
+        return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
+
+    try:
+        raise typer.Exit(asyncio.run(supervise()))
+    except (BadPort, PortTaken) as refused:
+        typer.echo(refused, err=True)
+        raise typer.Exit(1) from None
+
+
+def _drain_s(environment: Mapping[str, str]) -> float:
+    return float(environment.get("FOVEA_DRAIN_TIMEOUT_S", 30)) + float(environment.get("FOVEA_DRAIN_DELAY_S", 0))
+
+
+@app.command()
+def serve(service: Annotated[str, typer.Argument(help="gateway, embed, …: a process of `fovea up`.")]) -> None:
+    """Run one service, or the gateway, in this process."""
+    from services.cli.programs import PACKAGES, existing_names
+
+    if service not in (names := existing_names()):
+        raise typer.BadParameter(f"there is no {service!r}; there are {', '.join(names)}.")
+    runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("fovea"))
+
+
+def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
+    """A command whose arguments, `--help` included, go to the Typer app of a module imported only then."""
+
+    @group.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def run_delegate(context: typer.Context) -> None:
+        command = typer.main.get_command(importlib.import_module(module).app)
+        # A module with several jobs has them as subcommands of its app, by the same names.
+        is_one_of_several = name in getattr(command, "commands", {})
+        arguments = [name, *context.args] if is_one_of_several else context.args
+        parent = context.parent.command_path if context.parent else "fovea"
+        with _refusals_in_one_line(f"{parent} {name}"):
+            command.main(arguments, prog_name=parent if is_one_of_several else f"{parent} {name}")
+
+
+@contextmanager
+def _refusals_in_one_line(command: str) -> Iterator[None]:
+    """What is wrong with what a command was given, or with where it works, is told without a traceback: status 1."""
+    from safetensors import SafetensorError
+
+    from services.core.printable import printable
+    from services.core.store.errors import StoreError
+    from services.nn.refusals import Refused
+
+    try:
+        yield
+    except (Refused, StoreError, SafetensorError, OSError) as refused:
+        typer.echo(f"{command}: {printable(' '.join(str(refused).split()))}", err=True)
+        raise typer.Exit(1) from None
+
+
+_delegate(train, "clip", "services.embed.training.train", "A small CLIP, the base of the starter checkpoint.")
+_delegate(train, "focallens", "services.embed.training.train", "FocalLens tuning of a CLIP.")
+_delegate(
+    train,
+    "litm",
+    "services.generate.training.train",
+    "A small Llama that is lost in the middle, the starter of generate.",
+)
+_delegate(
+    train,
+    "distill",
+    "services.predict.training.train",
+    "A small T5 that learns labels and a teacher's reasons.",
+)
+_delegate(
+    train,
+    "clip-scenes",
+    "services.score.training.train",
+    "A small CLIP on generated scenes, what score's starter is tuned from.",
+)
+_delegate(
+    train,
+    "fsc-clip",
+    "services.score.training.train",
+    "A CLIP on hard negatives: FSC-CLIP, NegCLIP and what they add to.",
+)
+_delegate(
+    train,
+    "wise-ft",
+    "services.score.training.train",
+    "Blends of a CLIP before and after tuning, and the best of them.",
+)
+_delegate(evaluate, "focallens", "services.embed.evaluation.evaluate", "FocalLens by the dissertation's protocols.")
+_delegate(
+    evaluate,
+    "litm",
+    "services.generate.evaluation.evaluate",
+    "Found-in-the-middle by the dissertation's protocols.",
+)
+_delegate(
+    evaluate,
+    "distill",
+    "services.predict.evaluation.evaluate",
+    "Distilled students by the dissertation's protocol.",
+)
+_delegate(
+    evaluate,
+    "compositionality",
+    "services.score.evaluation.evaluate",
+    "Captions told apart: SugarCrepe, VALSE, ARO and others.",
+)
+_delegate(
+    distill,
+    "extract",
+    "services.predict.extraction.command",
+    "Ask a teacher for rationales, resumable after a kill.",
+)
+_delegate(convert, "fsc-clip", "services.score.training.convert", "Released weights of FSC-CLIP, NegCLIP, CE-CLIP.")
+_delegate(
+    app,
+    "calibrate",
+    "services.generate.calibrate.command",
+    "Choose and measure a checkpoint's attention calibration.",
+)
+_delegate(
+    app,
+    "embed-bulk",
+    "services.embed.bulk.command",
+    "Many images into a collection, or into files of embeddings.",
+)
+_delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.")
+_delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Reference outputs of a folder that is published: what its own weights answer where it is published.
+
+torch and the services' engines are imported only where they are asked for.
+"""
+
+import importlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.core.durable_files import write_durably
+from services.core.store.errors import InvalidCheckpoint
+
+# Which engine runs checkpoints of a kind; `load` of each but one takes the device's options as they are.
+ENGINES = {
+    "focallens-clip": ("services.embed.engine", "EmbedEngine"),
+    "fsc-clip": ("services.score.engine", "ScoreEngine"),
+    "t5-student": ("services.predict.engine", "PredictEngine"),
+    "causal-lm": ("services.generate.engine", "GenerateEngine"),
+}
+
+
+class NoReference(Exception):
+    """The folder can't be run here; the message says why, and is fit to be shown."""
+
+
+def write_reference(kind: str, directory: Path) -> None:
+    """Let a folder pass its engine's own check, and write `reference.json` into it. One that is there already is what
+    the check compares with, and stays.
+
+    Raises InvalidCheckpoint for a folder that does not pass; NoReference for a kind that no service runs, and where
+    torch is not installed, the folder does not load here or can't be written to.
+    """
+    if kind not in ENGINES:
+        raise NoReference(f"no service runs checkpoints of kind {kind!r}")
+    if find_spec("torch") is None:
+        raise NoReference("torch is not installed")
+    from services.nn.broken_model import BrokenModel
+    from services.nn.reference_outputs import REFERENCE_FILE, make_reference
+
+    try:
+        engine = _load(kind, directory)
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, MemoryError) as error:
+        raise NoReference(f"it does not load here: {str(error).splitlines()[0] if str(error) else error!r}") from error
+    try:
+        engine.self_check()
+        if not (directory / REFERENCE_FILE).exists():
+            write_durably(directory / REFERENCE_FILE, [make_reference(engine)])
+    except BrokenModel as error:
+        raise InvalidCheckpoint(f"{directory}: {error}") from error
+    except OSError as error:
+        raise NoReference(f"{directory}: {error.strerror}") from error
+
+
+def _load(kind: str, directory: Path) -> Any:
+    devices = importlib.import_module("services.nn.devices")
+    module = importlib.import_module(ENGINES[kind][0])
+    load: Callable[..., Any] = getattr(module, ENGINES[kind][1]).load
+    options = devices.DeviceOptions()
+    return load(directory, module.EngineOptions(device=options) if kind == "causal-lm" else options)

@@ -1,0 +1,302 @@
+"""`fovea store`: what is in the model store, and the few things that one does to it by hand."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal as human_bytes
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+from services.cli.references import NoReference, write_reference
+from services.core.audit import AuditFailed, AuditLog
+from services.core.logs import log_warnings_to_stderr
+from services.core.printable import printable
+from services.core.settings import ServiceSettings
+from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
+from services.core.store.garbage import Removal
+from services.core.store.starters import CheckpointDescription, packaged_starters, read_description
+from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
+from services.core.store.versions import Version
+
+HOUR_S = 3600.0
+
+
+class OneLineErrors(TyperGroup):
+    """What goes wrong with the store is told in one line, with exit status 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (StoreError, AuditFailed) as error:
+            typer.echo(f"fovea store: {printable(str(error))}", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    help="List, publish, promote, roll back and verify checkpoints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store-url", envvar="FOVEA_STORE_URL", help="file://, s3://, gs:// …; default: your own folder."),
+]
+AuditOption = Annotated[
+    Path | None,
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+Reference = Annotated[str, typer.Argument(metavar="NAME[@ALIAS|@VERSION]", help="Alias `latest` if none is given.")]
+Expected = Annotated[
+    str | None,
+    typer.Option(help="Only if the alias is at this version now; `none`: only if it does not exist yet."),
+]
+
+
+@app.callback()
+def configure() -> None:
+    log_warnings_to_stderr()
+
+
+@app.command("ls")
+def list_models(
+    name: Annotated[str | None, typer.Argument(help="List the versions of this model.")] = None,
+    store_url: StoreUrl = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the models, or the versions of one, newest first."""
+    store = _open(store_url)
+    names = store.names() if name is None else [name]
+    listed = [row for model in names for row in _versions_with_aliases(store, model)]
+    if name is not None and not listed:
+        raise NotFoundInStore(f"{store.label} has no model {name!r}")
+    if as_json:
+        _print_json([{**asdict(version), "aliases": aliases} for version, aliases in listed])
+        return
+    _print_table(
+        ("model", "version", "aliases", "published", "files", "size"),
+        (_row(version, aliases) for version, aliases in listed),
+    )
+
+
+@app.command()
+def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = False) -> None:
+    """Show the manifest of a version."""
+    store = _open(store_url)
+    manifest = store.manifest(*_resolve(store, reference))
+    content = manifest.model_dump(mode="json")
+    if as_json:
+        _print_json(content)
+        return
+    files = content.pop("files")
+    _print_table(("field", "value"), ((field, _text(value)) for field, value in content.items()))
+    _print_table(
+        ("file", "size", "sha256"),
+        ((path, human_bytes(file["size_bytes"]), file["sha256"]) for path, file in files.items()),
+    )
+
+
+@app.command()
+def publish(  # noqa: PLR0913 - one parameter an option
+    directory: Annotated[Path, typer.Argument(help="Folder with weights and, without --kind, a checkpoint.json.")],
+    name: Annotated[str | None, typer.Option(help="Instead of the name in checkpoint.json.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Of a model made elsewhere, e.g. causal-lm for a Llama; --name then names it."),
+    ] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    reference: Annotated[
+        bool, typer.Option(help="Run the model once, and write what it answers into the folder as reference.json.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a folder as a new version and point aliases at it."""
+    store = _open(store_url)
+    if kind is not None and name is None:
+        raise typer.BadParameter("a folder that --kind describes needs a --name.")
+    description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
+    if reference:
+        try:
+            write_reference(description.kind, directory)
+        except NoReference as missing:
+            typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
+    aliases = list(alias or description.aliases)
+    model = name or description.name
+    with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
+        version = store.publish(model, directory, description.info(), alias=None)
+        entry["version"] = version.id
+        for each in aliases:
+            store.promote(version.name, version.id, each)
+    _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+
+
+@app.command()
+def promote(
+    reference: Reference,
+    alias: Annotated[str, typer.Argument(help="The alias to move, e.g. stable.")],
+    expected: Expected = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Point an alias at a version."""
+    store = _open(store_url)
+    name, version = _resolve(store, reference)
+    audit = _audit(audit_log)
+    with audit.command("store.promote", store=store.label, model=name, version=version, alias=alias):
+        store.promote(name, version, alias, expected=_expected(expected))
+    _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
+
+
+@app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    alias: Annotated[str, typer.Argument(help="The alias to move back.")] = "latest",
+    expected: Expected = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Point an alias at the version that it had before."""
+    store = _open(store_url)
+    with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
+        version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
+    _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
+
+
+@app.command()
+def verify(
+    reference: Annotated[str | None, typer.Argument(metavar="[NAME[@…]]", help="Everything if not given.")] = None,
+    store_url: StoreUrl = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of a version, or of all, and compare it with its digest; exit status 1 if one is damaged."""
+    store = _open(store_url)
+    if reference is not None:
+        targets = [_resolve(store, reference)]
+    else:
+        targets = [(version.name, version.id) for name in store.names() for version in store.versions(name)]
+    damage = {f"{name}@{version}": _damage(store, name, version) for name, version in targets}
+    if as_json:
+        _print_json([{"version": version, "damage": found} for version, found in damage.items()])
+    else:
+        _print_table(("version", "state"), ((version, found or "intact") for version, found in damage.items()))
+    if any(damage.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model to keep.")] = DEFAULT_KEEP,
+    grace_hours: Annotated[float, typer.Option(min=0, help="Keep whatever is younger.")] = DEFAULT_GRACE_S / HOUR_S,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove versions that nothing names any more, and uploads that were never finished."""
+    store = _open(store_url)
+    removals = (
+        _removed(store, _audit(audit_log), keep, grace_hours)
+        if delete
+        else store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=True)
+    )
+    if as_json:
+        _print_json([asdict(removal) for removal in removals])
+        return
+    _print_table(
+        ("model", "removed" if delete else "would be removed", "reason", "size"),
+        ((r.name, r.version, r.reason, human_bytes(r.size_bytes)) for r in removals),
+    )
+
+
+def _removed(store: Store, audit: AuditLog, keep: int, grace_hours: float) -> Sequence[Removal]:
+    with audit.command("store.gc", store=store.label, keep=keep, grace_hours=grace_hours) as entry:
+        removals = store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=False)
+        entry["removed"] = [f"{removal.name}@{removal.version}" for removal in removals]
+        return removals
+
+
+def _audit(path: Path | None) -> AuditLog:
+    return AuditLog(path and path.expanduser())
+
+
+def _open(store_url: str | None) -> Store:
+    settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
+    return Store.open(settings.store_url, starters=packaged_starters())
+
+
+def _resolve(store: Store, reference: str) -> tuple[str, str]:
+    name, _, alias_or_version = reference.partition("@")
+    return name, store.resolve(name, alias_or_version or "latest")
+
+
+def _expected(text: str | None) -> str | Anywhere | None:
+    if text is None:
+        return ANYWHERE
+    return None if text == "none" else text
+
+
+def _damage(store: Store, name: str, version: str) -> str | None:
+    try:
+        store.verify(name, version)
+    except CorruptCheckpoint as error:
+        return str(error)
+    return None
+
+
+def _versions_with_aliases(store: Store, name: str) -> list[tuple[Version, list[str]]]:
+    aliases = store.aliases(name)
+    return [
+        (version, sorted(alias for alias, target in aliases.items() if target.version == version.id))
+        for version in store.versions(name)
+    ]
+
+
+def _row(version: Version, aliases: Sequence[str]) -> tuple[str, ...]:
+    published = f"{version.published:%Y-%m-%d %H:%M}"
+    size = human_bytes(version.size_bytes)
+    return version.name, version.id, ", ".join(aliases), published, str(version.num_files), size
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(content)
+    else:
+        typer.echo(printable(sentence))
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, default=datetime.isoformat, indent=2))
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
+    # Piped, a terminal's width means nothing: ids and digests stay whole.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)

@@ -1,0 +1,287 @@
+"""`fovea up`: the gateway and every service that exists as child processes, until Ctrl-C."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from services.cli.programs import Program
+from services.core.printable import printable
+
+READY_POLL_S = 0.1
+LIVENESS_POLL_S = 1.0
+PROBE_TIMEOUT_S = 2.0
+# On top of the time that a child has for its own drain.
+STOP_MARGIN_S = 5.0
+COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that read on dark and on light
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Delays double from `first_delay_s` to `max_delay_s`, and start over after `stable_after_s` of running.
+
+    A program that ends `max_failed_starts` times without ever having been ready ends everything. One that has started
+    and then leaves `/livez` unanswered, or not well, for `hung_after_s` is stopped and started again; 0: never.
+    """
+
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    stable_after_s: float = 60.0
+    max_failed_starts: int = 3
+    hung_after_s: float = 60.0
+
+    def delays(self) -> Iterator[float]:
+        delay_s = self.first_delay_s
+        while True:
+            yield delay_s
+            delay_s = min(delay_s * 2, self.max_delay_s)
+
+
+class PortTaken(Exception):
+    """Names the program, the port and the setting that chooses another."""
+
+
+class Supervisor:
+    """Runs programs until it is told to stop; the first one is stopped first, and the others once it has ended."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        *,
+        output: TextIO,
+        drain_timeout_s: float = 30.0,
+        policy: RestartPolicy | None = None,
+        remind_s: float = 15.0,
+    ) -> None:
+        self._children = [_Child(program, output, colour) for program, colour in _coloured(programs, output)]
+        self._drain_timeout_s = drain_timeout_s
+        self._policy = policy or RestartPolicy()
+        self._remind_s = remind_s
+        self._output = output
+        self._stopping = asyncio.Event()
+        self._has_failed = False
+
+    async def run(self, farewell: str = "") -> int:
+        """Start all, say `farewell` once all are ready, and stop all on SIGINT or SIGTERM.
+
+        Returns the exit status: 0 after being told to stop, 1 where a program could not be started. Raises
+        PortTaken before anything has been started.
+        """
+        for child in self._children:
+            _require_free_port(child.program)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        keepers = [asyncio.create_task(self._keep_running(child)) for child in self._children]
+        announcement = asyncio.create_task(self._announce(farewell))
+        await self._stopping.wait()
+        announcement.cancel()
+        await self._stop_all()
+        await asyncio.gather(*keepers)
+        return 1 if self._has_failed else 0
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            for child in self._children:
+                child.kill()
+        self._stopping.set()
+
+    async def _keep_running(self, child: "_Child") -> None:
+        delays = self._policy.delays()
+        failed_starts = 0
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            status = await child.run_once(self._policy.hung_after_s)
+            if self._stopping.is_set():
+                return
+            failed_starts = 0 if child.was_ready else failed_starts + 1
+            if failed_starts == self._policy.max_failed_starts:
+                child.say(f"ended with status {status} {failed_starts} times before it was ready; giving up")
+                self._has_failed = True
+                self._stopping.set()
+                return
+            if time.monotonic() - began_s > self._policy.stable_after_s:
+                delays = self._policy.delays()
+            delay_s = next(delays)
+            child.say(f"ended with status {status}; starting it again in {delay_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _announce(self, farewell: str) -> None:
+        began_s = time.monotonic()
+        while late := [child for child in self._children if not child.ready.is_set()]:
+            try:
+                async with asyncio.timeout(self._remind_s):  # `wait_for` may lose a cancellation, until Python 3.12
+                    await late[0].ready.wait()
+            except TimeoutError:
+                names = ", ".join(child.program.name for child in late)
+                self._output.write(f"Not ready after {time.monotonic() - began_s:.0f} s: {names}\n")
+                self._output.flush()
+        self._output.write(f"\nReady in {time.monotonic() - began_s:.1f} s:\n")
+        for child in self._children:
+            self._output.write(f"  {child.program.name:<9}{child.program.url}\n")
+        self._output.write(f"{farewell}\n")
+        self._output.flush()
+
+    async def _stop_all(self) -> None:
+        first, *others = self._children
+        limit_s = self._drain_timeout_s + STOP_MARGIN_S
+        await first.stop(limit_s)
+        await asyncio.gather(*(child.stop(limit_s) for child in others))
+
+
+class _Child:
+    """One program and the process that runs it now, if any."""
+
+    def __init__(self, program: Program, output: TextIO, colour: int | None) -> None:
+        self.program = program
+        self.ready = asyncio.Event()
+        self._output = output
+        prefix = f"{program.name:<9}| "
+        self._prefix = prefix if colour is None else f"\x1b[{colour}m{prefix}\x1b[0m"
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
+
+    @property
+    def was_ready(self) -> bool:
+        return self.ready.is_set()
+
+    async def run_once(self, hung_after_s: float) -> int:
+        """Start the process, pass its output on, and return its exit status when it ends."""
+        self._is_stopping = False
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.cli.child",
+            self.program.package,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **self.program.environment},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C reaches the supervisor alone: a child would take the SIGTERM that follows for a second signal.
+            start_new_session=True,
+        )
+        probing = [asyncio.create_task(self._wait_until_ready())]
+        if hung_after_s:
+            probing.append(asyncio.create_task(self._restart_when_hung(hung_after_s)))
+        try:
+            await self._forward_output(process)
+            return await process.wait()
+        finally:
+            for task in probing:
+                task.cancel()
+
+    async def stop(self, limit_s: float) -> None:
+        self._is_stopping = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), limit_s)
+        except TimeoutError:
+            self.say(f"did not end within {limit_s:g} s and is killed")
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def say(self, line: str) -> None:
+        self._output.write(f"{self._prefix}{line}\n")
+        self._output.flush()
+
+    async def _forward_output(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        # In pieces, since a line may be longer than any buffer.
+        rest = b""
+        while piece := await process.stdout.read(65536):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                self._pass_on(line)
+        if rest:
+            self._pass_on(rest)
+
+    def _pass_on(self, line: bytes) -> None:
+        self.say(printable(line.decode(errors="replace").removesuffix("\r"), keep="\t"))
+
+    async def _wait_until_ready(self) -> None:
+        while not await _is_ready(self.program):  # noqa: ASYNC110 another process sets no event here
+            await asyncio.sleep(READY_POLL_S)
+        self.ready.set()
+
+    async def _restart_when_hung(self, hung_after_s: float) -> None:
+        """Stop the process, which is then started again, once it has started and hangs for so long."""
+        while not await _is_well(self.program, "/startupz"):  # noqa: ASYNC110 as above
+            await asyncio.sleep(READY_POLL_S)
+        hung_since_s: float | None = None
+        while hung_since_s is None or time.monotonic() - hung_since_s < hung_after_s:
+            await asyncio.sleep(min(LIVENESS_POLL_S, hung_after_s))
+            if not await _is_hung(self.program):
+                hung_since_s = None
+            elif hung_since_s is None:
+                hung_since_s = time.monotonic()
+        if not self._is_stopping:
+            self.say(f"has not been well at /livez for {hung_after_s:g} s and is stopped")
+            await self.stop(STOP_MARGIN_S)
+
+
+async def _is_ready(program: Program) -> bool:
+    """Whether `/readyz` answers 200 and says well of what the program needs."""
+    try:
+        status, body = await _get(program, "/readyz")
+        checks = json.loads(body)["checks"] if program.needs else {}
+        return status == 200 and all(checks[name]["ok"] for name in program.needs)
+    except (OSError, ValueError, KeyError):
+        # Refused, cut off or timed out: not yet.
+        return False
+
+
+async def _is_well(program: Program, path: str) -> bool:
+    try:
+        return (await _get(program, path))[0] == 200
+    except (OSError, ValueError):
+        return False
+
+
+async def _is_hung(program: Program) -> bool:
+    """Whether `/livez` is unanswered or not well; a process that leaves refuses connections, and is let go."""
+    try:
+        return (await _get(program, "/livez"))[0] != 200
+    except ConnectionRefusedError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+async def _get(program: Program, path: str) -> tuple[int, bytes]:
+    """The status and the body of an answer. By hand: it imports nothing. Raises OSError and ValueError."""
+    async with asyncio.timeout(PROBE_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
+        with contextlib.closing(writer):
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    return int(head[9:12]), body
+
+
+def _require_free_port(program: Program) -> None:
+    family = socket.AF_INET6 if ":" in program.host else socket.AF_INET
+    try:
+        socket.create_server((program.host, program.port), family=family).close()
+    except OSError as refused:
+        raise PortTaken(
+            f"{program.name} cannot listen on {program.host}:{program.port} ({refused.strerror}). "
+            f"Choose another port with {program.port_variable}."
+        ) from None
+
+
+def _coloured(programs: Sequence[Program], output: TextIO) -> Iterator[tuple[Program, int | None]]:
+    for number, program in enumerate(programs):
+        yield program, COLOURS[number % len(COLOURS)] if output.isatty() else None

@@ -1,0 +1,118 @@
+"""A service's front door: a request has a place before it is parsed, and one too many is refused before it is read.
+
+The number of places adapts (`concurrency_limit`), clients share them fairly (`places`), and every response tells the
+gateway how many there are.
+"""
+
+from collections.abc import Hashable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.core.admission.concurrency_limit import ConcurrencyLimit
+from services.core.admission.places import Place, Places
+from services.core.caller import current_caller
+from services.core.errors import Overloaded
+from services.core.http.exchange import announces_body, exchange_of, header_of
+from services.core.metrics import Metrics
+from services.core.settings import ServiceSettings
+
+# What a service tells the gateway in front of it; clients are not shown it.
+PLACES_HEADER = b"x-fovea-places"
+# Those that wait for each request in flight: they wait half as long as a request takes.
+WAITING_SHARE = 0.5
+# Answered without a model, to clients that look around and to the gateway's own directory.
+FREE_PATHS = ("/v1/models", "/models", "/openapi.json", "/docs")
+
+
+def line_length(limit: int) -> int:
+    """How many requests may wait behind so many in flight."""
+    return int(limit * WAITING_SHARE)
+
+
+class Admission:
+    """Let in as many requests as the service can work at, by the share of each client; raises Overloaded for others.
+
+    A request with a body takes its place when the body is there, so a slow sender holds none, but is refused ahead of
+    it where there would be none. A place is held to the end of the response.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
+        self.app = app
+        self.limit = ConcurrencyLimit(floor=settings.min_concurrency, ceiling=settings.max_concurrency)
+        self.places = Places(
+            f"The {metrics.service} service",
+            limit=self.limit.limit,
+            max_waiting=line_length(self.limit.limit),
+            max_burst=settings.max_concurrency,
+            burst_s=settings.burst_s,
+        )
+        self._metrics = metrics
+        self._announcement = self._announce()
+        metrics.concurrency_limit.set_function(lambda: self.places.limit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(FREE_PATHS):
+            await self.app(scope, receive, send)
+            return
+        client, deadline = current_caller().client, scope["state"]["deadline"]
+        place: Place | None = None
+
+        async def receive_and_enter() -> Message:
+            nonlocal place
+            message = await receive()
+            if place is None and message["type"] == "http.request" and not message.get("more_body", False):
+                place = await self._enter(client, deadline)
+            return message
+
+        async def send_announced(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self._announcement]
+            await send(message)
+
+        if exchange_of(scope).is_probe:
+            await self.app(scope, receive, send_announced)
+            return
+        try:
+            if announces_body(scope):
+                self._check(client, deadline)
+                await self.app(scope, receive_and_enter, send_announced)
+            else:
+                place = await self._enter(client, deadline)
+                await self.app(scope, receive, send_announced)
+        finally:
+            if place is not None:
+                self._leave(place, scope)
+
+    def _check(self, client: str, deadline: float) -> None:
+        try:
+            self.places.check(client, deadline)
+        except Overloaded:
+            self._metrics.rejected.labels("queue_full").inc()
+            raise
+
+    async def _enter(self, client: str, deadline: float) -> Place:
+        try:
+            place = await self.places.enter(client, deadline)
+        except Overloaded:
+            self._metrics.rejected.labels("queue_full").inc()
+            raise
+        self.limit.note_begun(self.places.num_held)
+        return place
+
+    def _leave(self, place: Place, scope: Scope) -> None:
+        if exchange_of(scope).status == 200:
+            self.limit.note_answered(_kind(scope), place.taken_at)
+        self.places.leave(place)
+        if self.limit.limit != self.places.limit:
+            self.places.resize(self.limit.limit, line_length(self.limit.limit))
+            self._announcement = self._announce()
+
+    def _announce(self) -> tuple[bytes, bytes]:
+        return PLACES_HEADER, str(self.limit.limit).encode("ascii")
+
+
+def _kind(scope: Scope) -> Hashable:
+    """Requests of one kind take about as long as one another: the same route, and bodies of about the same size."""
+    length = header_of(scope, b"content-length") or "0"
+    route = getattr(scope.get("route"), "path", "")
+    return route, scope["method"], int(length).bit_length() if length.isdecimal() else -1

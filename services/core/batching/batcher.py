@@ -1,0 +1,382 @@
+"""Many requests' items in one batch on the compute thread, each request answered on its own.
+
+A batch is cut on the compute thread at the moment at which it is free: there is no timer, no polling, and no wait
+for the event loop between two batches. An engine that can collate a batch without the device (`CollatingEngine`)
+gets the next full batch cut and collated on another thread while one runs.
+
+Requests belong to the event loop, the running batch to the compute thread. Between them lie the queue and the
+prepared batch, under one lock that is never held while anything is computed.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import structlog
+
+from services.core.batching.batch_queue import BatchQueue, QueuedItem, Request
+from services.core.batching.batch_runner import BatchRunner, Computed, CostBudget, Failed
+from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.deadlines import Deadlines
+from services.core.caller import current_caller
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
+from services.core.metrics import Metrics
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+# What a refused client is told to wait: the time in which the queue empties, but at most this; and this before
+# anything was measured.
+MAX_RETRY_AFTER_S = 30.0
+FIRST_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Costs in the engine's own unit (e.g. tokens): padded of one batch, and in sum of what may wait."""
+
+    max_batch_cost: int
+    max_batch_size: int
+    max_queue_cost: int
+
+
+class Engine(Protocol[ItemT_contra, ResultT_co]):
+    """What a Batcher runs, on the compute thread only."""
+
+    def run_batch(self, items: Sequence[ItemT_contra]) -> Sequence[ResultT_co]:
+        """One result for each item, in order. A FoveaError is shown to the clients, anything else never is."""
+
+
+@runtime_checkable
+class CollatingEngine(Engine[ItemT_contra, ResultT_co], Protocol[ItemT_contra, ResultT_co]):
+    """An engine part of whose work needs no device: `run_batch(items)` equals `run_collated(collate(items))`."""
+
+    def collate(self, items: Sequence[ItemT_contra]) -> Any:
+        """Make a batch ready; called on a thread of its own, while another batch runs."""
+
+    def run_collated(self, batch: Any) -> Sequence[ResultT_co]:
+        """One result for each item that was collated, in order; called on the compute thread."""
+
+
+@dataclass(frozen=True)
+class Submission(Generic[ItemT]):
+    """One item: its cost alone, at least 1 (ValueError), and the length by which items are put together."""
+
+    item: ItemT
+    cost: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.cost < 1:
+            raise ValueError(f"cost is {self.cost}: an item that costs nothing would pass every bound")
+
+
+class Answer(NamedTuple, Generic[ResultT]):
+    """One item's result, the seconds until its batch began, and from then until it was computed."""
+
+    result: ResultT
+    queue_s: float
+    infer_s: float
+
+
+@dataclass(frozen=True)
+class _PreparedBatch(Generic[ItemT]):
+    """A batch cut ahead of its turn; `collated` holds what the engine made of all its items."""
+
+    items: list[QueuedItem[ItemT]]
+    collated: Future[Any]
+
+
+class Batcher(Generic[ItemT, ResultT]):
+    """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
+
+    `is_out_of_memory` tells the errors that a smaller batch may be spared.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[ItemT, ResultT],
+        *,
+        thread: ComputeThread,
+        limits: BatchLimits,
+        metrics: Metrics,
+        is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
+    ) -> None:
+        self._thread = thread
+        self._limits = limits
+        self._metrics = metrics
+        self._queue_seconds = metrics.stage_seconds.labels("queue")
+        self._infer_seconds = metrics.stage_seconds.labels("infer")
+        self._loop = asyncio.get_running_loop()
+        self._outstanding: set[Request[Answer[ResultT]]] = set()
+        self._deadlines = Deadlines(self._loop, self._expire)
+        self._is_draining = False
+        self._is_broken = False
+
+        self._lock = threading.Lock()
+        self._queue: BatchQueue[ItemT] = BatchQueue(limits.max_batch_size)
+        self._prepared: _PreparedBatch[ItemT] | None = None
+        self._has_turn = False  # whether the compute thread was asked for a turn that it has not ended yet
+
+        budget = CostBudget(limits.max_batch_cost)
+        self._runner: BatchRunner[ItemT, ResultT] = BatchRunner(engine.run_batch, budget, metrics, is_out_of_memory)
+        self._running: list[QueuedItem[ItemT]] = []
+        self._collating = engine if isinstance(engine, CollatingEngine) else None
+        self._collators = ThreadPoolExecutor(1, f"{thread.name}-collate")  # starts no thread before its first use
+        thread.attach(self)
+        thread.publish_load(metrics)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted can be answered: false for good once the thread or the delivery has failed."""
+        return self._thread.is_alive and not self._is_broken
+
+    @property
+    def queue_depth(self) -> int:
+        """Items that wait, those of a prepared batch included."""
+        with self._lock:
+            return len(self._queue) + (len(self._prepared.items) if self._prepared else 0)
+
+    @property
+    def queue_cost(self) -> int:
+        """Cost of the items that wait, each on its own."""
+        with self._lock:
+            return self._queue.cost + (sum(item.cost for item in self._prepared.items) if self._prepared else 0)
+
+    @property
+    def oldest_queued_s(self) -> float:
+        """Seconds that the oldest waiting item has waited, 0 if none waits."""
+        with self._lock:
+            waiting = list(self._prepared.items) if self._prepared else []
+            if (oldest := self._queue.oldest()) is not None:
+                waiting.append(oldest)
+        return max((time.monotonic() - item.request.queued_at for item in waiting), default=0.0)
+
+    async def submit(
+        self, submissions: Sequence[Submission[ItemT]], *, deadline: float | None = None
+    ) -> list[Answer[ResultT]]:
+        """Answer all items, in order. They enter the queue together or not at all, and fail together.
+
+        Cancelling takes what is not yet running out of the queue. Raises Overloaded at once where the queue is full,
+        draining or broken, DeadlineExceeded at `deadline` (a reading of `time.monotonic()`), and InternalError or
+        the engine's own FoveaError for an item that could not be computed. Items that together cost more than the
+        whole queue may hold are taken only by an empty one.
+        """
+        if not submissions:
+            return []
+        request = self._admit(submissions, math.inf if deadline is None else deadline)
+        try:
+            return await request.future
+        except DeadlineExceeded:
+            self._metrics.cancelled.labels("deadline").inc()
+            raise
+        finally:
+            if not request.is_settled:
+                self._withdraw(request, "cancelled")
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those taken before are answered."""
+        self._is_draining = True
+        while self._outstanding:
+            await asyncio.wait([request.future for request in self._outstanding])
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those in the queue with Overloaded, and return when those that run are answered.
+
+        A batch whose requests were all given up may still be running then.
+        """
+        self._is_draining = True
+        with self._lock:
+            waiting = self._queue.clear() + (self._prepared.items if self._prepared else [])
+            self._prepared = None
+        for item in waiting:
+            self._fail(item.request, Overloaded("The service stopped before it came to this request."))
+        await self.drain()
+        self._deadlines.forget_all()
+        self._collators.shutdown(wait=False)
+        self._thread.detach(self)
+
+    def thread_ended(self) -> None:
+        self._on_loop(self._break_down)
+
+    # On the event loop
+
+    def _admit(self, submissions: Sequence[Submission[ItemT]], deadline: float) -> Request[Answer[ResultT]]:
+        self._refuse_if_closed()
+        request: Request[Answer[ResultT]] = Request(
+            self._loop.create_future(), len(submissions), deadline, current_caller().client
+        )
+        cost = 0
+        for index, submission in enumerate(submissions):
+            cost += submission.cost
+            request.items.append(QueuedItem(submission.item, submission.cost, submission.length, request, index))
+        with self._lock:
+            is_admitted = self._queue.cost == 0 or self._has_room(request, cost)
+            if is_admitted:
+                self._queue.add(request, cost)
+                self._ask_for_turn()
+        if not is_admitted:
+            self._make_room(request, cost)
+            return self._admit(submissions, deadline)
+        self._outstanding.add(request)
+        self._deadlines.watch(request)
+        return request
+
+    def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
+        """Raises Overloaded where what is ahead takes longer than until the deadline."""
+        if self._queue.cost + cost > self._limits.max_queue_cost:
+            return False
+        if request.queued_at + (self._queue.cost + cost) * self._runner.times.full_s_per_cost > request.deadline:
+            self._check_deadline(request, cost)
+        return True
+
+    def _check_deadline(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        ahead = self._queue.cost_ahead(request.client, cost)
+        expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
+        if request.queued_at + expected_s > request.deadline:
+            self._metrics.rejected.labels("deadline_too_near").inc()
+            raise Overloaded(
+                f"What waits before this request takes about {expected_s:.1f} s, which is longer than its deadline.",
+                code="deadline_too_near",
+                retry_after_s=self._retry_after_s(),
+            )
+
+    def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        """Refuse the newest request of the client with the largest share of a full queue.
+
+        Raises Overloaded where that is the request that comes.
+        """
+        with self._lock:
+            displaced = self._queue.newest_of_largest(self._queue.cost_of(request.client) + cost)
+            retry_after_s = self._retry_after_s()
+        self._metrics.rejected.labels("queue_full").inc()
+        refusal = Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+        if displaced is None:
+            raise refusal
+        self._fail(displaced, refusal, "displaced")
+
+    def _retry_after_s(self) -> float:
+        rate = self._runner.cost_per_s
+        return min(MAX_RETRY_AFTER_S, self._queue.cost / rate) if rate else FIRST_RETRY_AFTER_S
+
+    def _refuse_if_closed(self) -> None:
+        if not self.is_alive:
+            self._metrics.rejected.labels("broken").inc()
+            raise Overloaded("The service can compute nothing until it is restarted.")
+        if self._is_draining:
+            self._metrics.rejected.labels("draining").inc()
+            raise Overloaded("The service is shutting down.", code="draining")
+
+    def _expire(self, request: Request[Answer[ResultT]]) -> None:
+        self._fail(request, DeadlineExceeded("The deadline passed before the request was computed."), "deadline")
+
+    def _deliver(self, outcome: Computed[ItemT, ResultT] | Failed[ItemT]) -> None:
+        try:
+            if isinstance(outcome, Failed):
+                for item in outcome.items:
+                    self._fail(item.request, outcome.error_for_client())
+            else:
+                self._answer(outcome)
+        except Exception:  # noqa: BLE001 - the delivering half of the batch loop: no waiter may be left without an answer
+            structlog.get_logger(__name__).critical("delivery failed", exc_info=True)
+            self._break_down()
+
+    def _answer(self, batch: Computed[ItemT, ResultT]) -> None:
+        self._metrics.batch_size.observe(len(batch.items))
+        self._metrics.batch_cost.observe(batch.cost)
+        self._metrics.batch_padding_ratio.observe(1 - sum(item.cost for item in batch.items) / batch.cost)
+        infer_s = batch.ended - batch.began
+        for item, result in zip(batch.items, batch.results, strict=True):
+            request = item.request
+            if request.is_settled:
+                continue
+            queue_s = batch.began - request.queued_at
+            request.answers[item.index] = Answer(result, queue_s, infer_s)
+            request.num_missing -= 1
+            if not request.num_missing:
+                self._queue_seconds.observe(queue_s)
+                self._infer_seconds.observe(infer_s)
+                self._settle(request)
+                if not request.future.done():
+                    request.future.set_result(request.answers)
+
+    def _fail(self, request: Request[Any], error: FoveaError, reason: str = "failed") -> None:
+        if not request.is_settled:
+            self._withdraw(request, reason)
+            if not request.future.done():
+                request.future.set_exception(error)
+
+    def _withdraw(self, request: Request[Any], reason: str) -> None:
+        with self._lock:
+            num_dropped = sum(self._queue.discard(item) for item in request.items)
+        self._settle(request)
+        if num_dropped:
+            self._metrics.dropped_items.labels(reason).inc(num_dropped)
+
+    def _settle(self, request: Request[Any]) -> None:
+        request.is_settled = True
+        request.items.clear()  # they refer to it: a cycle would wait for the garbage collector, images and all
+        self._outstanding.discard(request)
+
+    def _break_down(self) -> None:
+        self._is_broken = True
+        # Whoever was in the batch that broke it must not be told to try again elsewhere.
+        suspects = {item.request for item in self._running}
+        for request in tuple(self._outstanding):
+            error = InternalError if request in suspects else Overloaded
+            self._fail(request, error("The service broke down before this request was answered."))
+
+    # On either side, with the lock held
+
+    def _ask_for_turn(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self._thread.post(self._take_turn)
+        else:
+            self._prepare_next()
+
+    def _prepare_next(self) -> None:
+        if self._collating is None or self._prepared is not None:
+            return
+        budget = self._runner.budget.current
+        if self._queue.fills_a_batch(budget) and (items := self._cut(budget)):
+            collated = self._collators.submit(self._collating.collate, [item.item for item in items])
+            self._prepared = _PreparedBatch(items, collated)
+
+    def _cut(self, budget: int) -> list[QueuedItem[ItemT]]:
+        return self._queue.cut(budget, time.monotonic(), self._runner.times.efficient_cost)
+
+    # On the compute thread
+
+    def _take_turn(self) -> None:
+        with self._lock:
+            prepared, self._prepared = self._prepared, None
+            budget = self._runner.budget.current
+            self._running = prepared.items if prepared else self._cut(budget)
+            self._prepare_next()
+        if self._running:
+            run_prepared = partial(self._run_collated, prepared.collated) if prepared else None
+            for outcome in self._runner.run(self._running, run_prepared):
+                self._on_loop(partial(self._deliver, outcome))
+        with self._lock:
+            self._running = []
+            self._has_turn = self._prepared is not None or bool(self._queue)
+            if self._has_turn:
+                self._thread.post(self._take_turn)  # behind the turns of others
+
+    def _run_collated(self, collated: Future[Any]) -> Sequence[ResultT]:
+        assert self._collating is not None, "only a collating engine's batches are prepared"
+        return self._collating.run_collated(collated.result())
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # a closed loop has no waiters left
+            self._loop.call_soon_threadsafe(call)

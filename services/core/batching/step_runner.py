@@ -1,0 +1,380 @@
+"""The running batch of a Stepper, on the compute thread: who joins, who leaves, and what each step brought.
+
+An item that runs may be paused for others: because a client with a smaller share of the places waits, or because what
+runs has outgrown its room. It goes back to the front of the queue and on from where it was.
+
+Only the items at fault fail: an `admit` that raises is tried again item by item. A `step` that raises fails all that
+run, since nobody knows what it left behind, and the service goes on with those that wait. A `prepare` that raises
+fails those whom it was for.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import structlog
+
+from services.core.batching.batch_runner import CostBudget
+from services.core.batching.step_breadth import Breadth
+from services.core.batching.step_queue import Event, StepQueue, Throughput, Work
+from services.core.batching.step_shares import giving_room, making_way, stepping_aside
+from services.core.batching.stepping_engine import SteppingEngine
+from services.core.errors import FoveaError, InternalError, TooLarge, no_memory
+from services.core.metrics import Metrics
+
+ItemT = TypeVar("ItemT")
+EventT = TypeVar("EventT")
+
+# What a step of one item is charged, in the unit of costs: a token that is decoded keeps the device busier than one
+# of a prompt, which is run beside many others.
+STEP_COST = 2.0
+# Where several clients came of late, a turn admits what takes about so long: whoever comes meanwhile waits for it.
+SHARED_ADMIT_S = 0.05
+# Clients whose next item is looked at in one turn.
+MAX_LOOKS = 8
+
+# What a turn brought for an item: an event of it, or the error that ends it.
+Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
+
+
+class LostItems(Exception):
+    """The engine runs nothing, and items have had no last event."""
+
+
+class StepRunner(Generic[ItemT, EventT]):
+    """Takes turns on the thread that calls it; `running` holds what the engine does, by the identity of the items.
+
+    `budget` bounds what one turn admits; an `admit` that runs out of memory lowers it.
+    """
+
+    def __init__(
+        self,
+        engine: SteppingEngine[ItemT, EventT],
+        queue: StepQueue[ItemT, EventT],
+        budget: CostBudget,
+        metrics: Metrics,
+        is_out_of_memory: Callable[[BaseException], bool],
+    ) -> None:
+        self.running: dict[int, Work[ItemT, EventT]] = {}
+        self.throughput = Throughput()
+        self.full_throughput = Throughput()  # of the turns behind which somebody waited
+        self._breadth = Breadth()
+        self._paused: dict[int, Work[ItemT, EventT]] = {}  # in the queue, all of them
+        self._num_steps = 0
+        self._engine = engine
+        self._queue = queue
+        self._budget = budget
+        self._metrics = metrics
+        self._is_out_of_memory = is_out_of_memory
+        self._finished_cost = 0
+        # Set where an item alone ran out of memory: no other is tried before one of those that run has left.
+        self._waits_for_memory = False
+        self._log = structlog.get_logger(__name__)
+        metrics.batch_cost_budget.set(budget.current)
+
+    def take_turn(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        """Drop, admit, step and prepare; yields what each of them brought as soon as it is known.
+
+        Raises what `cancel` raises after a step that failed: what the engine holds is unknown then, and the thread
+        is to end.
+        """
+        began = time.monotonic()
+        self._finished_cost = 0
+        try:
+            self._drop_unwanted()
+            yield from self._admit_waiting()
+            admitted = time.monotonic()
+            yield from self._step()
+            if len(self._queue):
+                self._breadth.note(len(self.running), admitted - began, time.monotonic() - admitted)
+            yield from self._prepare()
+            if self.running and not self._engine.num_running:
+                raise LostItems(f"{len(self.running)} items had no last event")
+        except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
+            yield self._fail_running(error)
+        seconds = time.monotonic() - began
+        self.throughput.note(self._finished_cost, seconds)
+        if len(self._queue):
+            self.full_throughput.note(self._finished_cost, seconds)
+
+    @property
+    def must_return(self) -> bool:
+        """Whether there is something to do for it though nothing waits."""
+        return bool(self.running or self._paused)
+
+    # Joining
+
+    def _admit_waiting(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        """In fair order. An item without room holds up its own client's; another client's may be smaller."""
+        chosen: list[Work[ItemT, EventT]] = []
+        held_up: set[str] = set()
+        cost = 0
+        max_cost = self._max_admit_cost()
+        places = self._places()
+        while len(held_up) < MAX_LOOKS and (work := self._next_wanted(places, held_up)) is not None:
+            if chosen and cost + work.cost > max_cost:
+                break
+            try:
+                has_room = self._has_room([*chosen, work]) or self._make_way(chosen, work)
+            except Exception as error:  # noqa: BLE001 - the step loop: an item that can't even be looked at fails alone
+                self._note_refusal([work], error)
+                if self._queue.discard(work):
+                    yield [(work, self._error_for_client(error))]
+                continue
+            if not has_room and (chosen or self.running):
+                if self._waits_for_memory:
+                    break
+                held_up.add(work.client)
+            elif self._queue.take(work):
+                if has_room:
+                    chosen.append(work)
+                    places[work.client] += 1
+                    cost += work.cost
+                else:
+                    yield [(work, TooLarge("The request needs more room than the service has when it is empty."))]
+        if chosen:
+            yield from self._admit(chosen)
+            self._step_aside(chosen)
+
+    def _max_admit_cost(self) -> float:
+        rate = self.full_throughput.cost_per_s
+        if not rate or not self._queue.is_shared(time.monotonic()):
+            return self._budget.current
+        return min(self._budget.current, SHARED_ADMIT_S * rate)
+
+    def _next_wanted(self, places: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
+        now = time.monotonic()
+        while (work := self._queue.next(places, held_up)) is not None and not work.is_wanted(now):
+            self._queue.discard(work)  # the event loop tells whoever reads its stream
+        return work
+
+    def _make_way(self, chosen: list[Work[ItemT, EventT]], work: Work[ItemT, EventT]) -> bool:
+        """Pause others for an item whose client has less; returns whether there is room now."""
+        if self._waits_for_memory:
+            return False
+        leaving = making_way(
+            self.running.values(),
+            chosen,
+            work,
+            lambda leaving: self._has_room([*chosen, work], leaving),
+            served=self._queue.served,
+            now=time.monotonic(),
+        )
+        for one in leaving or ():
+            self._pause(one)
+        return leaving is not None
+
+    def _step_aside(self, admitted: list[Work[ItemT, EventT]]) -> None:
+        """What is prepared in the order of admission is prepared for clients in turn."""
+        unprepared = [work for work in self.running.values() if not work.has_come]
+        begun = set(map(id, self._engine.preparing)) if unprepared else set()
+        waiting = [work for work in unprepared if id(work.item) not in begun]
+        newcomers = [work for work in admitted if not work.has_come and id(work.item) in self.running]
+        for work in stepping_aside(waiting, newcomers) if newcomers else ():
+            self._pause(work)
+
+    def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
+        if self._waits_for_memory or len(self.running) - len(leaving) + len(works) > self._breadth.limit:
+            return False
+        return self._engine.has_room([work.item for work in works], [work.item for work in leaving])
+
+    def _admit(self, works: list[Work[ItemT, EventT]]) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        """All together or, where that fails, one by one; those for which there is no room after all wait in front."""
+        came: list[Outcome[ItemT, EventT]] | Exception | None = self._attempt(works)
+        if isinstance(came, list):
+            yield came
+            return
+        left = deque(works)
+        if len(works) > 1:
+            came = None
+        try:
+            while left:
+                if came is None:
+                    if not left[0].is_wanted(time.monotonic()):
+                        left.popleft()
+                        continue
+                    if not self._has_room([left[0]]):
+                        break
+                    came = self._attempt([left[0]])
+                if isinstance(came, list):
+                    yield came
+                elif self._must_wait(came):
+                    break
+                else:
+                    self._forget(left[0])
+                    yield [(left[0], self._error_for_client(came))]
+                left.popleft()
+                came = None
+        finally:
+            for work in reversed(left):
+                self._queue.put_back(work)
+
+    def _attempt(self, works: list[Work[ItemT, EventT]]) -> list[Outcome[ItemT, EventT]] | Exception:
+        """What these brought; or why they were not admitted, and they hold nothing then."""
+        began = time.monotonic()
+        for work in works:
+            work.runs_since = began
+            if not work.has_come:
+                work.began_at = began
+            work.counted_steps = self._num_steps
+            self._paused.pop(id(work.item), None)
+            self.running[id(work.item)] = work
+            self._metrics.running_items.inc()
+        try:
+            came = self._engine.admit([work.item for work in works])
+        except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
+            self._note_refusal(works, error)
+            self._cancel([work for work in works if not work.has_come])
+            for work in works:
+                if work.has_come:
+                    self._suspend(work)
+            # Its traceback would keep the prompts in memory until the client is answered.
+            return error.with_traceback(None)
+        self._budget.recover(sum(work.cost for work in works))
+        self._metrics.batch_cost_budget.set(self._budget.current)
+        return self._outcomes(came)
+
+    def _must_wait(self, error: Exception) -> bool:
+        """Whether an item that failed alone is to be tried again, once one of those that run has left."""
+        self._waits_for_memory = bool(self.running) and self._is_out_of_memory(error)
+        return self._waits_for_memory
+
+    def _note_refusal(self, works: list[Work[ItemT, EventT]], error: Exception) -> None:
+        if self._is_out_of_memory(error):
+            self._metrics.out_of_memory.inc()
+            if len(works) > 1:
+                self._budget.shrink(sum(work.cost for work in works))
+                self._metrics.batch_cost_budget.set(self._budget.current)
+        # What the client is told is no news to the log, and several items are tried again, each on its own.
+        if len(works) == 1 and not isinstance(error, FoveaError):
+            self._log.error("item failed", num_running=len(self.running), exc_info=error)
+
+    # Running
+
+    def _step(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        while self.running and self._engine.lacking_room():
+            if len(self.running) == 1:
+                yield self._fail_alone()
+            else:
+                preparing = set(map(id, self._engine.preparing))
+                works = self.running.values()
+                self._pause(giving_room(works, [work for work in works if id(work.item) in preparing]))
+        if self.running:
+            self._num_steps += 1
+            yield self._outcomes(self._engine.step())
+
+    def _prepare(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
+        """One piece. Those at fault fail, or wait in front of all others until there is memory for them."""
+        preparing = [self.running[id(item)] for item in self._engine.preparing]
+        if not preparing:
+            return
+        try:
+            came = self._engine.prepare()
+        except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
+            self._note_refusal(preparing[:1], error)
+            self._cancel(preparing)
+            if self._must_wait(error):
+                for work in reversed(preparing):
+                    self._queue.put_back(work)
+            else:
+                reason = error.with_traceback(None)
+                yield [(work, self._error_for_client(reason)) for work in preparing]
+            return
+        yield self._outcomes(came)
+
+    def _outcomes(self, came: Sequence[tuple[ItemT, EventT, bool]]) -> list[Outcome[ItemT, EventT]]:
+        now = time.monotonic()
+        outcomes: list[tuple[Work[ItemT, EventT], Event[EventT]]] = []
+        for item, value, is_last in came:
+            work = self.running.get(id(item))
+            if work is None:
+                self._log.error("event of an item that does not run")
+                continue
+            queued_at = work.call.queued_at
+            work.has_come = True
+            outcomes.append((work, Event(value, is_last, work.began_at - queued_at, now - queued_at)))
+        for work, event in outcomes:
+            if event.is_last:
+                self._finished_cost += work.cost
+                self._remove(work)
+        return list(outcomes)
+
+    # Leaving
+
+    def _drop_unwanted(self) -> None:
+        now = time.monotonic()
+        self._cancel([work for work in self.running.values() if not work.is_wanted(now)])
+        for work in [work for work in self._paused.values() if not work.is_wanted(now)]:
+            self._queue.discard(work)
+            self._forget(work)
+
+    def _pause(self, work: Work[ItemT, EventT]) -> None:
+        """To the front of the queue, for others."""
+        self._suspend(work)
+        self._metrics.preemptions.inc()
+        self._queue.put_back(work)
+
+    def _suspend(self, work: Work[ItemT, EventT]) -> None:
+        self._engine.pause(work.item)
+        self._remove(work)
+        work.waits_since = time.monotonic()
+        if work.has_come:
+            self._paused[id(work.item)] = work
+
+    def _forget(self, work: Work[ItemT, EventT]) -> None:
+        """It does not go on."""
+        if self._paused.pop(id(work.item), None) is not None:
+            self._engine.cancel(work.item)
+
+    def _cancel(self, works: Sequence[Work[ItemT, EventT]]) -> None:
+        for work in works:
+            self._engine.cancel(work.item)
+        for work in works:
+            self._remove(work)
+
+    def _remove(self, work: Work[ItemT, EventT]) -> None:
+        self._charge(work)
+        del self.running[id(work.item)]
+        self._metrics.running_items.dec()
+        self._waits_for_memory = False
+
+    def _places(self) -> Counter[str]:
+        """How many each client has, who pays for the steps of what runs before it is asked whose turn it is."""
+        places: Counter[str] = Counter()
+        if len(self._queue):
+            for work in self.running.values():
+                places[work.client] += 1
+                self._charge(work)
+        return places
+
+    def _charge(self, work: Work[ItemT, EventT]) -> None:
+        if work.has_come:
+            self._queue.charge(work.client, STEP_COST * (self._num_steps - work.counted_steps))
+        work.counted_steps = self._num_steps
+
+    def _fail_alone(self) -> list[Outcome[ItemT, EventT]]:
+        (work,) = self.running.values()
+        self._log.error("item failed", num_running=1, reason="no memory for what it holds, though it is alone")
+        self._cancel([work])
+        return [(work, _failure())]
+
+    def _fail_running(self, error: Exception) -> list[Outcome[ItemT, EventT]]:
+        self._log.error("step failed", num_items=len(self.running), exc_info=error)
+        if self._is_out_of_memory(error):
+            self._metrics.out_of_memory.inc()
+        failed = list(self.running.values())
+        self._cancel(failed)
+        # One each: an exception that is raised twice carries the tracebacks of both.
+        is_out_of_memory = self._is_out_of_memory(error)
+        return [(work, no_memory() if is_out_of_memory else _failure()) for work in failed]
+
+    def _error_for_client(self, error: Exception) -> FoveaError:
+        """What the engine has to tell the client, that memory lacked, or nothing but that it failed."""
+        if self._is_out_of_memory(error):
+            return no_memory()
+        return error if isinstance(error, FoveaError) else _failure()
+
+
+def _failure() -> InternalError:
+    return InternalError("The service failed to compute this input.")

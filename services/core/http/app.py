@@ -1,0 +1,112 @@
+"""The application that every process serves: its routes inside the shared middleware, with probes and metrics."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import structlog
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from services.core.http.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
+from services.core.http.health import Health, health_router
+from services.core.http.middleware import http_middleware
+from services.core.http.telemetry import NO_TRACES, RequestSpan, traces
+from services.core.metrics import CONTENT_TYPE, Metrics
+from services.core.settings import ProcessSettings
+
+
+@dataclass(frozen=True)
+class AppParts:
+    """What one service adds to the shared application.
+
+    `resources` are opened in order before the first request and closed in reverse after the last. `warm_up` runs
+    beside the server, which answers probes meanwhile; until it returns the process is not started, and if it raises
+    the process ends. `needs_key` says that requests are answered only with a key.
+    """
+
+    service: str
+    title: str
+    metrics: Metrics
+    health: Health
+    routers: Sequence[APIRouter] = ()
+    resources: Sequence[Callable[[], AbstractAsyncContextManager[object]]] = ()
+    warm_up: Callable[[], Awaitable[None]] | None = None
+    description: str = ""
+    needs_key: bool = False
+
+
+def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
+    """Routes are declared once and answer with and without `/v1`; `app.state.health` is the process's health."""
+    paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
+    middleware = http_middleware(settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key)
+    if settings.telemetry:
+        middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
+    app = FastAPI(
+        title=parts.title,
+        description=parts.description,
+        version=version("fovea"),
+        lifespan=_lifespan(parts),
+        middleware=middleware,
+        exception_handlers={
+            RequestValidationError: raise_for_validation,
+            HTTPException: raise_for_http_exception,
+        },
+        responses=ERROR_RESPONSES,
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        telemetry=traces(parts.service) if settings.telemetry else NO_TRACES,
+    )
+    app.state.health = parts.health
+    app.state.metrics = parts.metrics
+    # Routers are tried in this order, and a miss costs more than a probe is worth.
+    for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
+        app.include_router(router)
+    return app
+
+
+def _metrics_router(metrics: Metrics) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def prometheus_metrics() -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    return router
+
+
+def _lifespan(parts: AppParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for resource in parts.resources:
+                await stack.enter_async_context(resource())
+            warming = asyncio.ensure_future(_warm_up(parts))
+            warming.add_done_callback(lambda task: _report_failure(task, parts.health))
+            stack.push_async_callback(_stop, warming)
+            yield
+
+    return lifespan
+
+
+async def _warm_up(parts: AppParts) -> None:
+    if parts.warm_up is not None:
+        await parts.warm_up()
+    parts.health.mark_started()
+
+
+def _report_failure(warming: asyncio.Future[None], health: Health) -> None:
+    if warming.cancelled() or (error := warming.exception()) is None:
+        return
+    structlog.get_logger("fovea.app").error("warm-up failed", exc_info=error)
+    health.fail(f"warm-up failed with {type(error).__name__}")
+
+
+async def _stop(warming: asyncio.Future[None]) -> None:
+    warming.cancel()
+    await asyncio.wait([warming])

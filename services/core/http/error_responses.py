@@ -1,0 +1,163 @@
+"""How an error becomes bytes: the framework's exceptions as ours, the bodies a route can choose, their OpenAPI."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, NoReturn, Union
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from services.core.errors import (
+    BodyTimeout,
+    Conflict,
+    DeadlineExceeded,
+    FoveaError,
+    InternalError,
+    InvalidField,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    RateLimited,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
+)
+from services.core.http.exchange import exchange_of
+
+# What a route puts in the body of an error. It stands on the route's class (`route_class.error_body`), or, once the
+# handler knows which dialect its client speaks, in `request.state.error_body`.
+ErrorBody = Callable[[FoveaError], dict[str, Any]]
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    """The shape of every error, OpenAI's."""
+
+    error: ErrorDetail
+
+
+ERROR_CLASSES: tuple[type[FoveaError], ...] = (
+    InvalidRequest,
+    Unauthenticated,
+    PermissionDenied,
+    NotFound,
+    MethodNotAllowed,
+    BodyTimeout,
+    Conflict,
+    TooLarge,
+    UnsupportedMediaType,
+    InvalidField,
+    RateLimited,
+    InternalError,
+    Overloaded,
+    DeadlineExceeded,
+)
+_CLASS_BY_STATUS = {error_class.status: error_class for error_class in ERROR_CLASSES}
+
+
+def error_responses(*shapes: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI `responses`: every status that the core may answer on any route, in one of the given shapes."""
+    return {
+        status: {"model": Union[shapes], "description": HTTPStatus(status).phrase}  # noqa: UP007 shapes are a variable
+        for status in _CLASS_BY_STATUS
+    }
+
+
+# The default of an app; a route with another shape states its own.
+ERROR_RESPONSES = error_responses(ErrorEnvelope)
+
+
+def render_error(error: FoveaError, scope: Scope) -> bytes:
+    """The JSON of an error in the shape that this request's route has chosen, OpenAI's where none was."""
+    chosen: ErrorBody | None = scope["state"].get("error_body") or getattr(scope.get("route"), "error_body", None)
+    # ASCII only: a message may quote a lone surrogate from the request, which UTF-8 cannot carry.
+    return json.dumps(chosen(error) if chosen else error.body()).encode("ascii")
+
+
+def error_headers(error: FoveaError, body: bytes) -> list[tuple[bytes, bytes]]:
+    """What goes before the body, with `Allow` and the like where the framework's own exception brought them."""
+    cause = error.__cause__
+    inherited: Mapping[str, str] = (cause.headers if isinstance(cause, HTTPException) else None) or {}
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **inherited,
+        **error.headers(),
+    }
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+async def raise_for_validation(request: Request, exc: Exception) -> NoReturn:
+    """Exception handler: a body or parameter that does not fit is one of ours, raised on to the outermost handler."""
+    assert isinstance(exc, RequestValidationError)
+    content_type = request.headers.get("content-type", "")
+    if exc.errors()[0]["type"] == "json_invalid":
+        position, reason = exc.errors()[0]["loc"][-1], exc.errors()[0]["ctx"]["error"]
+        raise InvalidRequest(f"The body is not valid JSON: {reason} (at character {position}).") from exc
+    if isinstance(exc.body, bytes):
+        # Only a body whose content type the route does not read arrives here as bytes.
+        named = content_type.partition(";")[0]
+        sent = f"not {named}" if named else "and the request names no content type"
+        raise UnsupportedMediaType(f"This route takes application/json, {sent}.") from exc
+    param, message = _deepest_complaint(exc.errors(), exc.body)
+    raise InvalidField(f"{param}: {message}.", param=param) from exc
+
+
+async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn:
+    """Exception handler: the framework's 404, 405, 413 and the like as ours."""
+    assert isinstance(exc, HTTPException)
+    if isinstance(exc.__cause__, FoveaError):
+        # FastAPI wraps whatever is raised while it reads a body, the body limit's refusal included.
+        raise exc.__cause__
+    if exc.__cause__ is not None and is_out_of_memory(exc.__cause__):
+        raise no_memory() from exc.__cause__
+    path = exchange_of(request.scope).path
+    if exc.status_code == NotFound.status:
+        raise NotFound(f"There is no route {request.method} {path}.") from exc
+    if exc.status_code == MethodNotAllowed.status:
+        raise MethodNotAllowed(f"{path} does not take {request.method}.") from exc
+    fallback = InvalidRequest if exc.status_code < 500 else InternalError
+    raise _CLASS_BY_STATUS.get(exc.status_code, fallback)(exc.detail) from exc
+
+
+def _deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
+    """The field named most exactly, and all that is said of it: a union complains once for each of its members."""
+    located = [(tuple(_field_path(error, body)), error["msg"]) for error in errors]
+    deepest = max((path for path, _ in located), key=len)
+    messages = dict.fromkeys(message for path, message in located if path == deepest)
+    return ".".join(deepest) or "body", "; or: ".join(messages)
+
+
+def _field_path(error: Any, body: Any) -> Iterator[str]:
+    """The parts of an error's location that name something the client sent, without pydantic's union members."""
+    source, *parts = error["loc"]
+    if source != "body":
+        yield from map(str, parts)
+        return
+    value = body
+    for part in parts:
+        if _holds(value, part):
+            value = value[part]
+            yield str(part)
+        elif error["type"] == "missing" and part == parts[-1]:
+            yield str(part)
+
+
+def _holds(value: Any, part: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, Mapping) and part in value

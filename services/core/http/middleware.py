@@ -1,0 +1,350 @@
+"""The ordered list of middleware that every request passes, in plain ASGI.
+
+Never `BaseHTTPMiddleware`: it hides the client's disconnect from what it wraps.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.core.admission.admission import Admission
+from services.core.admission.body_budget import BodyBudget
+from services.core.admission.body_pace import BodyPace
+from services.core.caller import caller_of, set_caller
+from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
+from services.core.errors import (
+    FoveaError,
+    InternalError,
+    Overloaded,
+    TooLarge,
+    UnsupportedMediaType,
+    is_out_of_memory,
+    no_memory,
+)
+from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
+from services.core.http.cancellation import Deadline, DisconnectCancellation
+from services.core.http.error_responses import error_headers, render_error
+from services.core.http.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of, headers_of
+from services.core.http.health import PROBE_PATHS, Health
+from services.core.metrics import Metrics
+from services.core.settings import ProcessSettings, ServiceSettings
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Histogram
+
+QUIET_PATHS = PROBE_PATHS | {"/metrics"}
+MAX_REQUEST_ID_LENGTH = 128
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def http_middleware(
+    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
+) -> list[Middleware]:
+    """From the socket inwards. `paths` are the route templates that also answer under their other spelling.
+
+    Where requests need a key, which no browser adds by itself, their origin does not matter.
+    """
+    hosts, origins = settings.allowed_hosts, settings.allowed_origins
+    checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
+    # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
+    for_services = (
+        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
+        if isinstance(settings, ServiceSettings)
+        else []
+    )
+    return [
+        Middleware(RequestIdentity, health=health),
+        Middleware(AccessLog),
+        Middleware(RequestMetrics, metrics=metrics),
+        *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
+        Middleware(ErrorResponses, health=health),
+        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
+        *([] if needs_key else [Middleware(OriginCheck, allowed=origins, metrics=metrics)]),
+        Middleware(PlainBody),
+        Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(BodyPace, settings=settings, metrics=metrics),
+        Middleware(Deadline, settings=settings, metrics=metrics),
+        Middleware(DisconnectCancellation, metrics=metrics),
+        *for_services,
+        Middleware(VersionPrefix, paths=tuple(paths)),
+    ]
+
+
+def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
+    return Middleware(
+        BodyBudget,
+        max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        max_json_values=settings.max_json_values,
+        metrics=metrics,
+    )
+
+
+class RequestIdentity:
+    """Name the request, in logs and response, and send the headers that every response carries.
+
+    Handlers find `request.state.request_id` and `request.state.timing`, and set `request.state.model`
+    (`name@version`) once they know which checkpoint answers.
+    """
+
+    def __init__(self, app: ASGIApp, health: Health) -> None:
+        self.app = app
+        self.health = health
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        exchange = Exchange(request_id, scope["path"], is_probe=scope["path"] in QUIET_PATHS)
+        scope[SCOPE_KEY] = exchange
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["timing"] = timing = Timing()
+        set_caller(caller_of(scope))
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", ()))
+                present = dict(headers)
+                exchange.status = message["status"]
+                exchange.content_type = present.get(b"content-type", b"")
+                if b"x-request-id" not in present:
+                    headers.append((b"x-request-id", request_id.encode("ascii")))
+                if b"x-content-type-options" not in present:
+                    # A browser shows what it is told the body is, and does not guess.
+                    headers.append((b"x-content-type-options", b"nosniff"))
+                if (model := state.get("model")) is not None:
+                    headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
+                if timing.stages and not timing.is_private:
+                    headers.append((b"server-timing", timing.header().encode("latin-1")))
+                if self.health.is_draining:
+                    headers.append((b"connection", b"close"))
+            elif not message.get("more_body", False):
+                exchange.is_complete = True
+            await send(message)
+
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        await self.app(scope, receive, send_with_headers)
+
+
+def _request_id(scope: Scope) -> str:
+    sent = headers_of(scope).get(b"x-request-id", b"")
+    is_printable = all(0x20 <= byte < 0x7F for byte in sent) and not sent.isspace()
+    if is_printable and 1 <= len(sent) <= MAX_REQUEST_ID_LENGTH:
+        return str(sent, "ascii")
+    return str(uuid.uuid4())
+
+
+class AccessLog:
+    """One line a request, when it has ended; never its query, body or keys."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.log = structlog.get_logger("fovea.access")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or exchange_of(scope).is_probe:
+            await self.app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            details = {f"{stage}_ms": round(s * 1000, 3) for stage, s in scope["state"]["timing"].stages.items()}
+            if (model := scope["state"].get("model")) is not None:
+                details["model"] = model
+            if exchange.error_type is not None:
+                details["error"] = exchange.error_type
+            self.log.info(
+                "request",
+                method=scope["method"],
+                path=exchange.path,
+                status=exchange.code(),
+                duration_ms=round(exchange.seconds() * 1000, 3),
+                **details,
+            )
+
+
+class RequestMetrics:
+    """Count and time requests by route template; probes are left out, so that an idle process reads zero."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+        # Looking a label set up costs more than counting; routes, methods and codes are few.
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+        self._seconds: dict[str, Histogram] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or exchange_of(scope).is_probe:
+            await self.app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        self.metrics.inflight_requests.inc()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.metrics.inflight_requests.dec()
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._counter(route, scope["method"], exchange.code()).inc()
+            self._histogram(route).observe(exchange.seconds())
+
+    def _counter(self, route: str, method: str, code: int) -> "Counter":
+        key = (route, method if method in KNOWN_METHODS else "OTHER", code)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = self.metrics.requests.labels(*key)
+        return counter
+
+    def _histogram(self, route: str) -> "Histogram":
+        histogram = self._seconds.get(route)
+        if histogram is None:
+            histogram = self._seconds[route] = self.metrics.request_seconds.labels(route)
+        return histogram
+
+
+class ErrorResponses:
+    """The outermost handler: whatever goes wrong further in becomes one response, in its route's error shape."""
+
+    def __init__(self, app: ASGIApp, health: Health) -> None:
+        self.app = app
+        self.health = health
+        self.exhaustion = ExhaustionLog("request")
+        self.log = structlog.get_logger("fovea.errors")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        except FoveaError as error:
+            if error.status == InternalError.status:
+                self.log.exception("internal error")
+            await self._answer(error, scope, send)
+        except asyncio.CancelledError:
+            # The server gives up on what a drain has waited for long enough.
+            if not self.health.is_draining:
+                raise
+            await self._answer(Overloaded("The service is shutting down."), scope, send)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.log.exception("out of memory")
+                await self._answer(no_memory(), scope, send)
+                return
+            if isinstance(error, OSError) and is_exhaustion(error):
+                self.exhaustion.report()
+                await self._answer(out_of_descriptors(), scope, send)
+                return
+            self.log.exception("unhandled exception")
+            request_id = exchange_of(scope).request_id
+            message = f"An internal error occurred. It is logged under request {request_id}."
+            await self._answer(InternalError(message), scope, send)
+
+    async def _answer(self, error: FoveaError, scope: Scope, send: Send) -> None:
+        """A whole response, the last event of a stream, or nothing where neither is possible any more.
+
+        In the last case the server closes the connection, which tells the client that the body is not whole.
+        """
+        exchange = exchange_of(scope)
+        exchange.error_type = error.type
+        if exchange.status is None:
+            body = render_error(error, scope)
+            headers = error_headers(error, body)
+            await send({"type": "http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
+            event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+class PlainBody:
+    """Refuse a compressed body: nobody would unpack it, and what is made of it would be blamed on its content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
+        if encoding and encoding.strip().lower() != "identity":
+            raise UnsupportedMediaType(f"Content-Encoding: {encoding[:100]!r} is not read; send the body uncompressed.")
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuse a body over the limit: by its announced length before reading, and by what arrives.
+
+    Starlette's own limit answers in plain text, also in place of a response made further in, so it cannot carry
+    the error envelope.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = header_of(scope, b"content-length") or ""
+        if announced.isdecimal():
+            if int(announced) > self.max_body_bytes:
+                raise self._refusal(f"has {announced} bytes")
+            await self.app(scope, receive, send)  # the server passes on no more than was announced
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
+                raise self._refusal(f"has at least {received} bytes")
+            return message
+
+        await self.app(scope, receive_counted, send)
+
+    def _refusal(self, what: str) -> TooLarge:
+        self.metrics.rejected.labels("too_large").inc()
+        return TooLarge(
+            f"The request body {what}; the limit is {self.max_body_bytes} (FOVEA_MAX_BODY_BYTES).",
+            code="body_too_large",
+        )
+
+
+class VersionPrefix:
+    """Answer every route with and without `/v1`, by rewriting the path to the spelling that is declared.
+
+    Routes exist once, so the OpenAPI document, the metrics and the error shapes do too. The first segment decides:
+    a path whose first segment is declared is left alone.
+    """
+
+    def __init__(self, app: ASGIApp, paths: tuple[str, ...]) -> None:
+        self.app = app
+        versioned = {path.split("/")[2] for path in paths if path.startswith("/v1/")}
+        bare = {path.split("/")[1] for path in paths if not path.startswith("/v1/")}
+        self.only_versioned = versioned - bare
+        self.only_bare = bare - versioned
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            first, _, rest = scope["path"].removeprefix("/").partition("/")
+            if first in self.only_versioned:
+                _rewrite(scope, f"/v1{scope['path']}")
+            elif first == "v1" and rest.partition("/")[0] in self.only_bare:
+                _rewrite(scope, scope["path"].removeprefix("/v1"))
+        await self.app(scope, receive, send)
+
+
+def _rewrite(scope: Scope, path: str) -> None:
+    scope["path"] = path
+    # Optional in ASGI; whoever needs it falls back on the path.
+    scope.pop("raw_path", None)

@@ -1,0 +1,178 @@
+"""The body of a request whatever its media type: read whole, parsed, refused by name where it is not what it says."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
+from services.core.http.json_bodies import MAX_INLINE_BYTES, parse_json
+
+# Beside the files of a multipart body: conditions and options.
+MAX_FORM_FIELDS = 256
+MAX_FORM_FIELD_BYTES = 64 * 1024
+
+# Each part takes the parser about as long as waking a thread.
+MAX_INLINE_PARTS = 16
+PIECE_BYTES = 256 * 1024
+
+IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
+
+T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True, eq=False)
+class FormFile:
+    """One part of a form named `file`; `name` is empty where the client gave none, `param` the field to blame."""
+
+    name: str
+    data: bytes
+    param: str
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """The `file` parts of a multipart body, at least one, and all values of the other parts that were asked for.
+
+    A value is bytes where it came as a file.
+    """
+
+    files: Sequence[FormFile]
+    fields: Mapping[str, Sequence[str | bytes]]
+
+
+def media_type_of(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def unsupported(request: Request, accepted: str) -> UnsupportedMediaType:
+    """What to raise for a media type that the route does not take."""
+    named = media_type_of(request)[:100]
+    sent = f"not {named}" if named else "and the request names no content type"
+    body = await request.body()
+    hint = ""
+    if body.startswith(IMAGE_SIGNATURES):
+        hint = ' The body looks like an image: send it with "Content-Type: image/jpeg", or whatever it is.'
+    return UnsupportedMediaType(f"This route takes {accepted}, {sent}.{hint}")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object in the body. Raises InvalidRequest for what is no JSON (NaN is none), InvalidField for no object."""
+    raw = await request.body()
+    try:
+        body = await off_loop(request, lambda: parse_json(raw))
+        release_body(request)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise InvalidField("The body must be a JSON object.")
+    return body
+
+
+async def read_form(
+    request: Request,
+    *,
+    max_files: int,
+    fields: Sequence[str],
+    max_fields: int = MAX_FORM_FIELDS,
+    max_field_bytes: int = MAX_FORM_FIELD_BYTES,
+) -> Form:
+    """A multipart body. Raises InvalidRequest for a malformed one, InvalidField for one without a file, TooLarge.
+
+    Up to `max_fields` files more than `max_files` pass: whoever knows what they count as refuses them.
+    """
+    body = await request.body()
+    # The parser leaves out a last part that is not ended, which would answer for fewer files than were sent.
+    if not body.rstrip().endswith(b"--"):
+        raise InvalidRequest("The multipart body is truncated: it does not end with its closing boundary.")
+    num_parts = _check_num_parts(request, body, max_files, max_fields)
+
+    async def parse() -> Form:
+        parser = MultiPartParser(
+            request.headers, _pieces(body), max_files=math.inf, max_fields=max_fields, max_part_size=max_field_bytes
+        )
+        parser.spool_max_size = len(body) + 1  # in memory, where it is already
+        try:
+            parts = await parser.parse()
+        except MultiPartException as malformed:
+            raise InvalidRequest(malformed.message) from None
+        try:
+            return await _form_of(parts, fields)
+        finally:
+            await parts.close()
+
+    is_small = num_parts <= MAX_INLINE_PARTS and len(body) <= MAX_INLINE_BYTES
+    form = await (parse() if is_small else asyncio.to_thread(lambda: asyncio.run(parse())))
+    release_body(request)
+    return form
+
+
+def release_body(request: Request) -> None:
+    """Let go of the bytes of a body that was parsed; what asks for it again gets an empty one."""
+    request.state.is_body_large = len(request._body) > MAX_INLINE_BYTES
+    request._body = b""
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """A whole body as a parser takes it that copies what it is given."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+
+
+async def _form_of(parts: FormData, fields: Sequence[str]) -> Form:
+    files = []
+    for index, file in enumerate(parts.getlist("file")):
+        param = f"file.{index}"
+        if not isinstance(file, UploadFile):
+            raise InvalidField(f"{param}: The part is a text field, not a file.", param=param)
+        files.append(FormFile(file.filename or "", await file.read(), param))
+    if not files:
+        raise InvalidField('file: The form has no part named "file".', param="file")
+    return Form(files, {name: [await _value(part) for part in parts.getlist(name)] for name in fields})
+
+
+async def off_loop(request: Request, work: Callable[[], T]) -> T:
+    """Parse in a thread where the body is large, so that the event loop serves others meanwhile."""
+    if not getattr(request.state, "is_body_large", False) and len(await request.body()) <= MAX_INLINE_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
+    """Raises what FastAPI raises for a body that it reads itself, so that both are told to the client alike."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        complaints = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(complaints, body=body) from None
+
+
+def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
+    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    if in_query and in_body and in_query != in_body:
+        raise InvalidRequest(f"{param}: The query and the body of the request differ.", param=param)
+    return in_body or in_query
+
+
+def _check_num_parts(request: Request, body: bytes, max_files: int, max_fields: int) -> int:
+    """How many parts a form has. Refuses it before it is taken apart: a part costs far more than its bytes."""
+    boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary")
+    limit = max_files + max_fields
+    num_parts = body.count(b"--" + boundary) - 1 if boundary else 0
+    if num_parts > limit:
+        raise TooLarge(f"The form has {num_parts} parts; the limit is {limit}, {max_files} of them files.")
+    return num_parts
+
+
+async def _value(part: str | UploadFile) -> str | bytes:
+    return part if isinstance(part, str) else await part.read()

@@ -1,0 +1,303 @@
+"""Images from URLs that strangers send, without becoming their way into our network.
+
+Import this module only where image URLs are turned on: nothing else in a service needs an HTTP client.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from services.core.caller import current_caller
+from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.images.public_addresses import Address, is_public
+
+USER_AGENT = "fovea-image-fetcher"
+NUM_RESOLVER_THREADS = 8
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# What the C library would read as an address although it is not written as one: 127.1, 0x7f.1, 2130706433.
+_NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
+_NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
+
+# One sentence for all, so that an answer does not tell which names and ports exist in here.
+_UNREACHABLE = "The image URL could not be fetched: its host is not public, or not reachable."
+
+# What a fetch counts for, and how many may count for each.
+_Places = dict[tuple[str, object], int]
+# The addresses of a host; an OSError where there are none.
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class FetchLimits:
+    """`timeout_s` bounds a whole fetch, name look-ups and redirects included, `stall_timeout_s` the time in which
+    nothing comes; waiting for a place counts for neither. `allowed_hosts` may hold names and `.suffixes`; empty, every
+    host with public addresses is allowed."""
+
+    max_image_bytes: int = 20 * 1024 * 1024
+    timeout_s: float = 10.0
+    stall_timeout_s: float = 5.0
+    max_redirects: int = 3
+    max_fetches: int = 64
+    max_fetches_of_client: int = 32
+    max_fetches_of_request: int = 16
+    max_fetches_from_host: int = 8
+    allowed_ports: frozenset[int] = frozenset({80, 443})
+    allowed_hosts: frozenset[str] = frozenset()
+
+
+class ImageFetcher:
+    """Fetches from public addresses only; the address that was judged is the one that is dialled.
+
+    No proxy, cookie or credential is ever used. Made and closed inside one event loop. `resolve`, `is_allowed` and
+    `ssl_context` are for networks (and tests) with names, ranges and certificates of their own.
+    """
+
+    def __init__(
+        self,
+        limits: FetchLimits,
+        *,
+        resolve: Resolve | None = None,
+        is_allowed: Callable[[Address], bool] = is_public,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._limits = limits
+        self._is_allowed = is_allowed
+        self._places = FetchPlaces(limits)
+        self._system = _SystemResolver()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=_GuardedResolver(resolve or self._system, is_allowed),
+                use_dns_cache=False,
+                socket_factory=self._create_socket,
+                force_close=True,
+                limit=0,
+                ssl=ssl_context or True,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.stall_timeout_s, sock_read=limits.stall_timeout_s
+            ),
+            headers={"User-Agent": USER_AGENT, "Accept": "image/*", "Accept-Encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+        self._system.close()
+
+    async def fetch(self, url: str, *, param: str | None = None) -> bytes:
+        """The body of a 200 answer, whatever type it claims to have.
+
+        Raises InvalidRequest with code `image_url_not_allowed` for a URL that is refused as it stands and
+        `image_fetch_failed` for one that did not deliver, TooLarge for a body over `max_image_bytes`; `param` is
+        the request field that they blame.
+        """
+        limits = self._limits
+        try:
+            parsed = _parse(url)
+            async with self._places.taken(parsed.raw_host or ""), asyncio.timeout(limits.timeout_s):
+                return await self._follow(parsed)
+        except TimeoutError:
+            raise _failed(
+                f"The image URL did not deliver within {limits.timeout_s:g} s, or nothing for"
+                f" {limits.stall_timeout_s:g} s.",
+                param,
+            ) from None
+        except (aiohttp.ClientError, OSError, ValueError):
+            raise _failed(_UNREACHABLE, param) from None
+        except FoveaError as error:
+            error.param = param
+            raise
+
+    async def _follow(self, url: URL) -> bytes:
+        for _ in range(self._limits.max_redirects + 1):
+            self._check(url)
+            async with self._session.get(url, allow_redirects=False) as response:
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or location is None:
+                    return await self._read(response)
+            url = url.join(_parse(location))
+        raise _failed(f"The image URL redirects more than {self._limits.max_redirects} times.")
+
+    def _check(self, url: URL) -> None:
+        """Refuse what can be judged without asking anybody; addresses are judged when they are dialled."""
+        if url.scheme not in ("http", "https"):
+            raise _refused("Only http and https image URLs are accepted.")
+        if "@" in url.raw_authority:
+            raise _refused("An image URL must not hold a user name or password.")
+        host = (url.raw_host or "").rstrip(".").lower()
+        if not host or "%" in host or host == "localhost" or host.endswith(".localhost"):
+            raise _refused("The image URL has no public host.")
+        if url.port not in self._limits.allowed_ports:
+            raise _refused(f"The image URL's port {url.port} is not allowed.")
+        if _NUMBER.fullmatch(host.rpartition(".")[2]) and not _is_dotted_address(host):
+            raise _refused("The image URL's host is a number that is not written as an address.")
+        if not self._is_listed(host):
+            raise _refused("The image URL's host is not among those allowed.")
+
+    def _is_listed(self, host: str) -> bool:
+        allowed = self._limits.allowed_hosts
+        return not allowed or any(host.endswith(name) if name.startswith(".") else host == name for name in allowed)
+
+    def _create_socket(self, address_info: Any) -> socket.socket:
+        """The last door: whatever was resolved or written in the URL passes here on its way to be dialled."""
+        family, kind, protocol, _, destination = address_info
+        if not self._is_allowed(ipaddress.ip_address(destination[0])):
+            raise PermissionError("not a public address")
+        return socket.socket(family, kind, protocol)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        max_bytes = self._limits.max_image_bytes
+        if response.status != 200:
+            raise _failed(f"The image URL answered with status {response.status}.")
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _failed("The image URL answered with a compressed body, which was not asked for.")
+        if response.content_length is not None and response.content_length > max_bytes:
+            raise TooLarge(f"The image has {response.content_length} bytes; the limit is {max_bytes} bytes.")
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > max_bytes:
+                raise TooLarge(f"The image has more than {max_bytes} bytes, the limit.")
+        return bytes(body)
+
+
+class FetchPlaces:
+    """Which fetches run at a time: so many of a process, of a client, of a request and from a host.
+
+    Whoever waits holds no place meanwhile, so slow hosts delay only those who wait for them.
+    """
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self._limits = limits
+        self._taken: Counter[tuple[str, object]] = Counter()
+        self._waiting: dict[asyncio.Future[None], _Places] = {}
+
+    @asynccontextmanager
+    async def taken(self, host: str) -> AsyncIterator[None]:
+        """One place, in the order of arrival among those that there is room for."""
+        caller = current_caller()
+        places: _Places = {
+            ("process", None): self._limits.max_fetches,
+            ("client", caller.client): self._limits.max_fetches_of_client,
+            ("request", id(caller)): self._limits.max_fetches_of_request,
+            ("host", host): self._limits.max_fetches_from_host,
+        }
+        if self._has_room(places):
+            self._taken.update(places.keys())
+        else:
+            await self._wait(places)
+        try:
+            yield
+        finally:
+            self._leave(places)
+
+    async def _wait(self, places: _Places) -> None:
+        let_in = asyncio.get_running_loop().create_future()
+        self._waiting[let_in] = places
+        try:
+            await let_in
+        except asyncio.CancelledError:
+            if self._waiting.pop(let_in, None) is None:
+                self._leave(places)
+            raise
+
+    def _leave(self, places: _Places) -> None:
+        for place in places:
+            self._taken[place] -= 1
+            if not self._taken[place]:
+                del self._taken[place]
+        for let_in, wanted in list(self._waiting.items()):
+            if not let_in.cancelled() and self._has_room(wanted):
+                del self._waiting[let_in]
+                self._taken.update(wanted.keys())
+                let_in.set_result(None)
+
+    def _has_room(self, places: _Places) -> bool:
+        return all(self._taken[place] < limit for place, limit in places.items())
+
+
+class _GuardedResolver(AbstractResolver):
+    """Gives the connector the very addresses that were judged; a single bad one spoils the whole answer."""
+
+    def __init__(self, resolve: Resolve, is_allowed: Callable[[Address], bool]) -> None:
+        self._resolve = resolve
+        self._is_allowed = is_allowed
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = [ipaddress.ip_address(address) for address in await self._resolve(host)]
+        if not addresses or not all(self._is_allowed(address) for address in addresses):
+            raise PermissionError("not a public host")
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address),
+                port=port,
+                family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Whoever made the resolve function closes what it uses."""
+
+
+class _SystemResolver:
+    """getaddrinfo on threads of its own: a slow name server must not hold up other work of the process."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(NUM_RESOLVER_THREADS, thread_name_prefix="resolve")
+
+    async def __call__(self, host: str) -> list[str]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _addresses_of, host)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _addresses_of(host: str) -> list[str]:
+    answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(destination[0]) for *_, destination in answers))
+
+
+def _parse(url: str) -> URL:
+    if _NEVER_IN_A_URL.search(url):
+        raise _refused("The image URL holds a space, a control character or a backslash.")
+    try:
+        return URL(url)
+    except ValueError:
+        raise _refused("The image URL is malformed.") from None
+
+
+def _is_dotted_address(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _refused(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="image_url_not_allowed")
+
+
+def _failed(message: str, param: str | None = None) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="image_fetch_failed")

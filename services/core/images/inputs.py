@@ -1,0 +1,198 @@
+"""From the images that requests name to their bytes and pixels: fetched, looked up, decoded on a few threads.
+
+Decoding takes up to 8 bytes a pixel. Small images share threads whose number bounds their memory; large ones share a
+budget of pixels, on threads of their own. In both, requests take turns: one with a thousand images and one with a
+single one each decode one image a turn. What is cancelled while it waits is never decoded.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from PIL import Image
+
+from services.core.admission.fair_budget import FairBudget
+from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
+from services.core.http.json_bodies import JsonImage
+from services.core.images.decoding import (
+    ImageLimits,
+    ImageReference,
+    ImageUrl,
+    StoredImage,
+    load_image,
+    parse_image_reference,
+    read_image_header,
+)
+from services.core.images.fetch import FetchLimits, ImageFetcher
+from services.core.images.headers import ImageHeader
+from services.core.metrics import Metrics
+from services.core.thread_priority import step_back
+
+T = TypeVar("T")
+
+
+# Images of one client that may wait for a decoding thread; what comes after them is refused.
+MAX_WAITING_IMAGES = 1024
+# What one request lets wait of each slice, so that many requests find room before any is refused.
+DECODED_AT_ONCE = 8
+# A photograph of a phone is just below.
+SMALL_IMAGE_PIXELS = 12_600_000
+# Large images of one client that may wait, in units of the budget of pixels.
+MAX_WAITING_BUDGETS = 64
+
+
+@dataclass(frozen=True)
+class DecodeLimits:
+    """`num_threads` decode small images, half as many large ones, whose pixels are `max_pixels` together at most.
+
+    `max_waiting` small images of one client may wait.
+    """
+
+    num_threads: int
+    max_pixels: int = 64_000_000
+    max_waiting: int = MAX_WAITING_IMAGES
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInput:
+    """An image as the request names it; `param` is the field to blame."""
+
+    reference: ImageReference
+    param: str
+
+
+def image_input(image: JsonImage, param: str, limits: ImageLimits) -> ImageInput:
+    """An image in a JSON body. Raises what `parse_image_reference` raises."""
+    return ImageInput(parse_image_reference(image, param=param, limits=limits), param)
+
+
+@dataclass(frozen=True)
+class _LargeImage:
+    """What is decoded with the large ones."""
+
+    header: ImageHeader
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Threads and what is taken while one of them works."""
+
+    threads: ThreadPoolExecutor
+    budget: FairBudget
+
+    async def run(self, amount: int, work: Callable[[], T]) -> T:
+        """What `work` returns. Cancelled while it waits, it is never begun; what has begun keeps its amount to the
+        end. Raises what `FairBudget.take` raises."""
+        await self.budget.take(amount)
+        loop = asyncio.get_running_loop()
+        try:
+            running = self.threads.submit(work)
+        except RuntimeError:  # the process is about to end
+            self.budget.give_back(amount)
+            raise
+
+        def give_back(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended before the thread
+                loop.call_soon_threadsafe(self.budget.give_back, amount)
+
+        running.add_done_callback(give_back)
+        return await asyncio.wrap_future(running)
+
+
+class ImageInputs:
+    """Used inside its `async with` block. Without `fetch_limits` images by URL are refused,
+    naming `url_setting`, the variable that would allow them.
+
+    `stored_image` looks up an image of a collection; the process that has collections sets it.
+    """
+
+    def __init__(
+        self,
+        limits: ImageLimits,
+        *,
+        fetch_limits: FetchLimits | None,
+        url_setting: str,
+        decoding: DecodeLimits,
+        metrics: Metrics,
+    ) -> None:
+        self.limits = limits
+        self.threads = ThreadPoolExecutor(decoding.num_threads, "decode", initializer=step_back)
+        self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
+        self._fetch_limits = fetch_limits
+        self._url_setting = url_setting
+        self._fetcher: ImageFetcher | None = None
+        self._small = _Lane(
+            self.threads,
+            FairBudget(decoding.num_threads, max_waiting=decoding.max_waiting, refusal=self._refusal),
+        )
+        waiting_pixels = MAX_WAITING_BUDGETS * decoding.max_pixels
+        self._large = _Lane(
+            ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large", initializer=step_back),
+            FairBudget(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
+        )
+        self._rejected = metrics.rejected.labels("decode_queue_full")
+        self._decode_seconds = metrics.stage_seconds.labels("decode")
+        self._fetch_seconds = metrics.stage_seconds.labels("fetch")
+
+    async def __aenter__(self) -> Self:
+        if self._fetch_limits is not None:
+            self._fetcher = ImageFetcher(self._fetch_limits)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        for threads in (self.threads, self._large.threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def bytes_of(self, reference: ImageReference, param: str) -> bytes:
+        """Raises NotFound, InvalidField for a stored image where there are no collections, InvalidRequest where URLs
+        are turned off, and what fetching raises, all naming `param`."""
+        if isinstance(reference, StoredImage):
+            return await self._stored(reference, param)
+        if not isinstance(reference, ImageUrl):
+            return reference
+        if self._fetcher is None:
+            raise InvalidRequest(
+                f"Image URLs are turned off on this server ({self._url_setting}); send the image itself.",
+                param=param,
+                code="image_url_not_allowed",
+            )
+        with self._fetch_seconds.time():
+            return await self._fetcher.fetch(reference.url, param=param)
+
+    async def decode(self, data: bytes, param: str, use: Callable[[Image.Image], T]) -> T:
+        """What `use` makes of the RGB pixels, on a decoding thread. Raises Overloaded where too many images of the
+        client wait, and what `decode_image` raises."""
+
+        def decode(header: ImageHeader) -> T:
+            with self._decode_seconds.time():
+                return use(load_image(header, self.limits, param=param))
+
+        def decode_small() -> T | _LargeImage:
+            header = read_image_header(data, self.limits, param=param)
+            return decode(header) if header.num_pixels <= SMALL_IMAGE_PIXELS else _LargeImage(header)
+
+        begun = await self._small.run(1, decode_small)
+        if not isinstance(begun, _LargeImage):
+            return begun
+        header = begun.header
+        return await self._large.run(header.num_pixels, lambda: decode(header))
+
+    def _refusal(self) -> Overloaded:
+        self._rejected.inc()
+        return Overloaded("Too many images are waiting to be decoded.", code="queue_full")
+
+    async def _stored(self, reference: StoredImage, param: str) -> bytes:
+        if self.stored_image is None:
+            raise InvalidField(
+                "This service keeps no collections, so no image has an id here; send the image itself.", param=param
+            )
+        try:
+            return await self.stored_image(reference)
+        except NotFound as error:
+            error.param = param
+            raise

@@ -1,0 +1,364 @@
+"""The checkpoint that a service answers with: follows one alias of the model store, swaps while requests come in.
+
+A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one answers
+what it was asked and is let go. A version that can't do so is refused, and the old one serves on.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol
+
+import structlog
+from typing_extensions import TypeVar
+
+from services.core.batching.batcher import Batcher
+from services.core.errors import NotFound, Overloaded
+from services.core.http.health import CheckResult
+from services.core.metrics import Metrics
+from services.core.serving.candidates import Candidate, CheckpointEngine, Refused
+from services.core.serving.freed_memory import return_freed_memory
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
+from services.core.store.manifest import Manifest
+from services.core.store.store import Store
+
+LOADING_RETRY_AFTER_S = 5.0
+
+
+class Answering(Protocol):
+    """What answers requests by an engine: a Batcher, or a Stepper."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted can be answered."""
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those taken before are answered."""
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those that wait, and return when nothing runs any more."""
+
+
+class Room(Protocol):
+    """The memory that the engines of one model lie in."""
+
+    def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Inside of it a version is loaded, for which there is room by then.
+
+        Yields what is to be called once the version has gone again; one whose loading raises needs no call. Raises
+        InvalidCheckpoint for a version that can never have room.
+        """
+
+    def serves(self, engine: Any) -> None:
+        """Told of every engine that begins to serve."""
+
+
+class Boundless:
+    """Room for whatever comes."""
+
+    @asynccontextmanager
+    async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
+        yield lambda: None
+
+    def serves(self, engine: Any) -> None:
+        """It is all the same."""
+
+
+EngineT = TypeVar("EngineT", bound=CheckpointEngine)
+BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Which alias to follow (a version id is followed too, and never moves), and how; times in seconds.
+
+    A version of damaged bytes is tried again after `damaged_retry_s`, since it may be mended under the same id. One
+    that takes longer than `load_timeout_s` to load, warm up and pass its checks is refused.
+    """
+
+    name: str
+    alias: str
+    cache_dir: Path
+    poll_s: float
+    damaged_retry_s: float = 60.0
+    load_timeout_s: float = 600.0
+    room: Room = field(default_factory=Boundless)
+
+
+@dataclass(frozen=True)
+class Served(Generic[EngineT, BatcherT]):
+    """A version that answers; `digest` tells its results from those of every other version."""
+
+    engine: EngineT
+    batcher: BatcherT
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+
+class _Generation(Generic[EngineT, BatcherT]):
+    """A served version and the requests that hold it."""
+
+    def __init__(self, served: Served[EngineT, BatcherT], leave: Callable[[], None]) -> None:
+        self.served = served
+        self.leave = leave  # to be called when nothing holds the engine any more
+        self._num_leases = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+
+    @contextmanager
+    def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
+        self._num_leases += 1
+        self._is_unused.clear()
+        try:
+            yield self.served
+        finally:
+            self._num_leases -= 1
+            if not self._num_leases:
+                self._is_unused.set()
+
+    async def retire(self) -> None:
+        """Return when nobody holds it any more and all that it was asked is answered."""
+        await self._is_unused.wait()
+        await self.served.batcher.drain()
+        await self.served.batcher.close()
+
+
+class ServedCheckpoint(Generic[EngineT, BatcherT]):
+    """`load` reads a verified folder, beside the event loop; `make_batcher` is called for each version that serves.
+
+    At most two versions are in memory: a third is loaded when the first has gone. A version that has served may be
+    unloaded and loaded again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        followed: Followed,
+        *,
+        load: Callable[[Path, Manifest], EngineT],
+        make_batcher: Callable[[EngineT], BatcherT],
+        metrics: Metrics,
+    ) -> None:
+        self.name = followed.name
+        self.alias = followed.alias
+        self.manifest: Manifest | None = None  # of the version that serves, in memory or not
+        self._store = store
+        self._followed = followed
+        self._load = load
+        self._make_batcher = make_batcher
+        self._metrics = metrics
+        self._current: _Generation[EngineT, BatcherT] | None = None
+        self._retiring: set[_Generation[EngineT, BatcherT]] = set()
+        self._refusal: tuple[str, str, float] | None = None  # version, why, and the `time.monotonic()` to try it again
+        self._trouble: str | None = None  # why the store could not be asked
+        self._log = structlog.get_logger(__name__)
+        self._one_look_at_a_time = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        metrics.model_ready.labels(self.name).set(0)
+        for counter in (metrics.checkpoint_refusals, metrics.model_loads, metrics.model_unloads):
+            counter.labels(self.name)  # shown as 0, so that the first one is seen as a rise
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a version is in memory that answers."""
+        return self._current is not None
+
+    async def start(self) -> None:
+        """Load the version that the alias names, then follow the alias.
+
+        Returns also where that version is refused or the store can't be reached: `check` says so, and the next
+        good version is served.
+        """
+        await self.look()
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following; fail what waits for a batch, return when the running one has ended."""
+        if self._following is not None:
+            self._following.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._following
+        generations = [*self._retiring, *([self._current] if self._current else [])]
+        self._current = None
+        self._metrics.model_ready.labels(self.name).set(0)
+        for generation in generations:
+            await generation.served.batcher.close()
+            generation.leave()
+
+    async def unload(self) -> None:
+        """Take the version out of memory once it has answered all that it was asked; nothing where none is there."""
+        generation, self._current = self._current, None
+        if generation is not None:
+            await self._retire(generation)
+
+    async def load(self) -> None:
+        """Bring the version back that served last, if it is not there. Raises Overloaded where that can't be done."""
+        if self._current is None:
+            async with self._one_look_at_a_time:
+                await self._load_again()
+
+    @contextmanager
+    def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
+        """The version that serves now, kept until the block ends even if another one takes its place meanwhile.
+
+        Raises Overloaded while there is none.
+        """
+        if self._current is None:
+            raise self._not_loaded()
+        with self._current.lease() as served:
+            yield served
+
+    def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
+        """Raises NotFound for a model that is not the served one, by any name that it has; None asks for no model."""
+        names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
+        if asked and asked not in names:
+            raise NotFound(
+                f"There is no model {asked!r}: this service answers with {served.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check(self) -> CheckResult:
+        """For `/readyz`: whether a version serves, which, and what is wrong with the one that was to replace it."""
+        details = [self._trouble] if self._trouble else []
+        if self._refusal is not None:
+            details.insert(0, f"refused {self._refusal[1]}")
+        if self.manifest is None:
+            return False, "; ".join(details) or f"loading {self.name}@{self.alias}"
+        is_alive, state = True, " is loaded when it is asked"
+        if self._current is not None:
+            is_alive = self._current.served.batcher.is_alive
+            state = "" if is_alive else " can compute nothing any more"
+        details.insert(0, f"{self.name}@{self.manifest.version}{state}")
+        return is_alive, "; ".join(details)
+
+    async def look(self) -> None:
+        """Ask the store once where the alias points, and serve that version if it is another one.
+
+        Never raises for what is wrong with the store or the version. Returns when the version before, if there
+        was one, has answered all that it was asked.
+        """
+        async with self._one_look_at_a_time:
+            try:
+                version = await asyncio.to_thread(self._store.resolve, self.name, self.alias)
+                if self._refusal is not None and self._refusal[0] != version:
+                    self._refusal = None
+                if self._is_known(version):
+                    self._note_trouble(None)
+                    return
+                generation = await self._load_generation(version)
+            except Refused as refused:
+                self._refuse(version, refused)
+            except Exception as error:  # noqa: BLE001 - whatever ails the store, what is loaded serves on
+                self._note_trouble(error)
+            else:
+                self._refusal = None
+                await self._swap(generation)
+
+    def _is_known(self, version: str) -> bool:
+        """Whether it serves already, or was refused and would be again."""
+        is_served = self.manifest is not None and self.manifest.version == version
+        return is_served or (self._refusal is not None and time.monotonic() < self._refusal[2])
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._followed.poll_s)
+            await self.look()
+
+    async def _load_generation(self, version: str) -> _Generation[EngineT, BatcherT]:
+        """Raises Refused, and StoreError where the version can't be had at the moment."""
+        began = time.monotonic()
+        try:
+            manifest = self.manifest
+            if manifest is None or manifest.version != version:
+                manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
+            folder = await asyncio.to_thread(self._store.fetch, self.name, version, self._followed.cache_dir)
+            async with self._followed.room.entered(folder, manifest) as leave:
+                engine = await self._load_engine(folder, manifest)
+        except (CorruptCheckpoint, InvalidCheckpoint) as error:
+            raise Refused(str(error)) from error
+        self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)
+        self._metrics.model_loads.labels(self.name).inc()
+        return _Generation(Served(engine, self._make_batcher(engine), manifest), leave)
+
+    async def _load_engine(self, folder: Path, manifest: Manifest) -> EngineT:
+        candidate = Candidate(
+            f"{manifest.name}@{manifest.version}",
+            lambda: self._load(folder, manifest),
+            is_checked_before=manifest is self.manifest,
+        )
+        return await candidate.ready(self._followed.load_timeout_s)
+
+    async def _load_again(self) -> None:
+        if self._current is not None:
+            return
+        if self.manifest is None:
+            raise self._not_loaded()
+        version = self.manifest.version
+        try:
+            generation = await self._load_generation(version)
+        except Exception as error:
+            self._log.error("checkpoint not loaded again", model=self.name, version=version, exc_info=error)
+            raise self._not_loaded() from error
+        await self._swap(generation)
+
+    async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
+        before, self._current = self._current, generation
+        served = generation.served
+        self._note_trouble(None)
+        if self.manifest is not None:
+            self._metrics.model_info.remove(self.name, self.manifest.version, self.manifest.digest)
+        self.manifest = served.manifest
+        self._metrics.model_info.labels(served.name, served.version, served.digest).set(1)
+        self._metrics.model_ready.labels(self.name).set(1)
+        self._followed.room.serves(served.engine)
+        self._log.info("checkpoint serves", model=self.name, alias=self.alias, version=served.version)
+        if before is not None:
+            await self._retire(before)
+
+    async def _retire(self, generation: _Generation[EngineT, BatcherT]) -> None:
+        self._retiring.add(generation)
+        await generation.retire()
+        self._retiring.discard(generation)
+        self._metrics.model_unloads.labels(self.name).inc()
+        self._log.info("checkpoint retired", model=self.name, version=generation.served.version)
+        del generation.served  # whoever awaits this still holds the rest
+        await asyncio.to_thread(return_freed_memory)
+        generation.leave()
+
+    def _not_loaded(self) -> Overloaded:
+        self._metrics.rejected.labels("loading").inc()
+        return Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+
+    def _refuse(self, version: str, refused: Refused) -> None:
+        self._note_trouble(None)
+        is_damaged = isinstance(refused.__cause__, CorruptCheckpoint)
+        retry_s = self._followed.damaged_retry_s if is_damaged else math.inf
+        self._refusal = (version, str(refused), time.monotonic() + retry_s)
+        self._metrics.checkpoint_refusals.labels(self.name).inc()
+        self._log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
+
+    def _note_trouble(self, error: Exception | None) -> None:
+        if error is None:
+            self._trouble = None
+            return
+        shown = str(error) if isinstance(error, StoreError) else type(error).__name__
+        trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
+        if trouble != self._trouble:  # once, not at each look
+            self._log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
+        self._trouble = trouble

@@ -1,0 +1,170 @@
+"""Which folders may become a version: weights in safetensors, JSON and text, never anything that runs code."""
+
+import gzip
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.core.store.checkpoint_paths import (
+    JSON_SUFFIXES,
+    TENSOR_SUFFIXES,
+    TEXT_SUFFIXES,
+    check_paths,
+)
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import MANIFEST_FILE, StoredFile
+from services.core.store.pickles import is_pickle, is_pickled
+
+# Says what a folder holds (a starter's, or one given to `fovea store publish`); it is not part of the version.
+DESCRIPTION_FILE = "checkpoint.json"
+
+MAX_TENSOR_HEADER_BYTES = 100 * 1024 * 1024
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024
+READ_CHUNK_BYTES = 4 * 1024 * 1024
+
+# How files begin that can run code when they are loaded, whatever they are called.
+FORBIDDEN_BEGINNINGS = {
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"\x93NUMPY": "a NumPy array, which may hold pickles",
+    **{b"\x80" + bytes([protocol]): "a pickle" for protocol in range(6)},
+}
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """One file to publish: where it lies here, its path inside the version, its digest and size."""
+
+    source: Path
+    path: str
+    stored: StoredFile
+
+
+def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
+    """Every file of the folder, checked and hashed, sorted by path.
+
+    Raises InvalidCheckpoint for an empty folder, a symbolic link or special file, a name outside the rules, a
+    kind of file that is not allowed or whose content is not what its name says, and for a file called
+    `manifest.json`, which the store writes. `checkpoint.json` at the top describes the folder and is left out.
+    """
+    if not directory.is_dir():
+        raise InvalidCheckpoint(f"{directory} is not a folder")
+    try:
+        sources = sorted(source for source in _walk(directory) if source != directory / DESCRIPTION_FILE)
+        if not sources:
+            raise InvalidCheckpoint(f"{directory} holds no files to publish")
+        check_paths([source.relative_to(directory).as_posix() for source in sources])
+        return [_read_file(directory, source) for source in sources]
+    except OSError as error:
+        raise InvalidCheckpoint(f"{error.filename or directory}: {error.strerror}") from error
+
+
+def digest_of(source: Path) -> StoredFile:
+    """sha256 and size of a local file. Raises OSError."""
+    sha256 = hashlib.sha256()
+    size_bytes = 0
+    for chunk in read_in_order(source):
+        sha256.update(chunk)
+        size_bytes += len(chunk)
+    return StoredFile(sha256=sha256.hexdigest(), size_bytes=size_bytes)
+
+
+def read_in_order(source: Path) -> Iterator[bytes]:
+    """A local file from its first byte to its last.
+
+    Memory maps are slower by orders of magnitude on network file systems; a read in order is not, and it leaves
+    the file in the page cache for whoever loads it next. Raises OSError, also where a symbolic link has taken the
+    place of the file.
+    """
+    with open(source, "rb", buffering=0, opener=_open_no_link) as file:
+        while chunk := file.read(READ_CHUNK_BYTES):
+            yield chunk
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    # A pipe that stands where a file stood is not waited for.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    for entry in directory.iterdir():
+        if entry.is_symlink():
+            raise InvalidCheckpoint(f"{entry} is a symbolic link; copy what it points to")
+        if entry.is_dir():
+            yield from _walk(entry)
+        elif entry.is_file():
+            yield entry
+        else:
+            raise InvalidCheckpoint(f"{entry} is not a regular file")
+
+
+def _read_file(directory: Path, source: Path) -> CheckpointFile:
+    path = source.relative_to(directory).as_posix()
+    if path == MANIFEST_FILE:
+        raise InvalidCheckpoint(f"{source}: the store writes {MANIFEST_FILE} itself")
+    _check_content(source)
+    return CheckpointFile(source, path, digest_of(source))
+
+
+def _check_content(source: Path) -> None:
+    if source.suffix not in TENSOR_SUFFIXES and (kind := _forbidden_kind(source)):
+        raise InvalidCheckpoint(f"{source} is {kind}, which a checkpoint may not hold")
+    try:
+        if source.suffix in TENSOR_SUFFIXES:
+            _check_tensors(source)
+        elif source.suffix in JSON_SUFFIXES:
+            json.loads(source.read_bytes())
+        elif source.suffix in TEXT_SUFFIXES:
+            _check_text(source.read_bytes())
+        elif source.suffix == ".gz":
+            with gzip.open(source) as file:
+                _check_text(file.read(MAX_UNPACKED_BYTES + 1))
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
+        raise InvalidCheckpoint(f"{source} is not what its name says: {error}") from error
+
+
+def _forbidden_kind(source: Path) -> str | None:
+    """What the file is where it may run code when it is loaded, whatever it is called."""
+    with source.open("rb") as file:
+        beginning = file.read(8)
+        for forbidden, kind in FORBIDDEN_BEGINNINGS.items():
+            if beginning.startswith(forbidden):
+                return kind
+        # An archive is found by its end, so anything may stand before it.
+        if zipfile.is_zipfile(file):
+            return "a zip archive, as torch.save writes"
+        file.seek(0)
+        return "a pickle" if is_pickle(file) else None
+
+
+def _check_text(body: bytes) -> None:
+    if len(body) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"more than {MAX_UNPACKED_BYTES} bytes of text")
+    if "\0" in body.decode("utf-8"):
+        raise ValueError("text without NUL bytes was expected")
+    if is_pickled(body):  # where it was compressed
+        raise ValueError("text was expected, not a pickle")
+
+
+def _check_tensors(source: Path) -> None:
+    """safetensors: eight bytes of header length, a JSON header, then exactly the bytes that it announces."""
+    size_bytes = source.stat().st_size
+    with source.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > min(MAX_TENSOR_HEADER_BYTES, size_bytes - 8):
+            raise ValueError(f"a header of {header_bytes} bytes in a file of {size_bytes}")
+        header = json.loads(file.read(header_bytes))
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a JSON object")
+    try:
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        announced_bytes = int(max(ends, default=0))
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError("the header has no data_offsets") from error
+    if 8 + header_bytes + announced_bytes != size_bytes:
+        raise ValueError(f"the header announces {announced_bytes} bytes of tensors, the file has others")

@@ -1,0 +1,143 @@
+"""Verified local copies of versions: `<cache_dir>/<name>/<id>/`, read in full and compared before each use."""
+
+import fcntl
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import stamina
+import structlog
+
+from services.core.store.checkpoint_files import digest_of
+from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreUnavailable
+from services.core.store.manifest import MANIFEST_FILE, Manifest, check_model_name, is_version_id
+from services.core.store.versions import Versions
+
+MAX_COPIES = 4
+# A single request is repeated below us; this is for an answer that breaks off in the middle.
+DOWNLOAD_ATTEMPTS = 3
+
+log = structlog.get_logger(__name__)
+
+
+def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path) -> Path:
+    """A folder that holds exactly the files of the version, every byte checked in this call.
+
+    A copy that is there already is read and compared with its own manifest, which its id proves, so a fetch
+    needs no store then; a damaged or incomplete copy is thrown away and fetched anew. A copy appears under its
+    name in one step, and of several processes that want it one downloads while the others wait. A `file://`
+    store is copied as well: what a service loads then can't change under it, and every store behaves alike.
+    Of each model the MAX_COPIES copies that were used last are kept.
+
+    Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), StoreUnavailable (also for a
+    cache folder that can't be written).
+    """
+    check_model_name(name)
+    if not is_version_id(version):
+        raise NotFoundInStore(f"{name} has no version {version!r}")
+    folder = cache_dir / name / version
+    try:
+        if _is_intact(folder, name, version):
+            _mark_as_used(folder)
+            return folder
+        with _only_one_process(cache_dir / name / f".{version}.lock"):
+            # Whoever had the lock before us may have fetched it.
+            if not _is_intact(folder, name, version):
+                _download(versions, versions.manifest(name, version), folder)
+                _mark_as_used(folder)
+                _evict(cache_dir / name)
+    except OSError as error:
+        raise StoreUnavailable(f"checkpoint cache {cache_dir}: {error}") from error
+    return folder
+
+
+def check_copy(folder: Path, manifest: Manifest) -> None:
+    """Raises CorruptCheckpoint unless the folder holds exactly the manifest's files, byte for byte."""
+    checkpoint = f"{manifest.name}@{manifest.version} in {folder}"
+    found_paths = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    }
+    for path in sorted(found_paths ^ (manifest.files.keys() | {MANIFEST_FILE})):
+        found = "a file" if path in found_paths else "none"
+        raise CorruptCheckpoint(checkpoint, path, expected="none" if found == "a file" else "a file", found=found)
+    for path, expected in manifest.files.items():
+        status = (folder / path).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpoint(checkpoint, path, expected="a regular file", found="a link or a special file")
+        size_bytes = status.st_size
+        if size_bytes != expected.size_bytes:
+            raise CorruptCheckpoint(checkpoint, path, expected=f"{expected.size_bytes} bytes", found=f"{size_bytes}")
+        sha256 = digest_of(folder / path).sha256
+        if sha256 != expected.sha256:
+            raise CorruptCheckpoint(checkpoint, path, expected=f"sha256 {expected.sha256}", found=sha256)
+
+
+def _is_intact(folder: Path, name: str, version: str) -> bool:
+    try:
+        body = (folder / MANIFEST_FILE).read_bytes()
+        check_copy(folder, Manifest.parse(body, name=name, version=version))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except CorruptCheckpoint as error:
+        log.warning("damaged checkpoint copy", error=str(error))
+        return False
+    return True
+
+
+def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
+    """Fill a folder beside the final one, then rename. Only called by the holder of the lock."""
+    for abandoned in folder.parent.glob(f".{manifest.version}.*.part"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    part = folder.with_name(f".{manifest.version}.{uuid.uuid4().hex}.part")
+    try:
+        for path in manifest.files:
+            target = part / "files" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for attempt in stamina.retry_context(on=StoreUnavailable, attempts=DOWNLOAD_ATTEMPTS):
+                with attempt, _new_file(target) as file:
+                    for chunk in versions.read_file(manifest, path):
+                        file.write(chunk)
+        (part / "files" / MANIFEST_FILE).write_bytes(manifest.to_json())
+        if folder.exists() or folder.is_symlink():
+            folder.rename(part / "damaged")
+        (part / "files").rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """An empty file of our own, in place of what an attempt before left: nothing that is there is ever written to."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+def _mark_as_used(folder: Path) -> None:
+    # A cache that was filled beforehand and mounted read-only is never evicted either.
+    with suppress(OSError):
+        # The file system's own clock ticks in milliseconds, within which a quick machine uses several copies.
+        now_ns = time.time_ns()
+        os.utime(folder, ns=(now_ns, now_ns))
+
+
+def _evict(folder: Path) -> None:
+    """Remove the copies that were not used for longest. Files that a process has open stay readable to it."""
+    copies = [copy for copy in folder.iterdir() if is_version_id(copy.name)]
+    for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime_ns, reverse=True)[MAX_COPIES:]:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+@contextmanager
+def _only_one_process(lock: Path) -> Iterator[None]:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

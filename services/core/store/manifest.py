@@ -1,0 +1,154 @@
+"""What a published version says of itself, and the names and ids that the store accepts.
+
+A version's id is the head of its content digest, so equal contents have equal ids wherever they are published,
+and a manifest proves itself: a changed byte in any field that matters changes the digest that it must match.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from services.core.store.checkpoint_paths import check_paths
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint
+
+MANIFEST_FILE = "manifest.json"
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+MAX_NAME_LENGTH = 63
+VERSION_ID_LENGTH = 12
+
+NAME_PATTERN = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_NAME_LENGTH - 1}}}")
+VERSION_ID_PATTERN = re.compile(rf"[0-9a-f]{{{VERSION_ID_LENGTH}}}")
+
+
+class StoredFile(BaseModel):
+    """sha256 in hex and the size in bytes of one file of a version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=0)
+
+
+class CheckpointInfo(BaseModel):
+    """What only the publisher knows about a checkpoint; all of it enters the version id.
+
+    `kind` names the code that can load it (e.g. `focallens-clip`), `base` the checkpoint that it was trained
+    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = Field(min_length=1, max_length=MAX_NAME_LENGTH)
+    base: str | None = None
+    training: dict[str, JsonValue] = {}
+    seed: int | None = None
+    metrics: dict[str, JsonValue] = {}
+    code_revision: str | None = None
+    licence: str | None = None
+
+
+class Manifest(CheckpointInfo):
+    """`manifest.json` of a version; `files` maps paths inside the version to digest and size."""
+
+    name: str
+    version: str
+    digest: str
+    created: datetime
+    files: dict[str, StoredFile]
+
+    @classmethod
+    def describe(cls, name: str, info: CheckpointInfo, files: Mapping[str, StoredFile]) -> Self:
+        """A manifest of these files with its digest and id. Raises InvalidCheckpoint for NaN or an infinity."""
+        try:
+            digest = content_digest(info, files)
+        except ValueError as error:
+            raise InvalidCheckpoint(f"training and metrics must be plain JSON: {error}") from error
+        return cls(
+            **{field: getattr(info, field) for field in CheckpointInfo.model_fields},
+            name=name,
+            version=digest[:VERSION_ID_LENGTH],
+            digest=digest,
+            created=datetime.now(UTC),
+            files=dict(files),
+        )
+
+    @classmethod
+    def parse(cls, body: bytes, *, name: str, version: str) -> Self:
+        """The manifest in `body`.
+
+        Raises CorruptCheckpoint if it is not the one that has this name and id, or names files that no version may
+        hold: whoever may write to the store wrote it, so its paths are checked before any of them is used.
+        """
+        checkpoint = f"{name}@{version}"
+        try:
+            manifest = cls.model_validate_json(body)
+            found = content_digest(manifest, manifest.files)
+        except (ValidationError, ValueError) as error:
+            # A validation error's text holds the input, which may be long: its first line is enough.
+            found = str(error).splitlines()[0]
+            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected="a manifest", found=found) from error
+        if manifest.name != name:
+            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=f"name {name}", found=repr(manifest.name[:50]))
+        for expected in (manifest.digest, version, manifest.version):
+            if not found.startswith(expected) or len(expected) < VERSION_ID_LENGTH:
+                raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected=repr(expected), found=found)
+        try:
+            check_paths(manifest.files)
+        except InvalidCheckpoint as error:
+            raise CorruptCheckpoint(
+                checkpoint, MANIFEST_FILE, expected="paths that files of a version may have", found=str(error)
+            ) from error
+        if any(path.lower() == MANIFEST_FILE for path in manifest.files):
+            raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected="other files", found="its own path among them")
+        return manifest
+
+    def to_json(self) -> bytes:
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, allow_nan=False).encode()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, without the manifest."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+def content_digest(info: CheckpointInfo, files: Mapping[str, StoredFile]) -> str:
+    """sha256 in hex over the files and every field of CheckpointInfo; neither name nor time enter it.
+
+    Raises ValueError for NaN and infinities, which JSON does not have.
+    """
+    content: dict[str, Any] = {
+        field: value for field, value in info.model_dump(mode="json").items() if field in CheckpointInfo.model_fields
+    }
+    content["files"] = sorted([path, file.sha256, file.size_bytes] for path, file in files.items())
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_model_name(name: str) -> str:
+    """The name itself. Raises InvalidCheckpoint, naming the rule, if the store does not accept it."""
+    return _check_name("model name", name)
+
+
+def check_alias(alias: str) -> str:
+    """The alias itself. Raises InvalidCheckpoint also for one that could be taken for a version id."""
+    if is_version_id(alias):
+        raise InvalidCheckpoint(f"alias {alias!r} looks like a version id ({VERSION_ID_LENGTH} hex digits)")
+    return _check_name("alias", alias)
+
+
+def is_version_id(text: str) -> bool:
+    return VERSION_ID_PATTERN.fullmatch(text) is not None
+
+
+def _check_name(field: str, name: str) -> str:
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise InvalidCheckpoint(
+            f"{field} {name[: 2 * MAX_NAME_LENGTH]!r} must be 1 to {MAX_NAME_LENGTH} of a-z, 0-9, '.', '_', '-',"
+            " starting with a letter or digit"
+        )
+    return name

@@ -1,0 +1,278 @@
+"""Objects under keys: a thin layer over obstore that speaks the store's errors and writes local files durably."""
+
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import obstore
+import stamina
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
+from obstore.store import LocalStore, from_url
+
+from services.core.durable_files import delete_durably, half_written_files, write_durably
+from services.core.store.errors import NotFoundInStore, StoreUnavailable
+
+SCHEMES = ("file", "memory", "s3", "gs")
+# Neither in a URL, which gets logged and copied.
+SECRET_WORDS = ("secret", "token", "password", "access_key", "credential")
+
+READ_CHUNK_BYTES = 4 * 1024 * 1024
+# Manifests and aliases, which are read whole.
+MAX_OBJECT_BYTES = 8 * 1024 * 1024
+# A body up to this size travels in one request, a longer one in parts.
+SINGLE_PUT_BYTES = 8 * 1024 * 1024
+
+CONNECT_TIMEOUT_S = 5
+# Of silence; a whole request may take as long as many gigabytes take.
+READ_TIMEOUT_S = 60
+REQUEST_TIMEOUT_S = 3 * 3600
+MAX_RETRIES = 4
+RETRY_TIMEOUT_S = 30
+
+
+class ConditionFailed(Exception):
+    """The object was not as the writer of a conditional put expected it."""
+
+
+class ConditionUnsupported(Exception):
+    """The store answered that it has no conditional puts."""
+
+
+class _BrokenOff(StoreUnavailable):
+    """An answer ended before its body did."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    body: bytes
+    e_tag: str | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a listing; `modified` is the store's clock."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+
+
+class Objects:
+    """The objects of one store.
+
+    Reads, listings and remote writes go through obstore, which repeats a request that fails in transit (with
+    back-off). Local writes are ours: obstore moves a file into place without telling the disk, and a power cut
+    could leave an alias empty. Every method raises StoreUnavailable when the store can't do its part.
+
+    `memory://` is a new, empty store each time that it is opened.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise StoreUnavailable(f"store URL {url!r} must begin with {', '.join(f'{s}://' for s in SCHEMES)}")
+        if "@" in parts.netloc:
+            raise StoreUnavailable("a store URL must hold no credentials; set AWS_… or GOOGLE_… in the environment")
+        self.label = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self.root: Path | None = None
+        if parts.scheme == "file":
+            self.root = _local_root(parts.netloc, parts.path, url)
+        else:
+            self._remote = _open_remote(self.label, {**_options_in_url(parts.query), **options})
+
+    @stamina.retry(on=_BrokenOff, attempts=4, wait_initial=0.02, wait_max=0.5, wait_jitter=0.05)
+    def read(self, key: str) -> StoredObject:
+        """A whole object of at most MAX_OBJECT_BYTES. Raises NotFoundInStore.
+
+        Read anew when its body breaks off, as some servers let it when the object is replaced meanwhile.
+        """
+        with self._translated(key):
+            result = obstore.get(self._store(key), key)
+            if result.meta["size"] > MAX_OBJECT_BYTES:
+                raise StoreUnavailable(f"{self.label}: {key} has more than {MAX_OBJECT_BYTES} bytes")
+            try:
+                body = bytes(result.bytes())
+            except BaseError as error:
+                raise _BrokenOff(f"{self.label}: {_first_line(error)}") from error
+            return StoredObject(body, result.meta["e_tag"])
+
+    def size_bytes(self, key: str) -> int:
+        """Raises NotFoundInStore."""
+        with self._translated(key):
+            return obstore.head(self._store(key), key)["size"]
+
+    def read_chunks(self, key: str) -> Iterator[bytes]:
+        """The object's bytes in order, in one request: servers exist that get ranges wrong. Raises NotFoundInStore."""
+        with self._translated(key):
+            yield from obstore.get(self._store(key), key).stream(min_chunk_size=READ_CHUNK_BYTES)
+
+    def write(self, key: str, chunks: Iterable[bytes], size_bytes: int) -> None:
+        """Create or replace an object in one step; what was there before is lost."""
+        with self._translated(key):
+            if self.root is not None:
+                write_durably(self._local_path(key), chunks)
+            elif size_bytes <= SINGLE_PUT_BYTES:
+                obstore.put(self._remote, key, b"".join(chunks), use_multipart=False)
+            else:
+                # S3 takes at most 10,000 parts.
+                chunk_size = max(SINGLE_PUT_BYTES, size_bytes // 5000)
+                obstore.put(self._remote, key, iter(chunks), chunk_size=chunk_size, max_concurrency=4)
+
+    def create(self, key: str, body: bytes) -> None:
+        """Write only where nothing is. Raises ConditionFailed, ConditionUnsupported."""
+        self._write_conditionally(key, body, "create")
+
+    def replace(self, key: str, body: bytes, e_tag: str) -> None:
+        """Write only over the object with this tag. Raises ConditionFailed, ConditionUnsupported."""
+        self._write_conditionally(key, body, {"e_tag": e_tag})
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """Every object under `prefix/`, in no order, without what a local store reaches by symbolic links."""
+        with self._translated(prefix):
+            if self._is_absent():
+                return []
+            listing = obstore.list(self._store(prefix), prefix).collect()
+            entries = [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
+            return [entry for entry in entries if not self._is_linked(entry.key)]
+
+    def children(self, prefix: str) -> list[str]:
+        """The names directly under `prefix/`, sorted, those that have further names under them included."""
+        with self._translated(prefix):
+            if self._is_absent():
+                return []
+            listing = obstore.list_with_delimiter(self._store(prefix), prefix)
+        paths = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
+        return sorted(path.rsplit("/", 1)[-1] for path in paths if not self._is_linked(path))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects one by one; one that is gone already is no error."""
+        for key in keys:
+            with self._translated(key):
+                if self.root is not None:
+                    delete_durably(self._local_path(key))
+                else:
+                    obstore.delete(self._remote, key)
+
+    def delete_half_written(self, before: datetime) -> None:
+        """Remove what killed writers left unfinished in a local store; a remote one never shows such things."""
+        if self.root is None:
+            return
+        # Files come and go meanwhile; the next sweep finds what this one then misses.
+        with self._translated("*"), suppress(FileNotFoundError):
+            for staged in half_written_files(self.root):
+                if staged.stat().st_mtime < before.timestamp():
+                    staged.unlink(missing_ok=True)
+
+    def _write_conditionally(self, key: str, body: bytes, mode: Any) -> None:
+        with self._translated(key):
+            try:
+                obstore.put(self._store(key), key, body, mode=mode)
+            except (AlreadyExistsError, PreconditionError) as error:
+                raise ConditionFailed(key) from error
+            except (NotImplementedError, NotSupportedError) as error:
+                raise ConditionUnsupported(key) from error
+            except BaseError as error:
+                if "501 Not Implemented" not in str(error):
+                    raise
+                raise ConditionUnsupported(key) from error
+
+    def _is_absent(self) -> bool:
+        """A local store whose folder nobody has made yet is an empty one."""
+        return self.root is not None and not self.root.is_dir()
+
+    def _store(self, key: str) -> Any:
+        if self.root is None:
+            return self._remote
+        if self._is_absent():
+            raise FileNotFoundError(key)
+        self._local_path(key)
+        return LocalStore(self.root)
+
+    def _local_path(self, key: str) -> Path:
+        """Where an object lies in a local store. Raises StoreUnavailable for a key that leads out of it.
+
+        Whoever may write to the store could have put a link, a pipe or a device there: what is written, read or
+        deleted would be another's, or reading would never end.
+        """
+        assert self.root is not None, "a local store"
+        parts = key.split("/")
+        if not all(parts) or {".", ".."} & set(parts) or "\0" in key:
+            raise StoreUnavailable(f"{self.label}: {key!r} is no key")
+        path = self.root
+        for part in parts:
+            path /= part
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                break
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise StoreUnavailable(f"{self.label}: {key!r} leads through a symbolic link or a special file")
+        return self.root / key
+
+    def _is_linked(self, key: str) -> bool:
+        if self.root is None:
+            return False
+        try:
+            self._local_path(key)
+        except (StoreUnavailable, OSError):
+            return True
+        return False
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFoundInStore(f"{key} is not in {self.label}") from error
+        except (BaseError, OSError, ValueError) as error:
+            raise StoreUnavailable(f"{self.label}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Without the long description of the request that obstore appends, and without control characters of a name."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _local_root(host: str, path: str, url: str) -> Path:
+    if host not in ("", "localhost"):
+        raise StoreUnavailable(f"store URL {url!r} needs an absolute path: file:///…")
+    return Path(unquote(path))
+
+
+def _options_in_url(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query))
+    for option in options:
+        if any(word in option for word in SECRET_WORDS):
+            raise StoreUnavailable(
+                f"store URL: {option} does not belong in a URL; set AWS_… or GOOGLE_… in the environment"
+            )
+    return options
+
+
+def _open_remote(label: str, options: dict[str, str]) -> Any:
+    if label.startswith("memory:"):
+        return from_url("memory:///")
+    client_options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+    }
+    if options.get("endpoint", "").startswith("http://"):
+        client_options["allow_http"] = True
+    try:
+        # The overloads want the options of one sort of store; which sort it is, the URL says.
+        open_url: Any = from_url
+        return open_url(
+            label,
+            config=options,
+            client_options=client_options,
+            retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+        )
+    except (BaseError, ValueError) as error:
+        raise StoreUnavailable(f"{label}: {_first_line(error)}") from error

@@ -1,0 +1,39 @@
+"""Checkpoint folders that describe themselves: starters, and whatever `fovea store publish` is given."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import CheckpointInfo
+
+
+class CheckpointDescription(CheckpointInfo):
+    """`checkpoint.json`: under which name and aliases a folder is published, and what its manifest says."""
+
+    name: str
+    aliases: tuple[str, ...] = ("latest",)
+
+    def info(self) -> CheckpointInfo:
+        return CheckpointInfo(**{field: getattr(self, field) for field in CheckpointInfo.model_fields})
+
+
+def read_description(directory: Path) -> CheckpointDescription:
+    """Raises InvalidCheckpoint, naming file and field, when it is missing or says what it must not."""
+    path = directory / DESCRIPTION_FILE
+    try:
+        return CheckpointDescription.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "content"
+        raise InvalidCheckpoint(f"{path}: {field}: {first['msg']}") from error
+
+
+def packaged_starters() -> list[Path]:
+    """List the `<service>/starter/<name>` folders of the installed package."""
+    package = Path(str(files("services")))
+    return sorted(path.parent for path in package.glob(f"*/starter/*/{DESCRIPTION_FILE}"))

@@ -1,0 +1,255 @@
+"""The model store: immutable versions and moving aliases on any object store.
+
+    models/<name>/versions/<id>/…            files of a version, never changed
+    models/<name>/versions/<id>/manifest.json   written last: what has none is not a version
+    models/<name>/aliases/<alias>            which version an alias names, and which ones before
+
+What is promised, also if a writer is killed or loses power between any two writes:
+
+- An alias that exists names a complete version. It is moved after the version's manifest was written, and the
+  collector of garbage, which takes turns with all writers, keeps what aliases name and what a rollback would.
+- Of two writers that move one alias, the second sees what the first wrote (`services.core.store.writers`).
+- What is loaded is what was published: every file, and the manifest itself, is held against its digest.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+import stamina
+import structlog
+
+from services.core.store.aliases import Alias, Aliases
+from services.core.store.checkpoint_files import CheckpointFile, read_checkpoint_directory
+from services.core.store.errors import (
+    AliasMoved,
+    CorruptCheckpoint,
+    InvalidCheckpoint,
+    NotFoundInStore,
+    StoreUnavailable,
+)
+from services.core.store.garbage import GarbageCollector, Removal
+from services.core.store.local_copies import fetch_verified
+from services.core.store.manifest import (
+    CheckpointInfo,
+    Manifest,
+    check_alias,
+    check_model_name,
+    is_version_id,
+)
+from services.core.store.objects import Objects
+from services.core.store.starters import read_description
+from services.core.store.versions import Version, Versions
+from services.core.store.writers import CLAIM_LIFE_S, Turn, Writers
+
+UPLOAD_ATTEMPTS = 3
+DEFAULT_KEEP = 5
+DEFAULT_GRACE_S = 24 * 3600.0
+
+log = structlog.get_logger(__name__)
+
+
+class Anywhere:
+    """The type of ANYWHERE, said by a caller who does not care where an alias points."""
+
+
+ANYWHERE: Final = Anywhere()
+
+
+class _UploadLost(StoreUnavailable):
+    """Files vanished between their upload and the manifest: a collector took them for a dead upload."""
+
+
+class Store:
+    """A model store. Methods block; an async caller runs them in a thread. Any may raise StoreUnavailable."""
+
+    def __init__(self, objects: Objects, *, claim_life_s: float = CLAIM_LIFE_S) -> None:
+        self._objects = objects
+        self._versions = Versions(objects)
+        self._aliases = Aliases(objects)
+        self._writers = Writers(objects, claim_life_s)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        starters: Sequence[Path] = (),
+        options: Mapping[str, str] | None = None,
+        claim_life_s: float = CLAIM_LIFE_S,
+    ) -> Self:
+        """The store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
+
+        `options` are obstore's (`endpoint`, `region`, `access_key_id`, …) and win over the same ones in the
+        URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets.
+
+        Without `starters` nothing is read or written. With them see `publish_starters`; where the store can't be
+        written (or reached), a warning is logged and it is opened as it is.
+        """
+        store = cls(Objects(url, options or {}), claim_life_s=claim_life_s)
+        try:
+            store.publish_starters(starters)
+        except StoreUnavailable as error:
+            log.warning("starter checkpoints not published", store=store.label, error=str(error))
+        return store
+
+    @property
+    def label(self) -> str:
+        """The URL without its query."""
+        return self._objects.label
+
+    def publish(self, name: str, directory: Path, info: CheckpointInfo, *, alias: str | None = "latest") -> Version:
+        """Publish a folder as a version, then point `alias` at it (None: no alias).
+
+        Equal content has an equal id: publishing it again leaves the version as it is, mends it where stored
+        bytes were damaged, and moves the alias. Raises InvalidCheckpoint for what the store does not accept.
+        """
+        check_model_name(name)
+        if alias is not None:
+            check_alias(alias)
+        files = read_checkpoint_directory(directory)
+        manifest = Manifest.describe(name, info, {file.path: file.stored for file in files})
+        for attempt in stamina.retry_context(on=_UploadLost, attempts=UPLOAD_ATTEMPTS):
+            with attempt:
+                self._upload(manifest, files)
+                with self._writers.turn(name) as turn:
+                    self._complete(manifest, turn)
+                    if alias is not None:
+                        self._point(name, manifest.version, alias, ANYWHERE, turn)
+        return Version(name, manifest.version, manifest.created, manifest.size_bytes, len(files))
+
+    def names(self) -> list[str]:
+        return self._versions.names()
+
+    def versions(self, name: str) -> list[Version]:
+        """Complete versions, newest first; empty for a model that does not exist."""
+        return self._versions.list(check_model_name(name))[0]
+
+    def aliases(self, name: str) -> dict[str, Alias]:
+        return self._aliases.read_all(check_model_name(name))
+
+    def resolve(self, name: str, alias_or_version: str = "latest") -> str:
+        """The version id that an alias names, or the id itself if such a version exists. Raises NotFoundInStore."""
+        check_model_name(name)
+        if is_version_id(alias_or_version):
+            if not self._versions.exists(name, alias_or_version):
+                raise NotFoundInStore(f"{name} has no version {alias_or_version}")
+            return alias_or_version
+        try:
+            return self._aliases.read(name, check_alias(alias_or_version)).version
+        except NotFoundInStore:
+            raise NotFoundInStore(f"{name} has no alias {alias_or_version!r} in {self.label}") from None
+
+    def manifest(self, name: str, version: str) -> Manifest:
+        """Raises NotFoundInStore, CorruptCheckpoint."""
+        return self._versions.manifest(check_model_name(name), version)
+
+    def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
+        """A verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
+        return fetch_verified(self._versions, name, version, cache_dir)
+
+    def verify(self, name: str, version: str) -> Manifest:
+        """Read every stored byte of a version. Raises CorruptCheckpoint, NotFoundInStore."""
+        return self._versions.verify(check_model_name(name), version)
+
+    def promote(self, name: str, version: str, alias: str, *, expected: str | Anywhere | None = ANYWHERE) -> None:
+        """Point `alias` at a complete version.
+
+        With `expected` (a version id, or None for "must not exist yet") only if it is there now, else AliasMoved.
+        Raises NotFoundInStore, and CorruptCheckpoint for a version whose manifest is damaged.
+        """
+        check_alias(alias)
+        self.manifest(name, version)
+        with self._writers.turn(name) as turn:
+            self._point(name, version, alias, expected, turn)
+
+    def rollback(self, name: str, alias: str, *, expected: str | Anywhere | None = ANYWHERE) -> str:
+        """Point `alias` at the version before; returns its id. Raises NotFoundInStore where there is none."""
+        check_alias(alias)
+        self._aliases.read(check_model_name(name), alias)
+
+        def back(before: Alias | None) -> Alias:
+            _check_expected(f"{name}@{alias}", before, expected)
+            if before is None or not before.previous:
+                raise NotFoundInStore(f"{name}@{alias} has no version before this one")
+            self.manifest(name, before.previous[0])
+            return Alias.pointing_back(before)
+
+        with self._writers.turn(name) as turn:
+            return self._aliases.move(name, alias, back, turn).version
+
+    def gc(self, *, keep: int = DEFAULT_KEEP, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True) -> list[Removal]:
+        """Remove unused versions and dead uploads, see `GarbageCollector`; returns what was, or would be, removed."""
+        collector = GarbageCollector(self._objects, self._versions, self._aliases, self._writers, max(keep, 1), grace_s)
+        found = [removal for name in self.names() for removal in collector.find(name)]
+        if dry_run:
+            return found
+        removed = [removal for removal in found if collector.remove(removal)]
+        collector.sweep()
+        return removed
+
+    def publish_starters(self, directories: Sequence[Path]) -> None:
+        """Give a store that holds no other models each of these folders (see `CheckpointDescription`) whose aliases
+        it lacks. Any number of processes may do so at once, if all name the same starters, and one that is killed
+        is completed by the next. Raises InvalidCheckpoint for a starter that can't be published.
+        """
+        if not directories:
+            return
+        descriptions = {directory: read_description(directory) for directory in directories}
+        own = {description.name for description in descriptions.values()}
+        # Names of ours may be there from another process, or from one that was killed half way.
+        if not own.issuperset(self.names()):
+            return
+        for directory, description in descriptions.items():
+            missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
+            if not missing:
+                continue
+            version = self.publish(description.name, directory, description.info(), alias=None)
+            for alias in missing:
+                # Whoever set it meanwhile knows better.
+                with suppress(AliasMoved):
+                    self.promote(description.name, version.id, alias, expected=None)
+
+    def _upload(self, manifest: Manifest, files: Sequence[CheckpointFile]) -> None:
+        try:
+            self._versions.verify(manifest.name, manifest.version)
+        except (NotFoundInStore, CorruptCheckpoint):
+            try:
+                for file in files:
+                    self._versions.upload(manifest, file)
+            except NotFoundInStore as error:
+                raise _UploadLost(str(error)) from error
+
+    def _complete(self, manifest: Manifest, turn: Turn) -> None:
+        """Write the manifest unless it is there; nobody can remove files of this model meanwhile."""
+        if not self._versions.is_uploaded(manifest):
+            raise _UploadLost(f"files of {manifest.name}@{manifest.version} vanished while it was being published")
+        try:
+            existing = self._versions.manifest(manifest.name, manifest.version)
+        except (NotFoundInStore, CorruptCheckpoint):
+            turn.check()
+            self._versions.write_manifest(manifest)
+            log.info("version published", model=manifest.name, version=manifest.version)
+            return
+        if existing.digest != manifest.digest:
+            raise InvalidCheckpoint(
+                f"another content already has the id {manifest.version}: change something, e.g. the seed"
+            )
+
+    def _point(self, name: str, version: str, alias: str, expected: str | Anywhere | None, turn: Turn) -> None:
+        def forward(before: Alias | None) -> Alias:
+            _check_expected(f"{name}@{alias}", before, expected)
+            if before is not None and before.version == version:
+                return before
+            # Again, now that nobody can remove it any more.
+            self.manifest(name, version)
+            return Alias.pointing_to(version, before)
+
+        self._aliases.move(name, alias, forward, turn)
+
+
+def _check_expected(alias: str, before: Alias | None, expected: str | Anywhere | None) -> None:
+    found = before.version if before is not None else None
+    if not isinstance(expected, Anywhere) and found != expected:
+        raise AliasMoved(alias, expected=expected, found=found)

@@ -1,0 +1,195 @@
+"""`fovea embed-bulk`: many images into a collection of a running Fovea, or into files of embeddings.
+
+Either goes on where it stopped when the same command is given again. Torch is imported only where embeddings are
+computed here.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.core.logs import log_warnings_to_stderr
+from services.core.printable import printable
+from services.core.store.errors import StoreError
+from services.embed.bulk.collection_client import Refused, Unavailable
+from services.embed.bulk.folder import OutputError
+from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
+from services.embed.bulk.progress import Bars
+from services.embed.bulk.to_collection import UploadTarget, upload
+
+EXIT_FAILED = 1
+EXIT_SKIPPED = 3
+EXIT_INTERRUPTED = 130
+
+# Options by their parameters: those that only one of the two targets has.
+ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait", "in_flight")
+ONLY_OUTPUT = ("checkpoint", "store_url", "dtype", "precision", "shard_size", "device", "threads", "overwrite")
+
+COLLECTION_PANEL = "With --collection"
+OUTPUT_PANEL = "With --output"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class StoredDtype(StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+
+
+class Precision(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+@app.command()
+def embed_bulk(
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE", help="Folders, and webdataset tar files: a.tar, shards-{000..010}.tar."),
+    ],
+    collection: Annotated[str | None, typer.Option(help="Send the images to this collection.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write embeddings into this folder instead.")] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(help="Index it ahead, or embed under it; repeatable. None: the unconditional embedding."),
+    ] = None,
+    suffix: Annotated[
+        list[str] | None,
+        typer.Option(help="What an image's name ends in; repeatable.", show_default=", ".join(IMAGE_SUFFIXES)),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images of a request, or of a forward pass.", show_default="64, or 32")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="Where Fovea listens.", rich_help_panel=COLLECTION_PANEL)
+    ] = "http://127.0.0.1:8080",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOVEA_API_KEY", help="A key of it.", rich_help_panel=COLLECTION_PANEL)
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Requests on their way at a time.", rich_help_panel=COLLECTION_PANEL)
+    ] = 4,
+    no_skip: Annotated[
+        bool, typer.Option("--no-skip", help="Send also what is there already.", rich_help_panel=COLLECTION_PANEL)
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Do not wait for the indexes.", rich_help_panel=COLLECTION_PANEL)
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option(help="A folder, or a name in the store, also with @version.", rich_help_panel=OUTPUT_PANEL)
+    ] = "focallens-shapes",
+    store_url: Annotated[
+        str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.", rich_help_panel=OUTPUT_PANEL)
+    ] = None,
+    dtype: Annotated[
+        StoredDtype, typer.Option(help="Of the files.", rich_help_panel=OUTPUT_PANEL)
+    ] = StoredDtype.float32,
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Of the forward pass; auto: bfloat16 on CUDA, else float32.", rich_help_panel=OUTPUT_PANEL),
+    ] = Precision.auto,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images of a file.", rich_help_panel=OUTPUT_PANEL)] = 4096,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="cpu, cuda:0, mps; repeatable, a process each.",
+            show_default="every GPU, else cpu",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that decode.", show_default="one a core", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Begin anew where another job wrote before.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
+) -> None:
+    """Embed many images: send them to a collection, or write their embeddings to files.
+
+    Given again, the command goes on where it stopped. It ends with status 0 when every image is there, 3 when some
+    were left out, 1 when it failed.
+    """
+    _check_target(context, collection, output)
+    conditions = _conditions(condition or [])
+    log_warnings_to_stderr()
+    console = Console(stderr=True, highlight=False)
+    with _one_line_errors(console):
+        with console.status("Listing the images …"):
+            listing = list_images(sources, suffix or IMAGE_SUFFIXES)
+        if collection is not None:
+            target = UploadTarget(
+                url, collection, api_key, conditions, batch_size=batch_size or 64, num_in_flight=in_flight,
+                skips_present=not no_skip, waits=not no_wait,
+            )  # fmt: skip
+            num_skipped = asyncio.run(upload(target, listing, Bars(console), _print_skipped))
+        else:
+            from services.embed.bulk.embedder import EmbeddingError
+            from services.embed.bulk.to_files import OutputRequest, embed_into_files
+
+            assert output is not None
+            request = OutputRequest(
+                output, checkpoint, conditions, store_url, dtype=dtype.value, precision=precision.value,
+                shard_size=shard_size, batch_size=batch_size or 32, devices=device or [], num_threads=threads,
+                overwrite=overwrite,
+            )  # fmt: skip
+            try:
+                num_skipped = embed_into_files(request, listing, Bars(console))
+            except EmbeddingError as error:
+                raise OutputError(str(error)) from None
+    if num_skipped:
+        raise typer.Exit(EXIT_SKIPPED)
+
+
+def _check_target(context: typer.Context, collection: str | None, output: Path | None) -> None:
+    """Exactly one target, and no option of the other."""
+    if (collection is None) == (output is None):
+        raise typer.BadParameter("give --collection or --output, and not both")
+    target, of_the_other = ("--output", ONLY_COLLECTION) if collection is None else ("--collection", ONLY_OUTPUT)
+    for name in of_the_other:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name.replace('_', '-')} says nothing about {target}")
+
+
+def _conditions(given: Sequence[str]) -> list[str]:
+    """As the service reads them, with single spaces."""
+    conditions = [" ".join(condition.split()) for condition in given]
+    if "" in conditions:
+        raise typer.BadParameter("a condition is empty", param_hint="--condition")
+    if twice := [condition for i, condition in enumerate(conditions) if condition in conditions[:i]]:
+        raise typer.BadParameter(f"{twice[0]!r} is given twice", param_hint="--condition")
+    return conditions
+
+
+@contextmanager
+def _one_line_errors(console: Console) -> Iterator[None]:
+    """What goes wrong is told in one line."""
+    try:
+        yield
+    except (SourceError, OutputError, StoreError, Refused, Unavailable) as error:
+        console.print(f"fovea embed-bulk: {printable(str(error))}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from here.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _print_skipped(skipped: Skipped) -> None:
+    typer.echo(json.dumps(asdict(skipped)))
+
+
+if __name__ == "__main__":
+    app()

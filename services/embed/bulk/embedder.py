@@ -1,0 +1,145 @@
+"""A checkpoint that embeds batches of images under fixed conditions.
+
+Shapes: B images of a batch, C conditions (1 where there are none), E embedding width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.core.images.decoding import ImageLimits, decode_image
+from services.embed.bulk.folder import Array
+from services.embed.focallens import FocalLens, Readouts
+from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
+from services.nn.clip_model import load_clip
+from services.nn.packed_linear import can_pack
+from services.nn.vision_transformer import pack_tower
+
+Pixels = NDArray[np.uint8]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+# A readout costs memory of its own, so images under many conditions pass in smaller batches.
+MAX_READOUTS_AT_ONCE = 256
+
+
+class EmbeddingError(Exception):
+    """A checkpoint that does not load, or can't do what it is asked; the message is fit to be shown."""
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A checkpoint folder, the conditions to embed under, and the dtype of the forward pass."""
+
+    directory: Path
+    conditions: Sequence[str]
+    precision: Precision
+
+
+class BulkEmbedder:
+    """A checkpoint on a device, which is its own from then on, and the conditions, encoded once.
+
+    Safe to call from several threads.
+    """
+
+    def __init__(self, checkpoint: FocalLensCheckpoint, conditions: Sequence[str], device: torch.device) -> None:
+        self.device = device
+        self._model = checkpoint.model
+        self._transform = checkpoint.transform
+        self._dtype = next(checkpoint.model.parameters()).dtype
+        if can_pack(device, self._dtype):
+            pack_tower(checkpoint.model.clip.visual)
+        self._conditions: Tensor | None = None
+        if conditions:
+            with torch.inference_mode():
+                input_ids = checkpoint.tokenizer(conditions).to(device)
+                self._conditions = checkpoint.model.encode_conditions(input_ids)
+
+    @classmethod
+    def load(cls, choice: ModelChoice, device: str) -> "BulkEmbedder":
+        """Raises EmbeddingError for a folder that is no checkpoint, a device that this machine lacks, and conditions
+        that the checkpoint can't follow."""
+        try:
+            checkpoint = _load_checkpoint(choice, device)
+            _check_conditions(checkpoint, choice.conditions)
+            return cls(checkpoint, choice.conditions, torch.device(device))
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            raise EmbeddingError(f"{choice.directory}: {error}") from error
+
+    @property
+    def width(self) -> int:
+        """Numbers of one embedding."""
+        return int(self._model.clip.visual.proj.shape[1])
+
+    @property
+    def num_conditions(self) -> int:
+        """C, 1 where there are none."""
+        return 1 if self._conditions is None else len(self._conditions)
+
+    def prepare(self, data: bytes) -> Pixels:
+        """A file → (height, width, 3) uint8. Raises FoveaError for one that is no image within the limits."""
+        return self._transform(decode_image(data, ImageLimits()))
+
+    def embed(self, pixels: Sequence[Pixels]) -> Array:
+        """B images → (B, C, E) float32, L2-normalised. Raises EmbeddingError where a number is not finite."""
+        if not pixels:
+            return np.zeros((0, self.num_conditions, self.width), dtype=np.float32)
+        try:
+            with torch.inference_mode():
+                batch = torch.from_numpy(np.stack(pixels)).to(self.device)
+                features = self._encode(self._transform.normalise(batch).to(self._dtype)).float()
+                embeddings: Array = torch.nn.functional.normalize(features, dim=-1).cpu().numpy()
+        except torch.OutOfMemoryError:
+            raise EmbeddingError(f"{len(pixels)} images do not fit the memory: try a smaller --batch-size") from None
+        if not np.isfinite(embeddings).all():
+            raise EmbeddingError("the model answers with numbers that are not finite: try --precision float32")
+        return embeddings
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        """(B, 3, height, width) → (B, C, E): one pass over an image for all conditions, as many images at a time as
+        their readouts allow."""
+        if self._conditions is None:
+            return self._model.encode_images(pixels)[:, None]
+        step = max(1, MAX_READOUTS_AT_ONCE // self.num_conditions)
+        return torch.cat([self._read_out(part, self._conditions) for part in torch.split(pixels, step)])
+
+    def _read_out(self, pixels: Tensor, conditions: Tensor) -> Tensor:
+        num_images, num_conditions = len(pixels), len(conditions)
+        image_index = torch.arange(num_images, device=self.device).repeat_interleave(num_conditions)
+        condition_index = torch.arange(num_conditions, device=self.device).repeat(num_images)
+        features = self._model.encode_images(pixels, conditions, Readouts(image_index, condition_index))
+        return features.view(num_images, num_conditions, -1)
+
+
+def devices() -> list[str]:
+    """Where to embed if nobody says: on every GPU, or on the processor."""
+    if torch.cuda.is_available():
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["mps" if torch.backends.mps.is_available() else "cpu"]
+
+
+def _load_checkpoint(choice: ModelChoice, device: str) -> FocalLensCheckpoint:
+    """A FocalLens folder, or an open_clip one, which has only its plain embedding to give."""
+    dtype: torch.dtype = getattr(torch, choice.precision)
+    if (choice.directory / FOCALLENS_CONFIG).is_file():
+        return load_focallens(choice.directory, device=device, dtype=dtype)
+    if choice.conditions:
+        raise ValueError("this checkpoint follows no conditions: it is a plain CLIP")
+    clip = load_clip(str(choice.directory))
+    model = FocalLens(clip.model).eval().requires_grad_(False).to(device=device, dtype=dtype)
+    return FocalLensCheckpoint(model, clip.tokenizer, clip.transform)
+
+
+def _check_conditions(checkpoint: FocalLensCheckpoint, conditions: Sequence[str]) -> None:
+    tokenizer = checkpoint.tokenizer
+    for condition in conditions:
+        if (num_tokens := tokenizer.num_tokens(condition)) > tokenizer.context_length:
+            raise ValueError(
+                f"the condition {condition[:50]!r} has {num_tokens} tokens: this model takes at most"
+                f" {tokenizer.context_length}"
+            )

@@ -1,0 +1,225 @@
+"""Embeddings of many images in a folder of files that a killed job leaves whole, and the next one continues.
+
+    bulk.json               what is embedded, with what: a job that was begun goes on only with the same
+    embeddings-00000.npy    (N, C, E) of one shard; it is written last, so a shard that has it is finished
+    ids-00000.jsonl         its N images, one `{"id", "metadata"}` a line
+    skipped.jsonl           what was left out, one `{"id", "reason"}` a line; the job that has it is finished
+
+Shapes: N images of a shard, C conditions (1 where there are none), E embedding width.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.durable_files import half_written_files, make_folder_durably, write_durably
+from services.embed.bulk.image_sources import ListedImage, Skipped, fingerprint
+
+Array = NDArray[np.float32]
+StoredDtype = Literal["float32", "float16"]
+
+PLAN_FILE = "bulk.json"
+SKIPPED_FILE = "skipped.jsonl"
+ROWS_WRITTEN_AT_ONCE = 256
+
+_OURS = re.compile(r"bulk\.json|skipped(-\d{5,})?\.jsonl|ids-\d{5,}\.jsonl|embeddings-\d{5,}\.npy")
+
+
+class OutputError(Exception):
+    """A folder that can't be written to or continued; the message is fit to be shown."""
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """A run of the listed images: how many, the ids at its ends, and their fingerprint."""
+
+    num_images: int
+    first: str
+    last: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class BulkPlan:
+    """What bulk.json says: all that the embeddings depend on.
+
+    `model` is `name@version`, or the name of a folder; `digest` that of its content; `precision` the dtype of the
+    forward pass, `dtype` that of the files.
+    """
+
+    model: str
+    digest: str
+    conditions: Sequence[str]
+    width: int
+    precision: str
+    dtype: StoredDtype
+    shard_size: int
+    num_images: int
+    shards: Sequence[PlannedShard]
+
+    def differences(self, begun: dict[str, Any]) -> Iterator[str]:
+        """What of a plan that was begun is not so in this one, a sentence each."""
+        now = json.loads(_to_json(self))
+        for name in (field.name for field in fields(self) if field.name != "shards"):
+            if begun.get(name) != now[name]:
+                yield f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now[name])}"
+        if begun.get("shard_size") != self.shard_size:
+            return
+        for index, (then, shard) in enumerate(zip(begun.get("shards", []), now["shards"], strict=False)):
+            if then != shard:
+                first = index * self.shard_size
+                yield f"images {first} to {first + shard['num_images'] - 1} of the source changed: {_ends(then, shard)}"
+                return
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard's results: row i of `embeddings` (N, C, E) belongs to record i."""
+
+    index: int
+    embeddings: Array
+    records: Sequence[dict[str, Any]]
+    skipped: Sequence[Skipped]
+
+
+@dataclass(frozen=True)
+class BulkFolder:
+    """The folder of one plan. Any number of processes may write its shards, each a shard of its own."""
+
+    directory: Path
+    plan: BulkPlan
+
+    @contextmanager
+    def opened(self, *, overwrite: bool) -> Iterator[None]:
+        """Begin the plan, or go on with it. The folder is held meanwhile: one job at a time.
+
+        What another plan wrote is removed with `overwrite`. Raises OutputError where it may not be, naming what
+        differs, where another job is at it, and where the folder can't be written.
+        """
+        try:
+            make_folder_durably(self.directory)
+            with _only_one_job(self.directory):
+                self._begin(overwrite=overwrite)
+                yield
+        except OSError as error:
+            raise OutputError(f"{error.filename or self.directory}: {error.strerror}") from error
+
+    def is_finished(self) -> bool:
+        return (self.directory / SKIPPED_FILE).exists()
+
+    def unfinished(self) -> list[int]:
+        """Numbers of the shards that are still to be embedded."""
+        return [i for i in range(len(self.plan.shards)) if not self._embeddings_file(i).exists()]
+
+    def num_embedded(self) -> int:
+        """Images of the finished shards, those among them that were skipped included."""
+        unfinished = set(self.unfinished())
+        return sum(shard.num_images for i, shard in enumerate(self.plan.shards) if i not in unfinished)
+
+    def write(self, shard: Shard) -> None:
+        """On disk, whole, when this returns. Raises OSError."""
+        lines = (json.dumps(record, ensure_ascii=False) for record in shard.records)
+        write_durably(self.directory / f"ids-{shard.index:05d}.jsonl", _encoded(lines))
+        if shard.skipped:
+            write_durably(self._skipped_file(shard.index), _skipped_lines(shard.skipped))
+        dtype = np.dtype(self.plan.dtype).newbyteorder("<")
+        write_durably(self._embeddings_file(shard.index), _npy(shard.embeddings.astype(dtype)))
+
+    def finish(self, unlisted: Sequence[Skipped]) -> int:
+        """Once every shard is written: gather what was skipped, `unlisted` first. Returns how many they are."""
+        assert not self.unfinished(), "a job without all of its shards is not finished"
+        parts = [part for i in range(len(self.plan.shards)) if (part := self._skipped_file(i)).exists()]
+        if not self.is_finished():
+            lines = [*_skipped_lines(unlisted), *(part.read_bytes() for part in parts)]
+            write_durably(self.directory / SKIPPED_FILE, lines)
+        for part in parts:
+            part.unlink()
+        return (self.directory / SKIPPED_FILE).read_bytes().count(b"\n")
+
+    def _begin(self, *, overwrite: bool) -> None:
+        for leftover in half_written_files(self.directory):
+            if leftover.parent == self.directory and _OURS.fullmatch(leftover.name.rpartition("#")[0]):
+                leftover.unlink(missing_ok=True)
+        ours = [path for path in self.directory.iterdir() if _OURS.fullmatch(path.name)]
+        objection = self._objection() if ours else None
+        if objection and not overwrite:
+            raise OutputError(f"{objection}. --overwrite begins anew.")
+        if objection:
+            for path in ours:
+                path.unlink()
+        if objection or not ours:
+            write_durably(self.directory / PLAN_FILE, [_to_json(self.plan)])
+
+    def _objection(self) -> str | None:
+        """Why what is in the folder can't be continued."""
+        plan_file = self.directory / PLAN_FILE
+        if not plan_file.exists():
+            return f"{self.directory} holds embeddings without a {PLAN_FILE}"
+        try:
+            differences = list(self.plan.differences(json.loads(plan_file.read_bytes())))
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            return f"{plan_file} is no plan of ours ({error})"
+        return f"{self.directory} was begun otherwise: {'; '.join(differences)}" if differences else None
+
+    def _embeddings_file(self, index: int) -> Path:
+        return self.directory / f"embeddings-{index:05d}.npy"
+
+    def _skipped_file(self, index: int) -> Path:
+        return self.directory / f"skipped-{index:05d}.jsonl"
+
+
+def planned_shards(images: Sequence[ListedImage], shard_size: int) -> list[PlannedShard]:
+    """The listed images in runs of `shard_size`."""
+    runs = [images[start : start + shard_size] for start in range(0, len(images), shard_size)]
+    return [PlannedShard(len(run), run[0].id, run[-1].id, fingerprint(run)) for run in runs]
+
+
+@contextmanager
+def _only_one_job(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(f"another job is writing to {directory}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _ends(then: dict[str, Any], now: dict[str, Any]) -> str:
+    if then["first"] == now["first"] and then["last"] == now["last"] and then["num_images"] == now["num_images"]:
+        return f"of those from {now['first']} to {now['last']} a name, a size or a time"
+    return f"they were {then['first']} to {then['last']}, and are {now['first']} to {now['last']}"
+
+
+def _to_json(plan: BulkPlan) -> bytes:
+    return json.dumps(asdict(plan), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
+    return (line.encode() + b"\n" for line in lines)
+
+
+def _skipped_lines(skipped: Iterable[Skipped]) -> Iterator[bytes]:
+    # a name that is not UTF-8 stays within ASCII
+    return _encoded(json.dumps(asdict(one)) for one in skipped)
+
+
+def _npy(array: NDArray[Any]) -> Iterator[bytes]:
+    """A file that `numpy.load` reads, in pieces."""
+    head = BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    yield head.getvalue()
+    for start in range(0, len(array), ROWS_WRITTEN_AT_ONCE):
+        yield array[start : start + ROWS_WRITTEN_AT_ONCE].tobytes()

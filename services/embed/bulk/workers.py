@@ -1,0 +1,188 @@
+"""Listed images to written shards: every core decodes, and every GPU has a process of its own.
+
+On a CPU a thread takes a batch from its bytes to its embeddings, with one core: measured faster than threads that
+decode for a forward pass spread over all cores. On a GPU the threads decode, and the forward passes follow each other.
+"""
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from services.core.errors import FoveaError
+from services.core.images.decoding import ImageLimits
+from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels
+from services.embed.bulk.folder import Array, BulkFolder, Shard
+from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
+
+# Told of images that are done, the skipped ones included.
+Report = Callable[[int], None]
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Images of a forward pass, and threads that decode (on a CPU: that do everything)."""
+
+    batch_size: int
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class ShardImages:
+    """The listed images of a shard of the output."""
+
+    index: int
+    images: Sequence[ListedImage]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Images of one shard, read: a record for each one's pixels."""
+
+    shard: int
+    records: list[dict[str, Any]]
+    pixels: list[Pixels]
+    skipped: list[Skipped]
+
+
+def embed_shards(
+    embedder: BulkEmbedder, folder: BulkFolder, shards: Iterable[ShardImages], pace: Pace, report: Report
+) -> None:
+    """Embed and write shards, in their order.
+
+    Raises EmbeddingError where the model fails, OSError where a shard can't be written.
+    """
+    batches = (
+        ShardImages(shard.index, shard.images[start : start + pace.batch_size])
+        for shard in shards
+        for start in range(0, len(shard.images), pace.batch_size)
+    )
+    is_cpu = embedder.device.type == "cpu"
+
+    def work(listed: ShardImages) -> tuple[_Batch, Array | None]:
+        batch = _read_batch(embedder, listed)
+        return batch, embedder.embed(batch.pixels) if is_cpu else None
+
+    with _threads(pace.num_threads) as pool:
+        # batches of the next shard are read while one is written
+        done = _in_order(pool, work, batches, ahead=pace.num_threads + 1)
+        for index, results in groupby(done, key=lambda result: result[0].shard):
+            records: list[dict[str, Any]] = []
+            skipped: list[Skipped] = []
+            embeddings: list[Array] = []
+            for batch, embedded in results:
+                embeddings.append(embedder.embed(batch.pixels) if embedded is None else embedded)
+                records += batch.records
+                skipped += batch.skipped
+                report(len(batch.records) + len(batch.skipped))
+            folder.write(Shard(index, np.concatenate(embeddings), records, skipped))
+
+
+def embed_on(
+    device_names: Sequence[str],
+    choice: ModelChoice,
+    folder: BulkFolder,
+    shards: Sequence[ShardImages],
+    pace: Pace,
+    report: Report,
+) -> None:
+    """`embed_shards` in a process for each device, which get the shards in turn and know nothing of each other.
+
+    Raises EmbeddingError where one of them fails; the others are ended then, and what is written stays.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, BaseProcess] = {}
+    try:
+        for place, device in enumerate(device_names):
+            ours, theirs = context.Pipe(duplex=False)
+            job = (device, choice, folder, shards[place :: len(device_names)], pace)
+            process: BaseProcess = context.Process(target=_run_worker, args=(job, theirs), name=device)
+            process.start()
+            theirs.close()  # so that ours ends with the process
+            workers[ours] = process
+        _listen(workers, report)
+    finally:
+        for process in workers.values():
+            process.terminate()
+            process.join()
+
+
+def _run_worker(job: tuple[str, ModelChoice, BulkFolder, Sequence[ShardImages], Pace], connection: Connection) -> None:
+    device, choice, folder, shards, pace = job
+    # Ctrl-C reaches every process of the terminal; the one that started this one ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        embedder = BulkEmbedder.load(choice, device)
+        embed_shards(embedder, folder, shards, pace, connection.send)
+    except (EmbeddingError, OSError) as error:
+        with suppress(OSError):  # nobody listens any more: that was the error
+            connection.send(f"{device}: {error}")
+
+
+def _listen(workers: dict[Connection, BaseProcess], report: Report) -> None:
+    """Until every worker has ended. Raises EmbeddingError as soon as one fails."""
+    listening = set(workers)
+    while listening:
+        for connection in wait(list(listening)):
+            assert isinstance(connection, Connection)
+            try:
+                message = connection.recv()
+            except EOFError:
+                listening.remove(connection)
+                worker = workers[connection]
+                worker.join()
+                if worker.exitcode:
+                    raise EmbeddingError(f"the process on {worker.name} ended with status {worker.exitcode}") from None
+                continue
+            if isinstance(message, str):
+                raise EmbeddingError(message)
+            report(message)
+
+
+def _read_batch(embedder: BulkEmbedder, listed: ShardImages) -> _Batch:
+    batch = _Batch(listed.index, [], [], [])
+    max_bytes = ImageLimits().max_image_bytes
+    for image in listed.images:
+        try:
+            metadata = read_metadata(image)
+            batch.pixels.append(embedder.prepare(read_image(image, max_bytes)))
+        except Unreadable as error:
+            batch.skipped.append(Skipped(image.id, str(error)))
+        except FoveaError as error:
+            batch.skipped.append(Skipped(image.id, error.message))
+        else:
+            batch.records.append({"id": image.id, "metadata": metadata})
+    return batch
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads whose tensor work stays on one core each; what they have not begun is dropped at the end."""
+    pool = ThreadPoolExecutor(num_threads, "bulk", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:
+    """The results in the order of the items, of which `ahead` are at work or done at a time."""
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

@@ -1,0 +1,274 @@
+"""The routes of collections: images kept with metadata, and searched under a condition."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from services.core.cache.result_cache import content_digest
+from services.core.http.exchange import Timing
+from services.core.http.json_bodies import MAX_INLINE_BYTES, request_schema
+from services.core.images.headers import media_type_of
+from services.embed.collections.answers import (
+    CollectionListing,
+    CollectionStatus,
+    ImageToAdd,
+    SearchAnswer,
+    SearchQuery,
+)
+from services.embed.collections.http.calls import SearchParameters, read_creation, read_images, read_search
+from services.embed.collections.http.schemas import (
+    AddedImages,
+    AddRequest,
+    Collection,
+    CollectionList,
+    CreateRequest,
+    ImageList,
+    SearchRequest,
+    SearchResults,
+    added_images,
+    collection_of,
+    render_image_list,
+    render_search,
+)
+from services.embed.collections.storage.image_store import Added, StoredImage
+from services.embed.http.calls import CallLimits
+
+MAX_PAGE = 1000
+# More entries than this are written by a thread, so that the event loop serves others meanwhile.
+MAX_INLINE_ENTRIES = 128
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
+
+FILE: dict[str, Any] = {"type": "string", "format": "binary"}
+
+IMAGES_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "image/*": {"schema": FILE},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {
+                    "file": {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": FILE,
+                        "description": "One or more images, each a part of this name; its file name is the image's id.",
+                    },
+                    "metadata": {
+                        "type": "string",
+                        "contentMediaType": "application/json",
+                        "description": "A JSON object: the metadata of each file, by file name.",
+                    },
+                },
+            }
+        },
+        "application/json": {"schema": request_schema(AddRequest)},
+    },
+}
+
+Name = Annotated[str, Path(description="The collection's name.")]
+ImageId = Annotated[str, Path(description="The image's id; slashes in it may stand as they are.")]
+
+
+class Collections(Protocol):
+    """What the routes ask: every collection of the tenant that the current request is for.
+
+    Methods raise NotFound for a collection or an image that is not there, Overloaded while the collections are being
+    opened, and what else is wrong with what is asked.
+    """
+
+    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+        """The collection, and whether it is new."""
+        ...
+
+    async def list(self) -> CollectionListing: ...
+
+    async def describe(self, name: str) -> CollectionStatus: ...
+
+    async def delete(self, name: str) -> None: ...
+
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
+    ) -> Added: ...
+
+    async def image(self, name: str, image_id: str) -> bytes: ...
+
+    async def delete_image(self, name: str, image_id: str) -> None: ...
+
+    async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]: ...
+
+    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer: ...
+
+
+def collections_router(collections: Collections, limits: CallLimits) -> APIRouter:
+    """All routes of collections."""
+    router = APIRouter(tags=["collections"])
+    _add_collection_routes(router, collections, limits)
+    _add_image_routes(router, collections, limits)
+    _add_search_route(router, collections, limits)
+    return router
+
+
+def _add_collection_routes(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+    @router.put(
+        "/collections/{name}",
+        responses={
+            200: {"model": Collection, "description": "It existed; conditions that are new are indexed from now on"},
+            201: {"model": Collection, "description": "It was created"},
+        },
+        openapi_extra={"requestBody": {"content": {"application/json": {"schema": request_schema(CreateRequest)}}}},
+    )
+    async def create(request: Request, name: Name) -> Response:
+        """Create a collection, or confirm that it exists."""
+        asked = await read_creation(request, limits)
+        status, is_new = await collections.create(name, asked.model, asked.conditions)
+        body = collection_of(status).model_dump_json()
+        return Response(body, status_code=201 if is_new else 200, media_type="application/json")
+
+    @router.get("/collections")
+    async def list_collections() -> CollectionList:
+        """All collections of the key's tenant, by name."""
+        listing = await collections.list()
+        data = [collection_of(status) for status in listing.collections]
+        return CollectionList(data=data, unavailable=list(listing.unavailable))
+
+    @router.get("/collections/{name}")
+    async def describe(name: Name) -> Collection:
+        """Its size, and how far its indexes are."""
+        return collection_of(await collections.describe(name))
+
+    @router.delete("/collections/{name}", status_code=204)
+    async def delete(name: Name) -> None:
+        """Remove a collection with all its images."""
+        await collections.delete(name)
+
+
+def _add_image_routes(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+    @router.post(
+        "/collections/{name}/images",
+        status_code=201,
+        responses={201: {"model": AddedImages, "description": "All of the images would survive a crash"}},
+        openapi_extra={"requestBody": IMAGES_BODY},
+    )
+    async def add(
+        request: Request,
+        name: Name,
+        id: Annotated[str | None, Query(description="Of an image that is the body.")] = None,
+        *,
+        wait: Annotated[
+            bool, Query(description="Answer once they are indexed, or shortly before the deadline.")
+        ] = False,
+    ) -> AddedImages:
+        """Add images, all of them or none; those that are there already, unchanged, stay as they are."""
+        images = await read_images(request, id, limits)
+        state = request.state
+        added = await collections.add(name, images, deadline=state.deadline, timing=state.timing, wait=wait)
+        return added_images(added)
+
+    @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
+    async def list_images(
+        name: Name,
+        after: Annotated[str | None, Query(description="List what comes after this id.")] = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    ) -> Response:
+        """The images with their metadata, a page at a time."""
+        found = await collections.images(name, after=after, limit=limit + 1)
+        images, has_more = found[:limit], len(found) > limit
+        return await _json(len(images), lambda: render_image_list(images, has_more=has_more))
+
+    @router.get(
+        "/collections/{name}/images/{id:path}",
+        response_class=Response,
+        responses={
+            200: {
+                "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES},
+                "description": "The bytes as they were added",
+                "headers": {"ETag": {"schema": {"type": "string"}, "description": "Their sha256."}},
+            },
+            304: {"description": "`If-None-Match` names the image as it is"},
+        },
+    )
+    async def image(request: Request, name: Name, id: ImageId) -> Response:
+        """The stored bytes."""
+        data = await collections.image(name, id)
+        is_large = len(data) > MAX_INLINE_BYTES
+        etag = f'"{await asyncio.to_thread(content_digest, data) if is_large else content_digest(data)}"'
+        headers = {"ETag": etag, "X-Content-Type-Options": "nosniff"}
+        if _names(request.headers.get("if-none-match", ""), etag):
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type=media_type_of(data))
+
+    @router.delete("/collections/{name}/images/{id:path}", status_code=204)
+    async def delete_image(name: Name, id: ImageId) -> None:
+        """Remove an image; no search that begins after the answer finds it."""
+        await collections.delete_image(name, id)
+
+
+def _add_search_route(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+    @router.post(
+        "/collections/{name}/search",
+        responses={200: {"model": SearchResults}},
+        openapi_extra={"requestBody": _search_body(limits)},
+    )
+    async def search(
+        request: Request,
+        name: Name,
+        condition: Annotated[list[str] | None, Query(description="What to look for; at most one.")] = None,
+        k: Annotated[
+            int | None,
+            Query(ge=1, json_schema_extra={"maximum": limits.max_k}, description="Most results; 10 by default."),
+        ] = None,
+        filter: Annotated[str | None, Query(description="The JSON object of a filter.")] = None,
+        model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
+    ) -> Response:
+        """The images nearest to an image or a text under a condition.
+
+        A condition that is asked about for the first time is answered at once, and indexed from then on.
+        """
+        query = await read_search(request, name, SearchParameters(condition or [], k, model, filter), limits)
+        state = request.state
+        answer = await collections.search(name, query, deadline=state.deadline, timing=state.timing)
+        state.model = answer.model
+        return await _json(len(answer.hits), lambda: render_search(answer))
+
+
+async def _json(num_entries: int, render: Callable[[], bytes]) -> Response:
+    body = render() if num_entries <= MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
+    return Response(body, media_type="application/json")
+
+
+def _names(if_none_match: str, etag: str) -> bool:
+    """RFC 9110, 13.1.2: whether the header lists this tag, weak or strong, or all."""
+    listed = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
+    return "*" in listed or etag in listed
+
+
+def _search_body(limits: CallLimits) -> dict[str, Any]:
+    options = request_schema(SearchRequest)
+    options["properties"]["k"]["anyOf"][0]["maximum"] = limits.max_k
+    properties = {name: options["properties"][name] for name in ("condition", "k", "model")}
+    return {
+        "required": True,
+        "content": {
+            "image/*": {"schema": FILE},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {**FILE, "description": "The image that is the query."},
+                        **properties,
+                        "filter": {
+                            "type": "string",
+                            "contentMediaType": "application/json",
+                            "description": "The JSON object of a filter.",
+                        },
+                    },
+                }
+            },
+            "application/json": {"schema": options},
+        },
+    }

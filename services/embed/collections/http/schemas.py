@@ -1,0 +1,226 @@
+"""What crosses the wire of collections."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, Field, JsonValue
+
+from services.core.http.json_bodies import JsonImage, JsonList
+from services.embed.collections.answers import (
+    CollectionStatus,
+    IndexKind,
+    IndexStatus,
+    SearchAnswer,
+    State,
+    StatesStatus,
+)
+from services.embed.collections.storage.image_store import Added, StoredImage
+
+Metadata = dict[str, JsonValue]
+
+
+class CreateRequest(BaseModel):
+    """What a new collection is for, or what an existing one shall index from now on."""
+
+    model: str | None = Field(None, description="Checked against the served model.")
+    conditions: JsonList[str] = Field([], description="Conditions to index ahead, before anybody asks about them.")
+
+
+class NewImage(BaseModel):
+    """One image to add."""
+
+    id: str | None = Field(None, description="Absent: the sha256 of the image's bytes.")
+    image: JsonImage = Field(description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.')
+    metadata: Metadata | None = None
+
+
+class AddRequest(BaseModel):
+    images: JsonList[NewImage]
+
+
+class FormMetadata(BaseModel):
+    """The metadata of a form's files, by their names."""
+
+    metadata: Annotated[dict[str, Metadata], Field(fail_fast=True)]
+
+
+class SearchRequest(BaseModel):
+    """The query is exactly one of `image`, `text` and `id`."""
+
+    image: JsonImage | None = Field(
+        None, description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.'
+    )
+    text: str | None = None
+    id: str | None = Field(None, description="An image of this collection, which is then not among the results.")
+    condition: str | JsonList[str] | None = Field(None, description="At most one; none: the unconditional embedding.")
+    k: int | None = Field(None, ge=1, description="Most results; 10 by default.")
+    filter: Metadata | None = Field(
+        None, description="Only images whose metadata has these values; of a list of values any."
+    )
+    model: str | None = Field(None, description="Checked against the served model.")
+
+
+class AddedImages(BaseModel):
+    """Sent once the images would survive a crash."""
+
+    added: int
+    unchanged: int = Field(description="Images that were there with the same content.")
+    ids: list[str] = Field(description="In the order of the request.")
+
+
+class ImageEntry(BaseModel):
+    id: str
+    bytes: int
+    metadata: Metadata
+    created: int = Field(description="Unix time in seconds.")
+
+
+class ImageList(BaseModel):
+    """Ascending by id; the last id of a page is the next one's `after`."""
+
+    object: Literal["list"] = "list"
+    data: list[ImageEntry]
+    has_more: bool
+
+
+class ConditionIndex(BaseModel):
+    """How far the images are indexed under a condition; null is the unconditional embedding."""
+
+    condition: str | None
+    state: State
+    kind: IndexKind = Field(description="`flat` compares every image, `ivf` the likely ones.")
+    indexed: int
+    waiting: int
+    bytes: int
+    exact: bool
+    recall_at_10: float | None = Field(description="Measured when an approximate index was built.")
+
+
+class ImageStates(BaseModel):
+    """What is kept of images so that a new condition need not encode them again."""
+
+    images: int
+    bytes: int
+    bytes_per_image: int
+    max_bytes: int
+
+
+class Collection(BaseModel):
+    object: Literal["collection"] = "collection"
+    name: str
+    model: str
+    created: int = Field(description="Unix time in seconds.")
+    size: int = Field(description="Number of images.")
+    bytes: int = Field(description="Of the images' files; equal ones are stored once.")
+    state: State = Field(description="`ready` when every index holds every image.")
+    conditions: list[ConditionIndex]
+    image_states: ImageStates | None = Field(description="Null where the checkpoint allows nothing of the kind.")
+
+
+class CollectionList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Collection]
+    unavailable: list[str] = Field([], description="Names of those that can't be read at the moment.")
+
+
+class SearchResult(BaseModel):
+    id: str
+    score: float = Field(ge=-1, le=1, description="Cosine to the query under the condition.")
+    metadata: Metadata
+
+
+class SearchIndex(BaseModel):
+    """What answered."""
+
+    condition: str | None = Field(
+        description="The wording under which query and images were compared, which may be another that means the same."
+    )
+    kind: IndexKind
+    size: int = Field(description="Images that the index holds.")
+    exact: bool = Field(description="Whether every image was compared exactly.")
+    state: State
+    recall_at_10: float | None = Field(description="Measured when an approximate index was built.")
+
+
+class SearchResults(BaseModel):
+    """Best first."""
+
+    object: Literal["search"] = "search"
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    condition: str | None
+    results: list[SearchResult]
+    index: SearchIndex
+
+
+def collection_of(status: CollectionStatus) -> Collection:
+    return Collection(
+        name=status.name,
+        model=status.model,
+        created=int(status.created),
+        size=status.num_images,
+        bytes=status.num_bytes,
+        state=status.state,
+        conditions=[_condition_of(index) for index in status.indexes],
+        image_states=_states_of(status.states) if status.states is not None else None,
+    )
+
+
+def added_images(added: Added) -> AddedImages:
+    return AddedImages(added=added.added, unchanged=added.unchanged, ids=added.ids)
+
+
+def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
+    """The JSON of an ImageList."""
+    data = [
+        {"id": image.id, "bytes": image.num_bytes, "metadata": image.metadata, "created": int(image.created)}
+        for image in images
+    ]
+    return orjson.dumps({"object": "list", "data": data, "has_more": has_more})
+
+
+def render_search(answer: SearchAnswer) -> bytes:
+    """The JSON of SearchResults."""
+    index = answer.index
+    body: dict[str, Any] = {
+        "object": "search",
+        "model": answer.model,
+        "condition": answer.condition,
+        "results": [{"id": hit.id, "score": _cosine(hit.score), "metadata": hit.metadata} for hit in answer.hits],
+        "index": {
+            "condition": index.condition,
+            "kind": index.kind,
+            "size": index.size,
+            "exact": index.exact,
+            "state": index.state,
+            "recall_at_10": index.recall_at_10,
+        },
+    }
+    return orjson.dumps(body)
+
+
+def _cosine(score: float) -> float:
+    """The dot product of two vectors of rounded numbers may be a last digit over 1."""
+    return max(-1.0, min(1.0, score))
+
+
+def _condition_of(index: IndexStatus) -> ConditionIndex:
+    return ConditionIndex(
+        condition=index.condition,
+        state=index.state,
+        kind=index.kind,
+        indexed=index.size,
+        waiting=index.num_waiting,
+        bytes=index.num_bytes,
+        exact=index.exact,
+        recall_at_10=index.recall_at_10,
+    )
+
+
+def _states_of(states: StatesStatus) -> ImageStates:
+    return ImageStates(
+        images=states.num_images,
+        bytes=states.num_bytes,
+        bytes_per_image=states.bytes_per_image,
+        max_bytes=states.max_bytes,
+    )

@@ -1,0 +1,53 @@
+"""Exact search on a GPU: the vectors of a table, copied there."""
+
+import threading
+from typing import Any
+
+import faiss
+import numpy as np
+
+from services.embed.collections.index.exact_search import Nearest, Vectors, ordered
+from services.embed.collections.index.vector_table import LiveBits
+
+# FAISS's GPU kernels sort no more answers than this.
+MAX_ANSWERS = 2048
+
+
+class DeviceVectors:
+    """A flat FAISS index over inner products, which one thread may use at a time: `lock` is held around every call.
+
+    It knows no dead rows: they are asked for as well, and dropped from the answer.
+    """
+
+    def __init__(self, index: Any) -> None:
+        self.lock = threading.Lock()
+        self._index = index
+
+    @classmethod
+    def on_gpu(cls, width: int) -> "DeviceVectors":
+        """On the first GPU. Raises ValueError where FAISS has none."""
+        if faiss.get_num_gpus() == 0:
+            raise ValueError(
+                "device 'cuda' needs a GPU and a FAISS built for it: install the extra 'search-gpu' "
+                "in the place of 'search', or set the device to 'cpu'"
+            )
+        return cls(faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), width))
+
+    def hold(self, vectors: Vectors) -> None:
+        """Hold these vectors (N, E): those that are there already, and more."""
+        self._index.add(vectors[self._index.ntotal :])
+
+    def clear(self) -> None:
+        """Hold none."""
+        self._index.reset()
+
+    def search(self, queries: Vectors, k: int, live: LiveBits) -> Nearest | None:
+        """The k nearest live positions; None where the device cannot tell so many apart."""
+        num_asked = min(k + live.num_dead, self._index.ntotal)
+        if not 0 < num_asked <= MAX_ANSWERS:
+            return None
+        scores, positions = self._index.search(queries, num_asked)
+        is_dead = (positions >= 0) & ~live.at(np.maximum(positions, 0))
+        positions[is_dead] = -1
+        found = ordered(positions, scores)
+        return Nearest(found.positions[:, :k], found.scores[:, :k])

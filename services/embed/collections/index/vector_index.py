@@ -1,0 +1,214 @@
+"""The vectors of a collection's images under one condition, and the search among them.
+
+Readers take what is published at the moment and never wait; the writer publishes anew after every change, and a
+deletion is a bit that falls in what readers look at. Shapes: Q queries, N vectors, E width, K answers, R rows.
+"""
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.embed.collections.index.contents import Contents, catch_up, compacted, lists_for
+from services.embed.collections.index.device_vectors import DeviceVectors
+from services.embed.collections.index.exact_search import Nearest, Rows, Vectors, padded, use_threads
+from services.embed.collections.index.vector_table import TableView, VectorTable
+
+# A rebuild is due once this share of the vectors is dead, or is searched one by one because no list holds it.
+MAX_DEAD_SHARE = 0.25
+MAX_TAIL_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Search is exact up to `max_exact` vectors, and beyond where no approximate index reaches `min_recall`, the
+    recall@10 that one must have. `num_threads` serve one search or rebuild. `device` cuda: exact, on the GPU."""
+
+    max_exact: int = 50_000
+    min_recall: float = 0.95
+    num_threads: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Rows int64 (Q, K), best first, −1 where there are fewer than K; their cosines, float32 (Q, K), −∞ there."""
+
+    rows: Rows
+    scores: Vectors
+
+
+class VectorIndex:
+    """Unit vectors (N, E) by row, rows ascending. Any number of threads may search while others append, delete and
+    rebuild; these three wait for each other only briefly, a rebuild being published at its end."""
+
+    def __init__(self, width: int, options: IndexOptions, *, device: DeviceVectors | None = None) -> None:
+        """Empty. `device` overrides where exact search runs. Raises ValueError for a GPU that is not there."""
+        self.width = width
+        self.options = options
+        if device is None and options.device == "cuda":
+            device = DeviceVectors.on_gpu(width)
+        self._device = device
+        self._writing = threading.Lock()
+        self._rebuilding = threading.Lock()
+        self._table = VectorTable(width)
+        self._contents = Contents(self._table.view)
+
+    @classmethod
+    def holding(cls, table: VectorTable, contents: Contents, options: IndexOptions) -> "VectorIndex":
+        """An index of contents whose table is the present view of `table`; lists that the options refuse are left."""
+        index = cls(contents.table.vectors.shape[1], options)
+        lists = contents.lists
+        is_wanted = index._device is None and contents.table.num_live > options.max_exact
+        if lists is not None and not (is_wanted and lists.recall >= options.min_recall):
+            lists = None
+        index._table = table
+        index._publish(replace(contents, lists=lists, num_judged=0 if lists is None else lists.size))
+        return index
+
+    @property
+    def contents(self) -> Contents:
+        """What is published now; deletions still show in it."""
+        return self._contents
+
+    @property
+    def through(self) -> int:
+        """The highest row that was taken in, also if it has been deleted since; 0 at first."""
+        return self._contents.through
+
+    @property
+    def rows(self) -> Rows:
+        """Live rows, ascending, int64 (N,)."""
+        return self._contents.table.live_rows()
+
+    @property
+    def num_vectors(self) -> int:
+        """How many rows live."""
+        return self._contents.table.num_live
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes of what is held, dead rows included, room to grow not."""
+        contents = self._contents
+        per_vector = 4 * self.width + 8
+        return len(contents.table) * per_vector + (contents.lists.num_bytes if contents.lists else 0)
+
+    @property
+    def kind(self) -> Literal["flat", "ivf"]:
+        """flat: every vector is compared. ivf: those in the nearest inverted lists are."""
+        return "flat" if self._contents.lists is None else "ivf"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every search compares every vector."""
+        return self._contents.lists is None
+
+    @property
+    def recall_at_10(self) -> float | None:
+        """Measured when the inverted lists were made; None where there are none."""
+        lists = self._contents.lists
+        return None if lists is None else lists.recall
+
+    @property
+    def needs_rebuild(self) -> bool:
+        """Whether many rows are dead, or many are to be sorted into lists."""
+        contents = self._contents
+        size, num_dead = len(contents.table), contents.table.live.num_dead
+        if num_dead > MAX_DEAD_SHARE * size:
+            return True
+        is_large = self._device is None and size - num_dead > self.options.max_exact
+        return is_large and size - contents.num_judged > MAX_TAIL_SHARE * size
+
+    def append(self, rows: Rows, vectors: Vectors, *, through: int) -> None:
+        """Add rows (R,), ascending, with vectors (R, E); `through` may pass rows that have none. Raises ValueError."""
+        rows, vectors = np.asarray(rows, np.int64), np.asarray(vectors, np.float32)
+        with self._writing:
+            known = self._contents.through
+            is_ascending = bool((np.diff(rows, prepend=known, append=through + 1) > 0).all())
+            if vectors.shape != (len(rows), self.width) or not is_ascending:
+                raise ValueError(
+                    f"rows must ascend within {known + 1} to {through}, with a vector of {self.width} numbers each; "
+                    f"got {len(rows)} rows and vectors of shape {vectors.shape}"
+                )
+            self._table.append(rows, vectors)
+            self._publish(replace(self._contents, table=self._table.view, through=through))
+
+    def delete(self, row: int) -> None:
+        """A search that begins afterwards does not find the row. A row that is not here is no error."""
+        with self._writing:
+            self._table.clear(self._contents.table.live_positions(np.array([row])))
+
+    def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
+        """Vectors (R, E) of rows (R,), zeros where a row is not held, and which are held, bool (R,)."""
+        table = self._contents.table
+        positions, is_held = table.find(np.asarray(rows, np.int64))
+        vectors = np.zeros((len(positions), self.width), np.float32)
+        vectors[is_held] = table.vectors[positions[is_held]]
+        return vectors, is_held
+
+    def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
+        """The k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending. Raises ValueError.
+
+        Of equal cosines that are found, the lower row stands first.
+        """
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.width or k < 1:
+            raise ValueError(f"queries must have shape (Q, {self.width}) and k be positive; got {queries.shape}, {k}")
+        use_threads(self.options.num_threads)
+        table, found = self._search(queries, k, among)
+        found = padded(found, k)
+        rows = np.full(found.positions.shape, -1, np.int64)
+        is_found = found.positions >= 0
+        rows[is_found] = table.rows[found.positions[is_found]]
+        return Found(rows, found.scores)
+
+    def rebuild(self) -> None:
+        """Drop dead rows; sort the vectors into lists, or into none if they are few. Takes seconds to minutes.
+
+        Searches, appends and deletions go on meanwhile, and none of them is lost.
+        """
+        use_threads(self.options.num_threads)
+        with self._rebuilding:
+            seen = self._contents
+            keep = seen.table.live.mask(len(seen.table))
+            compact = None if keep.all() else compacted(seen.table, keep)
+            table = seen.table if compact is None else compact.view
+            lists = (
+                None
+                if self._device
+                else lists_for(
+                    table, seen.lists, keep, max_exact=self.options.max_exact, min_recall=self.options.min_recall
+                )
+            )
+            with self._writing:
+                if compact is not None:
+                    catch_up(compact, keep, self._contents.table)
+                    self._table = compact
+                num_judged = len(table) if len(table) > self.options.max_exact else 0
+                contents = Contents(self._table.view, self.through, lists, num_judged)
+                self._publish(contents, is_compacted=compact is not None)
+
+    def _search(self, queries: Vectors, k: int, among: Rows | None) -> tuple[TableView, Nearest]:
+        """What was found, as positions in a table."""
+        if self._device is not None and among is None:
+            with self._device.lock:
+                table = self._contents.table
+                found = self._device.search(queries, k, table.live)
+            if found is not None:
+                return table, found
+        contents = self._contents
+        found = contents.search(queries, k, among=among, max_exact=self.options.max_exact)
+        return contents.table, found
+
+    def _publish(self, contents: Contents, *, is_compacted: bool = False) -> None:
+        """Let readers see new contents, the device's vectors changing with them."""
+        if self._device is None:
+            self._contents = contents
+            return
+        with self._device.lock:
+            if is_compacted:
+                self._device.clear()
+            self._device.hold(contents.table.vectors)
+            self._contents = contents

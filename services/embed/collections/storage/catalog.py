@@ -1,0 +1,201 @@
+"""The folder of all collections: a subfolder for each, made and removed in one step also when the process is killed.
+
+Those of the default tenant stand in the folder itself, those of another in `.tenants/<tenant>`.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
+from services.core.durable_files import make_folder_durably, sync_folder
+from services.core.errors import Conflict, InvalidField, InvalidRequest, NotFound
+from services.embed.collections.storage.database import storage_errors
+from services.embed.collections.storage.image_store import DATABASE_NAME, CollectionInfo, ImageStore
+
+MAX_NAME_CHARACTERS = 64
+LOCK_NAME = ".lock"
+# Of folders that are not collections yet, or no more. No name begins with a dot.
+CREATING = ".creating-"
+DELETING = ".deleting-"
+TENANTS = ".tenants"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TENANT = re.compile(TENANT_PATTERN)
+# What a collection's folder has, whatever else it has lost.
+_OWN_FILES = {DATABASE_NAME, f"{DATABASE_NAME}-wal", "indexes", "states"}
+
+
+class CollectionKey(NamedTuple):
+    """Which collection; two tenants may use one name."""
+
+    tenant: str
+    name: str
+
+
+class CatalogInUse(RuntimeError):
+    """Another process has the folder open."""
+
+
+class Catalog:
+    """Works from any thread. The folder belongs to one open catalog at a time, also across processes.
+
+    Methods that write raise StorageFull where the disk is full.
+    """
+
+    def __init__(self, root: Path, lock: int) -> None:
+        self._root = root
+        self._lock: int | None = lock
+        self._changing = Lock()
+
+    @classmethod
+    def open(cls, root: Path) -> "Catalog":
+        """The collections in a folder, made as needed. What a killed process left half made or removed is removed.
+
+        Raises CatalogInUse; the lock of a process that is gone is gone with it.
+        """
+        with storage_errors(root):
+            make_folder_durably(root)
+            lock = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise CatalogInUse(f"Another process uses the collections in {root}.") from error
+        for pattern in (f"{CREATING}*", f"{DELETING}*"):
+            for leftover in root.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+        return cls(root, lock)
+
+    def close(self) -> None:
+        """Let another catalog open the folder. Open stores stay open: close them first."""
+        with self._changing:
+            if self._lock is not None:
+                os.close(self._lock)
+            self._lock = None
+
+    def tenants(self) -> list[str]:
+        """All that may have collections, in order. Raises OSError."""
+        folder = self._root / TENANTS
+        others = [entry.name for entry in folder.iterdir()] if folder.exists() else []
+        return sorted({DEFAULT_TENANT, *(name for name in others if _TENANT.fullmatch(name))})
+
+    def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
+        """Of all collections of a tenant, in order, also of those that are damaged or can't be read. Raises OSError."""
+        folder = self._folder_of(tenant)
+        entries = list(folder.iterdir()) if folder.exists() else []
+        named = ((_name_of(entry.name), entry) for entry in entries)
+        return sorted(name for name, entry in named if name is not None and _is_collection(entry))
+
+    def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> ImageStore:
+        """A new, empty collection, on disk when this returns.
+
+        Raises FileExistsError, InvalidField for its name, Conflict where its folder holds something else.
+        """
+        check_name(info.name)
+        with self._changing, storage_errors(self._root):
+            folder = self.folder(info.name, tenant)
+            if _is_collection(folder):
+                raise FileExistsError(f"There is a collection {info.name!r} already.")
+            make_folder_durably(folder.parent)
+            staged = self._root / f"{CREATING}{uuid.uuid4().hex}"
+            try:
+                ImageStore.create(staged, info).close()
+                sync_folder(staged)
+                staged.rename(folder)
+            except BaseException as error:
+                shutil.rmtree(staged, ignore_errors=True)
+                if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise _taken(info.name) from error
+                raise
+            sync_folder(folder.parent)
+            return ImageStore.open(folder)
+
+    def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> ImageStore:
+        """Raises NotFound, and what ImageStore.open raises."""
+        try:
+            return ImageStore.open(self.folder(name, tenant))
+        except FileNotFoundError as error:
+            raise no_collection(name) from error
+
+    def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
+        """Where a collection of this name keeps its files, whether there is one or not.
+
+        Raises InvalidField for the name, InvalidRequest for the tenant.
+        """
+        check_name(name)
+        return self._folder_of(tenant) / re.sub("[A-Z]", lambda found: f"={found[0].lower()}", name)
+
+    def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Remove a collection with all its files; it stays removed once this returns. Close its store first.
+
+        Raises NotFound.
+        """
+        with self._changing, storage_errors(self._root):
+            removed = self._root / f"{DELETING}{uuid.uuid4().hex}"
+            folder = self.folder(name, tenant)
+            try:
+                folder.rename(removed)
+            except FileNotFoundError as error:
+                raise no_collection(name) from error
+            sync_folder(folder.parent)
+            # what can't be removed now is when the catalog is opened again
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def _folder_of(self, tenant: str) -> Path:
+        check_tenant(tenant)
+        return self._root if tenant == DEFAULT_TENANT else self._root / TENANTS / tenant
+
+
+def check_tenant(tenant: str) -> None:
+    """Raises InvalidRequest for what can't be a tenant's name, which only a gateway sends, and checks itself."""
+    if not _TENANT.fullmatch(tenant):
+        raise InvalidRequest("The header X-Fovea-Tenant names no tenant.", code="invalid_tenant")
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidField for what can't be a collection's name.
+
+    It has 1 to MAX_NAME_CHARACTERS ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or
+    a digit. Names that differ only in upper and lower case are two, also where the file system knows no difference.
+    """
+    if len(name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
+        raise InvalidField(
+            f"A collection's name has 1 to {MAX_NAME_CHARACTERS} letters, digits, '.', '_' and '-',"
+            " and begins with a letter or a digit.",
+            param="name",
+        )
+
+
+def _name_of(folder: str) -> str | None:
+    """The inverse of `Catalog.folder`; None for a folder of something else."""
+    name = re.sub("=([a-z])", lambda found: found[1].upper(), folder)
+    is_ours = folder == folder.lower() and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
+    return name if is_ours else None
+
+
+def _is_collection(folder: Path) -> bool:
+    """Whether a folder is a collection's, as far as can be seen: of one that can't be looked into, it is assumed."""
+    try:
+        return bool(_OWN_FILES & {entry.name for entry in folder.iterdir()})
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(
+        f"The folder of a collection {name!r} holds something else.", param="name", code="collection_folder_taken"
+    )
+
+
+def no_collection(name: str) -> NotFound:
+    """What whoever asks for another tenant's collection is told as well."""
+    return NotFound(f"There is no collection {name!r}.", param="collection", code="collection_not_found")

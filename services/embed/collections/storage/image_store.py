@@ -1,0 +1,346 @@
+"""The images of one collection with their metadata, and which conditions it indexes: all that can't be made again."""
+
+import json
+import sqlite3
+import time
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.durable_files import make_folder_durably
+from services.core.errors import Conflict, InvalidField, TooLarge
+from services.embed.collections.storage.database import Database, IncompatibleDatabase, StorageFull
+from services.embed.collections.storage.image_tables import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    Record,
+    find,
+    find_rows,
+    insert,
+    remove,
+    stored_digests,
+    taken_ids,
+    totals,
+)
+from services.embed.collections.storage.metadata import filter_condition, metadata_text
+
+Rows = NDArray[np.int64]
+
+DATABASE_NAME = "images.sqlite"
+MAX_ID_CHARACTERS = 256
+NO_METADATA = "{}"
+PAGE_BYTES = 4096
+
+IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """`created` is Unix time in seconds."""
+
+    name: str
+    model: str
+    created: float
+
+
+@dataclass(frozen=True)
+class CollectionLimits:
+    """`max_bytes` of image files, each counted once; `max_metadata_bytes` of one image's metadata as JSON."""
+
+    max_images: int
+    max_bytes: int
+    max_conditions: int
+    max_metadata_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class NewImage:
+    """`digest` is the sha256 of `data` in hexadecimal; `param` is the request field to blame.
+
+    `metadata` None says nothing about it: an image that is there keeps what it has, a new one has none.
+    """
+
+    id: str
+    data: bytes
+    digest: str
+    metadata: dict[str, Any] | None
+    param: str
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """`created` is Unix time in seconds."""
+
+    row: int
+    id: str
+    digest: str
+    num_bytes: int
+    metadata: dict[str, Any]
+    created: float
+
+
+@dataclass(frozen=True)
+class Added:
+    """`ids` are those that were asked for, in that order; `rows` those of the images that are new."""
+
+    added: int
+    unchanged: int
+    ids: list[str]
+    rows: list[int]
+
+
+@dataclass(frozen=True)
+class StoredCondition:
+    """`used` is the Unix time in seconds at which it was last put."""
+
+    text: str
+    is_pinned: bool
+    used: float
+
+
+class ImageStore:
+    """Works from any thread; what a method changed is on disk when it returns.
+
+    Each image has a row: a number above those of all images before it, never used again. Images of equal bytes
+    share them. Every method may raise StorageFull.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.reading() as connection:
+            self.info = _info(connection)
+
+    @classmethod
+    def create(cls, directory: Path, info: CollectionInfo) -> "ImageStore":
+        """An empty store in a folder, made as needed. Raises FileExistsError where there is one."""
+        make_folder_durably(directory)
+        statements = [
+            *((statement, ()) for statement in SCHEMA),
+            ("INSERT INTO collection VALUES (?, ?, ?)", (info.name, info.model, info.created)),
+        ]
+        return cls(Database.create(directory / DATABASE_NAME, SCHEMA_VERSION, statements))
+
+    @classmethod
+    def open(cls, directory: Path) -> "ImageStore":
+        """Raises FileNotFoundError, and IncompatibleDatabase for one that a newer version has written, or that lacks
+        what every store has."""
+        database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION)
+        try:
+            return cls(database)
+        except BaseException:
+            database.close()
+            raise
+
+    def close(self) -> None:
+        """Let running calls end and close the file; later calls fail."""
+        self._database.close()
+
+    def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
+        """Store images, all of them or none. One whose id has the same bytes and no other metadata is unchanged.
+
+        Raises Conflict for an id that has other bytes or other metadata, in the store or earlier in `images`,
+        InvalidField for an impossible id or metadata, TooLarge over a limit. No images add nothing.
+        """
+        asked = [(image, _checked_metadata(image, limits)) for image in images]
+        try:
+            return self._add(asked, limits)
+        except StorageFull:
+            # what was deleted may have left room in the file's log
+            if not self._database.give_back():
+                raise
+            return self._add(asked, limits)
+
+    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> Added:
+        images = [image for image, _ in asked]
+        with self._database.transaction() as connection:
+            known = taken_ids(connection, [image.id for image in images])
+            new = [record for image, metadata in asked if (record := _new_record(image, metadata, known)) is not None]
+            contents = {image.digest: image.data for image in images}
+            for digest in stored_digests(connection, contents):
+                del contents[digest]
+            if new:
+                _check_limits(connection, len(new), sum(map(len, contents.values())), limits)
+                self._database.check_room(_bytes_on_disk(new, contents))
+            rows = insert(connection, new, contents) if new else []
+        return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
+
+    def delete(self, image_id: str) -> int:
+        """Remove an image, and its bytes where no other has them; the row that it had. Raises NotFound."""
+        with self._database.transaction() as connection:
+            return remove(connection, image_id)
+
+    def has_much_to_give_back(self) -> bool:
+        """Whether so much was deleted that `give_back` is worth its while."""
+        return self._database.has_much_to_give_back()
+
+    def give_back(self) -> int:
+        """Give what deleted images took back to the disk, while others read and write; how many bytes it was."""
+        return self._database.give_back()
+
+    def image(self, image_id: str) -> StoredImage:
+        """Raises NotFound."""
+        with self._database.reading() as connection:
+            return _stored_image(find(connection, IMAGE_COLUMNS, image_id))
+
+    def data(self, image_id: str) -> bytes:
+        """The bytes as they were added. Raises NotFound."""
+        with self._database.reading() as connection:
+            return bytes(find(connection, "data", image_id)[0])
+
+    def images(self, after: str | None, limit: int) -> list[StoredImage]:
+        """At most `limit` images, ascending by id (by code points), from the first id behind `after` on."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
+                (after or "", limit),
+            )
+            return [_stored_image(record) for record in found]
+
+    def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
+        """Those of the rows that there are."""
+        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+
+    def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
+        """The bytes of those of the rows that there are."""
+        return dict(self._find_rows("row, data", rows))
+
+    def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
+        """The sha256 in hexadecimal of those of the rows that there are."""
+        return dict(self._find_rows("row, digest", rows))
+
+    def rows(self, after: int = 0, limit: int | None = None) -> Rows:
+        """All rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
+        return self._rows(
+            "SELECT row FROM images WHERE row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit)
+        )
+
+    def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
+        """The rows whose metadata passes a filter; int64 (N,), ascending. Raises what `filter_condition` raises."""
+        condition, bound = filter_condition(fields)
+        return self._rows(f"SELECT row FROM images WHERE {condition} ORDER BY row", bound)
+
+    def size(self) -> tuple[int, int]:
+        """The number of images, and that of their bytes, shared ones counted once."""
+        with self._database.reading() as connection:
+            return totals(connection)
+
+    def conditions(self) -> list[StoredCondition]:
+        """The conditions that are indexed, in the order in which they came."""
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT text, is_pinned, used FROM conditions ORDER BY rowid")
+            return [StoredCondition(text, bool(is_pinned), used) for text, is_pinned, used in found]
+
+    def put_condition(self, text: str, *, is_pinned: bool) -> None:
+        """Index a condition, used now. One that is pinned stays so until it is dropped."""
+        now = time.time()
+        with self._database.transaction() as connection:
+            changed = connection.execute(
+                "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
+            )
+            if not changed.rowcount:
+                connection.execute("INSERT INTO conditions VALUES (?, ?, ?)", (text, is_pinned, now))
+
+    def drop_condition(self, text: str) -> None:
+        """Index a condition no longer; one that is not indexed is left so."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM conditions WHERE text IS ?", (text,))
+
+    def _rows(self, statement: str, bound: Sequence[object]) -> Rows:
+        with self._database.reading() as connection:
+            return np.fromiter((row for (row,) in connection.execute(statement, bound)), np.int64)
+
+    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
+        with self._database.reading() as connection:
+            return find_rows(connection, columns, rows)
+
+
+def _info(connection: sqlite3.Connection) -> CollectionInfo:
+    """Raises IncompatibleDatabase where a table is missing, or a row that is always there."""
+    try:
+        info = connection.execute("SELECT name, model, created FROM collection").fetchone()
+        total = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
+        for table in ("images", "contents", "conditions"):
+            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        raise IncompatibleDatabase(f"The database is not a collection's: {error}.") from error
+    if info is None or total is None:
+        raise IncompatibleDatabase("The database lacks the row that describes the collection.")
+    return CollectionInfo(*info)
+
+
+def check_image_id(image_id: str, param: str) -> None:
+    """Raises InvalidField, blaming `param`, for an id that can't be an image's.
+
+    It has 1 to MAX_ID_CHARACTERS characters, none of them a control character, and as a path, no segment that is
+    empty, `.` or `..`.
+    """
+    if not 1 <= len(image_id) <= MAX_ID_CHARACTERS:
+        reason = f"has {len(image_id)} characters, not 1 to {MAX_ID_CHARACTERS}"
+    elif not image_id.isprintable() and any(unicodedata.category(one) in ("Cc", "Cs") for one in image_id):
+        reason = "has a control character"
+    elif {"", ".", ".."} & set(image_id.split("/")):
+        reason = "has a path segment that is empty, '.' or '..'"
+    else:
+        return
+    raise InvalidField(f"The image id {reason}.", param=param)
+
+
+def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
+    """The metadata of an image to add as text, once its id and its size are seen to be right."""
+    check_image_id(image.id, f"{image.param}.id")
+    if image.metadata is None:
+        return None
+    param = f"{image.param}.metadata"
+    text = metadata_text(image.metadata, param)
+    num_bytes = len(text.encode())
+    if num_bytes > limits.max_metadata_bytes:
+        raise TooLarge(
+            f"The metadata of {image.id!r} has {num_bytes} bytes; the limit is {limits.max_metadata_bytes}.",
+            param=param,
+        )
+    return text
+
+
+def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record]) -> Record | None:
+    """What is to be stored of an image, and `known` from now on; None where it is there already. Raises Conflict."""
+    there = known.get(image.id)
+    if there is None:
+        known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)
+        return known[image.id]
+    if there.digest == image.digest and metadata in (None, there.metadata):
+        return None
+    what = "content" if there.digest != image.digest else "metadata"
+    raise Conflict(f"The image {image.id!r} exists with other {what}.", param=image.param, code="image_exists")
+
+
+def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:
+    """Raises TooLarge where the collection would grow over a limit."""
+    num_images, num_bytes = (old + new for old, new in zip(totals(connection), (num_new, num_new_bytes), strict=True))
+    if num_images > limits.max_images:
+        raise TooLarge(
+            f"The collection would hold {num_images} images; the limit is {limits.max_images}.",
+            code="collection_full",
+        )
+    if num_bytes > limits.max_bytes:
+        raise TooLarge(
+            f"The images of the collection would have {num_bytes} bytes; the limit is {limits.max_bytes}.",
+            code="collection_full",
+        )
+
+
+def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> int:
+    """About what images take of the file, with the pages that they fill only in part."""
+    lengths = [*map(len, contents.values()), *(len(record.metadata.encode()) for record in records)]
+    return sum(lengths) + PAGE_BYTES * len(lengths)
+
+
+def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+    row, image_id, digest, num_bytes, metadata, created = record
+    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

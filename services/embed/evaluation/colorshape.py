@@ -1,0 +1,143 @@
+"""The dissertation's ColorShape protocol (Table 5.1): renderings retrieved by colour, by shape, and by both."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from services.embed.data.triplets import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
+from services.embed.evaluation.embedders import ImageEmbedder
+from services.embed.evaluation.metrics import continuous_color_correlation, cosine_rows, mean_average_precision
+from services.jobs.colorshape import (
+    COLORS,
+    NUM_SHAPES_KEPT_WHOLE,
+    SHAPES,
+    Scenes,
+    is_held_out,
+    render,
+    sample_classes,
+    sample_continuous,
+)
+
+TABLE_CONDITIONS = ("color", "shape", "both")
+RENDERED_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class ColorShapeResult:
+    """One embedder on ColorShape: points of mAP by condition, Spearman's ρ for the continuous colours."""
+
+    embedder: str
+    by_condition: dict[str, float]
+    held_out: dict[str, float]
+    continuous: float
+
+    @property
+    def average(self) -> float:
+        """Mean of Color, Shape and Both, Table 5.1's average."""
+        return float(np.mean([self.by_condition[condition] for condition in TABLE_CONDITIONS]))
+
+
+@dataclass(frozen=True)
+class ColorShapeProtocol:
+    """Renderings to retrieve: 4 colours × 4 shapes, the combinations held out of training, and nameless colours.
+
+    `num_per_class` images a class, and in proportion for the other two; `is_plain` puts all objects on plain white.
+    Training draws from other seeds.
+    """
+
+    num_per_class: int = 125
+    is_plain: bool = False
+    seed: int = 1_000_003
+
+    def scenes(self) -> Scenes:
+        pairs = [(color, shape) for color in range(4) for shape in range(NUM_SHAPES_KEPT_WHOLE)]
+        return sample_classes(pairs, self.num_per_class, self._generator(0), is_plain=self.is_plain)
+
+    def held_out_scenes(self) -> Scenes:
+        grid = [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
+        pairs = [pair for pair in grid if bool(is_held_out(torch.tensor(pair[0]), torch.tensor(pair[1])))]
+        return sample_classes(pairs, max(2, self.num_per_class // 3), self._generator(1), is_plain=self.is_plain)
+
+    def continuous_scenes(self) -> Scenes:
+        return sample_continuous(6 * self.num_per_class, self._generator(2))
+
+    def _generator(self, stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed + stream)
+
+
+def evaluate_colorshape(embedder: ImageEmbedder, protocol: ColorShapeProtocol) -> ColorShapeResult:
+    """Table 5.1's row of an embedder."""
+
+    def mean_ap(scenes: Scenes, conditions: Iterable[str]) -> dict[str, float]:
+        names = list(conditions)
+        images = rendered(scenes, embedder.image_size)
+        embeddings = embedder.embed_images(images, [TEST_INSTRUCTIONS[name] for name in names])
+        return {
+            name: 100 * mean_average_precision(cosine_rows(under), labels_of(scenes, name))
+            for name, under in zip(names, embeddings, strict=True)
+        }
+
+    continuous = protocol.continuous_scenes()
+    (by_color,) = embedder.embed_images(rendered(continuous, embedder.image_size), [TEST_INSTRUCTIONS["color"]])
+    return ColorShapeResult(
+        embedder=embedder.name,
+        by_condition=mean_ap(protocol.scenes(), TEST_INSTRUCTIONS),
+        held_out=mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS),
+        continuous=continuous_color_correlation(cosine_rows(by_color), continuous.rgb[:, 0].numpy().astype(np.float64)),
+    )
+
+
+def rendered(scenes: Scenes, side: int) -> Iterator[Image.Image]:
+    """The scenes as images of `side` pixels, some at a time."""
+    for start in range(0, len(scenes), RENDERED_AT_ONCE):
+        yield from map(Image.fromarray, render(scenes[start : start + RENDERED_AT_ONCE], side).numpy())
+
+
+def labels_of(scenes: Scenes, condition: str) -> NDArray[np.int64]:
+    """The class of each scene under a condition: (N,)."""
+    color, shape, size = scenes.color[:, 0], scenes.shape[:, 0], scenes.size[:, 0]
+    label = {
+        "color": color,
+        "shape": shape,
+        "both": color * len(SHAPES) + shape,
+        "size": size,
+        "background": scenes.background,
+        "position": scenes.cell,
+        "texture": scenes.texture,
+        "size and color": color * 2 + size,
+    }[condition]
+    return label.numpy()
+
+
+def summary(result: ColorShapeResult) -> dict[str, float]:
+    """A result as flat numbers for a manifest."""
+    return {
+        "average_map": result.average,
+        **{f"map_{condition.replace(' ', '_')}": value for condition, value in result.by_condition.items()},
+        **{f"held_out_map_{condition}": value for condition, value in result.held_out.items()},
+        "continuous_color_spearman": result.continuous,
+    }
+
+
+def print_table(results: list[ColorShapeResult], console: Console) -> None:
+    """Table 5.1's layout, then the other attributes, the held-out combinations and the continuous colours."""
+    others = [condition for condition in TEST_INSTRUCTIONS if condition not in TABLE_CONDITIONS]
+    table = Table(title="ColorShape, mAP in points (* never asked in tuning)")
+    table.add_column("embedder")
+    for name in [*TABLE_CONDITIONS, "average", *others]:
+        table.add_column(f"{name}*" if name in UNSEEN_CONDITIONS else name, justify="right")
+    for name in TABLE_CONDITIONS:
+        table.add_column(f"held-out {name}", justify="right")
+    table.add_column("continuous color, ρ", justify="right")
+    for result in results:
+        values = [*(result.by_condition[name] for name in TABLE_CONDITIONS), result.average]
+        values += [result.by_condition[name] for name in others]
+        values += [result.held_out[name] for name in TABLE_CONDITIONS]
+        table.add_row(result.embedder, *(f"{value:.1f}" for value in values), f"{result.continuous:.3f}")
+    console.print(table)

@@ -1,0 +1,167 @@
+"""Whatever the protocols compare, behind one interface: images under instructions, and texts, to vectors.
+
+Shapes: N images or texts, C instructions, B images of a batch, E embedding width. Embeddings are L2-normalised.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from services.embed.focallens import Readouts
+from services.embed.model.checkpoint import FocalLensCheckpoint
+from services.nn.clip_model import ClipModel
+from services.nn.image_transform import ImageTransform
+
+Array32 = NDArray[np.float32]
+T = TypeVar("T")
+
+# What one forward pass answers: images times instructions.
+MAX_READOUTS = 256
+
+
+class NoTextSide(ValueError):
+    """A protocol asks for texts, and the model embeds images only; the message names it."""
+
+
+class ImageEmbedder(Protocol):
+    """A model under evaluation.
+
+    `name` heads its row in a table; `image_size` is the side in pixels of the square that it sees.
+    """
+
+    name: str
+    image_size: int
+
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
+        """RGB images under each of the instructions (None: under none) → (C, N, E).
+
+        The images are taken in one pass and a batch at a time, so that they may come from a generator and a model
+        that encodes an image once for all instructions does. Raises ValueError where there are none.
+        """
+        ...
+
+    def embed_texts(self, texts: Sequence[str]) -> Array32:
+        """Texts → (N, E), in the space of the images. Raises NoTextSide where the model embeds images only."""
+        ...
+
+
+class FocalLensEmbedder:
+    """A FocalLens checkpoint, on the device that it was loaded to."""
+
+    def __init__(self, checkpoint: FocalLensCheckpoint, *, name: str, max_readouts: int = MAX_READOUTS) -> None:
+        self.name = name
+        self.image_size = checkpoint.transform.size[0]
+        self._checkpoint = checkpoint
+        self._max_readouts = max_readouts
+
+    @property
+    def visual(self) -> Any:
+        """The image tower, open_clip's."""
+        return self._checkpoint.model.clip.visual
+
+    @torch.inference_mode()
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
+        model = self._checkpoint.model
+        texts = [text for text in instructions if text is not None]
+        conditions = model.encode_conditions(self._tokens(texts)) if texts else None
+        places = iter(range(len(texts)))
+        condition_index = torch.tensor([-1 if text is None else next(places) for text in instructions])
+        parts = []
+        for batch in batches(images, max(1, self._max_readouts // len(instructions))):
+            pixels = preprocess(batch, self._checkpoint.transform, next(model.parameters()))
+            readouts = Readouts(
+                torch.arange(len(batch)).repeat(len(instructions)).to(pixels.device),
+                condition_index.repeat_interleave(len(batch)).to(pixels.device),
+            )
+            features = model.encode_images(pixels, conditions, readouts)
+            parts.append(features.view(len(instructions), len(batch), -1).float().cpu().numpy())
+        return _joined(parts)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Array32:
+        model = self._checkpoint.model
+        parts = [
+            model.encode_texts(self._tokens(batch))[None].float().cpu().numpy()
+            for batch in batches(texts, self._max_readouts)
+        ]
+        features: Array32 = _joined(parts)[0]
+        return features
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
+        return self._checkpoint.tokenizer(texts).to(next(self._checkpoint.model.parameters()).device)
+
+
+class ClipEmbedder:
+    """Any open_clip model; an image has one embedding, whatever the instruction."""
+
+    def __init__(self, clip: ClipModel, *, name: str, device: str = "cpu", batch_size: int = 128) -> None:
+        self.name = name
+        self.image_size = clip.transform.size[0]
+        self._model = clip.model.eval().requires_grad_(False).to(device)
+        self._clip = clip
+        self._batch_size = batch_size
+
+    @property
+    def visual(self) -> Any:
+        """The image tower."""
+        return self._model.visual
+
+    @torch.inference_mode()
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
+        parts = []
+        for batch in batches(images, self._batch_size):
+            pixels = preprocess(batch, self._clip.transform, next(self._model.parameters()))
+            parts.append(self._model.encode_image(pixels, normalize=True)[None].float().cpu().numpy())
+        features = _joined(parts)
+        return np.broadcast_to(features, (len(instructions), *features.shape[1:]))
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Array32:
+        device = next(self._model.parameters()).device
+        parts = [
+            self._model.encode_text(self._clip.tokenizer(batch).to(device), normalize=True)[None].float().cpu().numpy()
+            for batch in batches(texts, self._batch_size)
+        ]
+        features: Array32 = _joined(parts)[0]
+        return features
+
+
+class Unconditioned:
+    """An embedder that is never told the instruction."""
+
+    def __init__(self, embedder: ImageEmbedder) -> None:
+        self.name = f"{embedder.name}, no condition"
+        self.image_size = embedder.image_size
+        self._embedder = embedder
+
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
+        features = self._embedder.embed_images(images, [None])
+        return np.broadcast_to(features, (len(instructions), *features.shape[1:]))
+
+    def embed_texts(self, texts: Sequence[str]) -> Array32:
+        return self._embedder.embed_texts(texts)
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Runs of `size` items, the last as short as it comes."""
+    source = iter(items)
+    while batch := list(islice(source, size)):
+        yield batch
+
+
+def preprocess(images: Sequence[Image.Image], transform: ImageTransform, like: Tensor) -> Tensor:
+    """RGB images → (B, 3, height, width), on the device and of the type of `like`."""
+    pixels = torch.from_numpy(np.stack([transform(image) for image in images]))
+    return transform.normalise(pixels.to(like.device)).to(like.dtype)
+
+
+def _joined(parts: list[Array32]) -> Array32:
+    if not parts:
+        raise ValueError("there is nothing to embed")
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,353 @@
+"""`fovea evaluate focallens …`: the dissertation's protocols on the command line, each a file of `protocols/`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from services.core.store.errors import StoreError
+from services.embed.evaluation.celeba import SPLITS, evaluate_celeba, load_faces
+from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
+from services.embed.evaluation.embedders import ImageEmbedder, NoTextSide, Unconditioned
+from services.embed.evaluation.features import NoProjection
+from services.embed.evaluation.fine_grained import LOADERS
+from services.embed.evaluation.genecis import Focus, evaluate_genecis, load_genecis
+from services.embed.evaluation.grid import (
+    SCENE_CONDITIONS,
+    FolderGallery,
+    Gallery,
+    GridOptions,
+    SceneGallery,
+    retrieve_grid,
+)
+from services.embed.evaluation.grid_picture import Names, draw_grid
+from services.embed.evaluation.imagenet import evaluate_imagenet, read_nodes
+from services.embed.evaluation.labelled_images import evaluate_category
+from services.embed.evaluation.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
+from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.mmvp import evaluate_mmvp, load_mmvp
+from services.embed.evaluation.results import RESULT_FILES, Result
+from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
+from services.embed.evaluation.tables import print_tables
+from services.jobs.options import output_file, results_file
+from services.jobs.published_data import MissingData
+from services.jobs.sugarcrepe import load_sugarcrepe
+from services.nn.refusals import readable_weights
+
+app = typer.Typer(no_args_is_help=True)
+
+Checkpoint = Annotated[str, typer.Option(help="What to evaluate: its name in the store, or a folder.")]
+Baseline = Annotated[
+    str | None, typer.Option(help="A model to compare with: likewise, or with --pretrained any name of open_clip's.")
+]
+Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: a tag of open_clip's, or a file.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")]
+StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
+Data = Annotated[Path, typer.Option(help="The folder of the data set, as its archives unpack.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        callback=results_file(RESULT_FILES.load), help="A JSON file to keep the scores in, beside those that it holds."
+    ),
+]
+PerClass = Annotated[int | None, typer.Option(min=1, help="Only so many images of each class, the first ones.")]
+
+FOCALLENS = "focallens-shapes"
+
+
+@app.callback()
+def choose_protocol() -> None:
+    """Evaluate a FocalLens checkpoint by the dissertation's protocols."""
+
+
+@app.command()
+def colorshape(
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Annotated[
+        str, typer.Option(help="The CLIP to compare with, likewise; its plain embedding answers every condition.")
+    ] = "clip-shapes",
+    images_per_class: Annotated[int, typer.Option(min=1, help="The dissertation renders 500.")] = 125,
+    plain: Annotated[bool, typer.Option(help="Objects on plain white instead of all backgrounds.")] = False,
+    pretrained: Pretrained = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Retrieve rendered shapes under each condition: mAP against the unconditional CLIP (Table 5.1)."""
+    clip, tuned = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+    protocol = ColorShapeProtocol(num_per_class=images_per_class, is_plain=plain)
+    results = [evaluate_colorshape(embedder, protocol) for embedder in (clip, Unconditioned(tuned), tuned)]
+    print_table(results, Console(width=200))
+    print_json([{**asdict(r), "average": r.average} for r in results])
+
+
+@app.command()
+def celeba(
+    data: Data,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images of the split, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Faces alike in one of 29 attributes, and of the same person (Tables 5.2, 5.4, D.4)."""
+    if split not in SPLITS:
+        raise typer.BadParameter(f"{split!r} is none of {', '.join(SPLITS)}", param_hint="--split")
+    with missing_data_as_bad_parameter():
+        faces = load_faces(data, split=split, limit=limit)
+        settings = {"split": split, "images": len(faces.paths)}
+        embedders = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        results = [result for embedder in embedders for result in evaluate_celeba(embedder, faces, settings)]
+    report(results, save)
+
+
+@app.command()
+def genecis(
+    data: Annotated[Path, typer.Option(help="The folder with focus_attribute.json and focus_object.json.")],
+    visual_genome: Annotated[Path, typer.Option(help="Visual Genome's images, for attributes.")] = Path("VG"),
+    coco: Annotated[Path, typer.Option(help="COCO's val2017 folder, for objects.")] = Path("val2017"),
+    focus: Annotated[str, typer.Option(help="attribute, object or both.")] = "both",
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many queries of each task, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Among a few images, the one alike in the attribute or object that is asked: Recall@3 (Table 5.2)."""
+    images: dict[Focus, Path] = {"attribute": visual_genome, "object": coco}
+    chosen = [name for name in images if focus in (name, "both")]
+    if not chosen:
+        raise typer.BadParameter(f"{focus!r} is neither attribute, object nor both", param_hint="--focus")
+    with missing_data_as_bad_parameter():
+        tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks}
+            results.append(Result(embedder.name, "genecis", scores, {"limit": limit}))
+    report(results, save)
+
+
+@app.command()
+def imagenet(
+    data: Annotated[Path, typer.Option(help="A folder of folders of .JPEG files, named by class (n02085620, …).")],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    node: Annotated[list[str] | None, typer.Option(help="Dog, Bird, …: only these of the fourteen.")] = None,
+    images_per_class: PerClass = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Within fourteen kinds of things, images of the same ImageNet class (Tables 5.3, D.5)."""
+    nodes = {entry.node: entry for entry in read_nodes()}
+    chosen = choose(nodes, node, "--node")
+    with missing_data_as_bad_parameter():
+        settings = {"images_per_class": images_per_class}
+        results = [
+            Result(
+                embedder.name,
+                "imagenet",
+                evaluate_imagenet(embedder, data, [nodes[name] for name in chosen], images_per_class=images_per_class),
+                settings,
+            )
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def fine_grained(
+    data: Annotated[
+        Path, typer.Option(help="The folder with flowers-102, stanford_cars, fgvc-aircraft-2013b and food-101.")
+    ],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Flower, Car, Aircraft, Food: only these.")] = None,
+    images_per_class: PerClass = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Flowers, cars, aircraft and dishes of the same class (Table 5.3)."""
+    chosen = choose(LOADERS, dataset, "--dataset")
+    with missing_data_as_bad_parameter():
+        images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = {name: evaluate_category(embedder, images[name], name.lower()) for name in chosen}
+            results.append(Result(embedder.name, "fine-grained", scores, {"images_per_class": images_per_class}))
+    report(results, save)
+
+
+@app.command()
+def sugarcrepe(
+    data: Annotated[Path, typer.Option(help="The folder with replace_obj.json and the six others.")],
+    coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
+    swap_obj: Annotated[
+        Path | None, typer.Option(help="Another swap_obj.json, such as the first published one of 246 choices.")
+    ] = None,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many choices of each type, the first ones.")] = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Of two captions that differ by little, the one that is true of an image: accuracy (Table 5.5)."""
+    with missing_data_as_bad_parameter():
+        choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
+        settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
+        counts = ", ".join(f"{kind} {len(some):,}" for kind, some in choices.items())
+        typer.echo(f"{sum(map(len, choices.values())):,} choices: {counts}")
+        results = [
+            Result(embedder.name, "sugarcrepe", evaluate_sugarcrepe(embedder, coco, choices), settings)
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def mmvp(
+    data: Annotated[Path, typer.Option(help="The folder with Questions.csv and 'MLLM_VLM Images'.")],
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Which of two images that CLIP confuses a statement is true of: pairs that are right (Table 5.6)."""
+    with missing_data_as_bad_parameter():
+        patterns = load_mmvp(data)
+        results = [
+            Result(embedder.name, "mmvp", evaluate_mmvp(embedder, patterns))
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        ]
+    report(results, save)
+
+
+@app.command()
+def linear_probe(
+    data: Annotated[Path, typer.Option(help="A folder with train and val, each with a folder of images a class.")],
+    category: Annotated[
+        str | None, typer.Option(help="What every folder of train is a type of; without it ImageNet's 118 dogs.")
+    ] = None,
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Baseline = None,
+    pretrained: Pretrained = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of the images to train on.")] = ProbeOptions.num_seeds,
+    save: Save = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """A linear classifier on the frozen tower, from a few images of each class: top-1 accuracy (Figure 5.4)."""
+    options = ProbeOptions(num_seeds=seeds)
+    with missing_data_as_bad_parameter():
+        images = load_dogs(data, options) if category is None else load_probe(data, category, options)
+        results = []
+        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+            scores = evaluate_linear_probe(embedder, images, options)
+            settings = {
+                "category": images.category,
+                "classes": images.num_classes,
+                "seeds": seeds,
+                "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
+            }
+            results.append(Result(embedder.name, "linear-probe", points(scores), settings))
+    report(results, save)
+
+
+@app.command()
+def grid(
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of images to search; without it rendered scenes.")
+    ] = None,
+    condition: Annotated[
+        list[str] | None, typer.Option(help="A text; several times for several rows. Scenes have a default.")
+    ] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Blocks, a query each.")] = GridOptions.num_queries,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours in a row.")] = GridOptions.k,
+    seed: Annotated[int, typer.Option(help="Another one draws other queries.")] = GridOptions.seed,
+    scenes: Annotated[int, typer.Option(min=2, help="How many scenes to render.")] = 1000,
+    output: Annotated[Path, typer.Option(callback=output_file, help="The PNG to write.")] = Path("grid.png"),
+    checkpoint: Checkpoint = FOCALLENS,
+    baseline: Annotated[str, typer.Option(help="The CLIP to compare with; its row has no condition.")] = "clip-shapes",
+    pretrained: Pretrained = None,
+    device: Device = "cpu",
+    store_url: StoreUrl = None,
+) -> None:
+    """Draw the nearest neighbours of some queries under several conditions, beside CLIP's (Figures 5.1, 5.5)."""
+    if images is not None and not condition:
+        raise typer.BadParameter("name at least one, for images of your own", param_hint="--condition")
+    with missing_data_as_bad_parameter():
+        gallery: Gallery = SceneGallery(scenes) if images is None else FolderGallery(images)
+        clip, embedder = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+        options = GridOptions(condition or SCENE_CONDITIONS, queries, k, seed)
+        blocks = retrieve_grid(gallery, clip, embedder, options)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    draw_grid(blocks, Names(clip.name, embedder.name)).save(output, format="PNG", optimize=True)
+    typer.echo(output)
+
+
+@app.command()
+def table(results: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
+    """Put saved scores together in the dissertation's tables."""
+    try:
+        report(RESULT_FILES.load(results), None)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="RESULTS") from error
+
+
+def load_embedders(
+    checkpoint: str, baseline: str | None, pretrained: str | None, device: str, store_url: str | None
+) -> Sequence[ImageEmbedder]:
+    """The baseline, if one is wanted, and then the checkpoint. Raises BadParameter for one that there is not."""
+    models = [] if baseline is None else [("--baseline", baseline, pretrained)]
+    embedders = []
+    for option, reference, weights in [*models, ("--checkpoint", checkpoint, None)]:
+        try:
+            with readable_weights(Path(reference)):
+                embedders.append(load_embedder(reference, pretrained=weights, device=device, store_url=store_url))
+        except (OSError, StoreError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+    return embedders
+
+
+def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list[str]:
+    """The wanted ones of the known names, all where none are named. Raises BadParameter for a name that is unknown."""
+    for name in wanted or ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+    return wanted or list(known)
+
+
+@contextmanager
+def missing_data_as_bad_parameter() -> Iterator[None]:
+    try:
+        yield
+    except (MissingData, NoTextSide, NoProjection) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def report(results: Sequence[Result], save: Path | None) -> None:
+    """Print the tables that the scores belong to and, as the last line, the scores as JSON; then keep them."""
+    print_tables(results, Console(width=200))
+    print_json([asdict(result) for result in results])
+    if save is not None:
+        RESULT_FILES.save(results, save)
+
+
+def print_json(value: Any) -> None:
+    Console(highlight=False).print(json.dumps(value), soft_wrap=True, markup=False)

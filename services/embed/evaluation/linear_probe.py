@@ -1,0 +1,194 @@
+"""Linear probing with few images (Figure 5.4): the projection of a frozen CLIP replaced by a linear classifier.
+
+The classifier is trained on k images of each class, once for each learning rate. The learning rate that is reported
+is the one that does best on the very images that are reported, as in the dissertation ("the best checkpoint"), so a
+score is an upper bound of what a learning rate fixed in advance would give.
+
+Shapes: N images, D width of the image tower, C classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from services.embed.evaluation.embedders import Array32, ImageEmbedder
+from services.embed.evaluation.features import embed_features
+from services.embed.evaluation.imagenet import SOURCE as IMAGENET
+from services.embed.evaluation.imagenet import read_nodes
+from services.embed.evaluation.instructions import type_of
+from services.embed.evaluation.labelled_images import LabelledImages
+from services.embed.evaluation.metrics import Labels
+from services.embed.evaluation.results import DEVIATION
+from services.jobs.published_data import MissingData, Source
+
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How classifiers are trained: Adam without weight decay, from zero, on shuffled batches.
+
+    `shots` are the numbers of images of each class; each of the seeds draws its own images and order.
+    """
+
+    shots: tuple[int, ...] = (5, 10, 15)
+    num_seeds: int = 5
+    num_epochs: int = 100
+    learning_rates: tuple[float, ...] = (1e-2, 7.5e-3, 5e-3, 2.5e-3, 1e-4)
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class ProbeData:
+    """Images to train on and to be tested on, of the same classes, and what kind of thing the classes are."""
+
+    category: str
+    train: LabelledImages
+    val: LabelledImages
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class ProbeScore:
+    """Top-1 accuracy in percent at the best learning rate: mean and standard deviation over the seeds."""
+
+    mean: float
+    standard_deviation: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Features (N, D) and their classes (N,)."""
+
+    features: Array32
+    labels: Labels
+
+
+def load_dogs(directory: Path, options: ProbeOptions) -> ProbeData:
+    """ImageNet's dogs, as `directory/train/<wnid>/*` and `directory/val/<wnid>/*`.
+
+    Raises MissingData, also where a class has too few images to train on or none to be tested on.
+    """
+    (dog,) = [node for node in read_nodes() if node.node == "Dog"]
+    return _probe_data(directory, "dog", dog.classes, IMAGENET, options)
+
+
+def load_probe(directory: Path, category: str, options: ProbeOptions) -> ProbeData:
+    """Likewise every class that `directory/train` has a folder for. Raises MissingData."""
+    source = Source(f"the images of each {category}", "the folder that --data names")
+    classes = sorted(entry.name for entry in source.existing(directory / "train").iterdir() if entry.is_dir())
+    if len(classes) < 2:
+        raise MissingData(f"{directory / 'train'} holds {len(classes)} folders of images: a classifier needs two")
+    return _probe_data(directory, category, classes, source, options)
+
+
+def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: ProbeOptions) -> dict[int, ProbeScore]:
+    """Scores by number of images a class. Raises MissingData, or NoProjection."""
+    draws = [draw_shots(data.train.labels, max(options.shots), seed) for seed in range(options.num_seeds)]
+    used = np.unique(np.concatenate([draw.ravel() for draw in draws]))
+    subset = LabelledImages(data.train.source, tuple(data.train.paths[i] for i in used), data.train.labels[used])
+    train, val = (_split(embedder, images, data.category) for images in (subset, data.val))
+    return {
+        shots: best_score(
+            [
+                _accuracies(train, np.searchsorted(used, draw[:, :shots].ravel()), val, seed, options)
+                for seed, draw in enumerate(draws)
+            ],
+            options.learning_rates,
+        )
+        for shots in options.shots
+    }
+
+
+def best_score(accuracies: Sequence[Sequence[float]], learning_rates: Sequence[float]) -> ProbeScore:
+    """The learning rate whose mean is best, from the accuracies of each seed at each of them; of equals the first.
+
+    The deviation is the sample's, and 0 for a single seed.
+    """
+    percent = 100 * np.array(accuracies)
+    best = int(percent.mean(axis=0).argmax())
+    deviation = float(percent[:, best].std(ddof=1)) if len(percent) > 1 else 0.0
+    return ProbeScore(float(percent[:, best].mean()), deviation, learning_rates[best])
+
+
+def points(scores: dict[int, ProbeScore]) -> dict[str, float]:
+    """Scores by the keys that tables know: k, and beside it its standard deviation."""
+    return {
+        key: value
+        for shots, score in scores.items()
+        for key, value in ((str(shots), score.mean), (f"{shots}{DEVIATION}", score.standard_deviation))
+    }
+
+
+def draw_shots(labels: Labels, num_shots: int, seed: int) -> NDArray[np.int64]:
+    """Places of `num_shots` images of each class, (C, shots). The first k columns are what a draw of k gives."""
+    return np.stack(
+        [
+            np.random.default_rng([seed, int(label)]).permutation(np.flatnonzero(labels == label))[:num_shots]
+            for label in np.unique(labels)
+        ]
+    )
+
+
+def fit_probe(train: Split, learning_rate: float, seed: int, options: ProbeOptions) -> torch.nn.Linear:
+    """A classifier of features, trained with softmax cross-entropy."""
+    generator = torch.Generator().manual_seed(seed)
+    features, labels = torch.from_numpy(train.features), torch.from_numpy(train.labels)
+    probe = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
+    # the problem is convex: every start ends in the same place, and zero needs no randomness
+    torch.nn.init.zeros_(probe.weight)
+    torch.nn.init.zeros_(probe.bias)
+    optimizer = torch.optim.Adam(probe.parameters(), lr=learning_rate)
+    for _ in range(options.num_epochs):
+        order = torch.randperm(len(labels), generator=generator)
+        for start in range(0, len(order), options.batch_size):
+            batch = order[start : start + options.batch_size]
+            optimizer.zero_grad()
+            F.cross_entropy(probe(features[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return probe
+
+
+@torch.inference_mode()
+def top1_accuracy(probe: torch.nn.Linear, test: Split) -> float:
+    """The fraction of features whose own class has the strictly highest logit."""
+    logits, labels = probe(torch.from_numpy(test.features)), torch.from_numpy(test.labels)[:, None]
+    own = logits.gather(1, labels)
+    others = logits.scatter(1, labels, -torch.inf).amax(dim=1, keepdim=True)
+    return float((own > others).float().mean())
+
+
+def _accuracies(train: Split, some: NDArray[np.int64], val: Split, seed: int, options: ProbeOptions) -> list[float]:
+    drawn = Split(train.features[some], train.labels[some])
+    return [top1_accuracy(fit_probe(drawn, rate, seed, options), val) for rate in options.learning_rates]
+
+
+def _split(embedder: ImageEmbedder, images: LabelledImages, category: str) -> Split:
+    pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
+    return Split(embed_features(embedder, pictures, type_of(category)), images.labels)
+
+
+def _probe_data(
+    directory: Path, category: str, classes: Sequence[str], source: Source, options: ProbeOptions
+) -> ProbeData:
+    train = _labelled(directory / "train", classes, max(options.shots), source)
+    return ProbeData(category, train, _labelled(directory / "val", classes, 1, source), len(classes))
+
+
+def _labelled(directory: Path, classes: Sequence[str], least: int, source: Source) -> LabelledImages:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        folder = source.existing(directory / name)
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+        if len(found) < least:
+            raise MissingData(f"{folder} holds {len(found)} images, not {least}. It belongs to {source.name}")
+        paths += found
+        labels += [label] * len(found)
+    return LabelledImages(source, tuple(paths), np.array(labels))

@@ -1,0 +1,77 @@
+"""Embedders by what a command line calls them."""
+
+import json
+from pathlib import Path
+
+from services.core.settings import ServiceSettings
+from services.core.store.starters import packaged_starters
+from services.core.store.store import Store
+from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder
+from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
+
+
+def load_embedder(
+    reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
+) -> ImageEmbedder:
+    """The embedder that a command line names: a folder of FocalLens's, open_clip's or InstructBLIP's, a name in the
+    store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
+
+    Raises ValueError for an open_clip name that is unknown, StoreError where the store has no such name.
+    """
+    if pretrained is not None:
+        return ClipEmbedder(_known_clip(reference, pretrained), name=reference, device=device)
+    directory = checkpoint_directory(reference, store_url)
+    if (directory / FOCALLENS_CONFIG).is_file():
+        return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
+    if is_instructblip(directory):
+        from services.embed.evaluation.instructblip import InstructBlipEmbedder  # transformers is an extra
+
+        return InstructBlipEmbedder(directory, name=reference, device=device)
+    return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
+
+
+def checkpoint_directory(reference: str, store_url: str | None) -> Path:
+    """A folder as it is; else the verified local copy of `name` or `name@alias` in the store.
+
+    The packaged starters are published first where the store is empty. Raises StoreError where there is no such one.
+    """
+    if Path(reference).is_dir():
+        return Path(reference)
+    settings = ServiceSettings(port=0)
+    store = Store.open(store_url or settings.store_url)
+    store.publish_starters(packaged_starters())
+    name, _, version = reference.partition("@")
+    return store.fetch(name, store.resolve(name, version or "latest"), settings.checkpoint_cache_dir)
+
+
+def is_instructblip(directory: Path) -> bool:
+    """Whether a Hugging Face folder says that it is such a model."""
+    path = directory / "config.json"
+    return path.is_file() and json.loads(path.read_text()).get("model_type") == "instructblip"
+
+
+def _known_clip(name: str, pretrained: str) -> ClipModel:
+    """A model of any architecture that open_clip builds, with its own tokenizer and preprocessing."""
+    model_config = open_clip().get_model_config(name)
+    if model_config is None:
+        raise ValueError(f"open_clip knows no model {name!r}")
+    quick_gelu = uses_quick_gelu(name, pretrained)
+    model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
+    tokenizer = open_clip().get_tokenizer(name)
+    config = model.visual.preprocess_cfg
+    size = config["size"]
+    return ClipModel(
+        model=model,
+        tokenizer=Tokenizer(tokenizer, tokenizer.context_length),
+        transform=ImageTransform(
+            size=(size, size) if isinstance(size, int) else tuple(size),
+            mean=tuple(config["mean"]),
+            std=tuple(config["std"]),
+            interpolation=config["interpolation"],
+            resize_mode=config["resize_mode"],
+        ),
+        config={"model_cfg": {**model_config, "quick_gelu": quick_gelu}},
+    )

@@ -1,0 +1,200 @@
+"""From a request's body to what it asks the model for, whichever of the accepted forms it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import Request
+
+from services.core.errors import InvalidField, InvalidRequest, check_count
+from services.core.http.dialects import tei_error_body
+from services.core.http.request_bodies import (
+    agreed,
+    media_type_of,
+    off_loop,
+    read_form,
+    read_json,
+    unsupported,
+    validate,
+)
+from services.core.images.decoding import ImageLimits
+from services.core.images.inputs import ImageInput, image_input
+from services.embed.http.schemas import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    EncodingFormat,
+    InputItem,
+    TeiRequest,
+)
+
+EMBEDDINGS_PER_INPUT = 4
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+
+    max_inputs: int = 4096
+    max_conditions: int = 64
+    images: ImageLimits = field(default_factory=ImageLimits)
+    max_k: int = 1000
+    max_json_values: int = 262_144
+
+    @property
+    def max_embeddings(self) -> int:
+        return EMBEDDINGS_PER_INPUT * self.max_inputs
+
+
+@dataclass(frozen=True)
+class TextInput:
+    text: str
+    param: str
+
+
+Input = ImageInput | TextInput
+
+
+@dataclass(frozen=True)
+class EmbedCall:
+    """Inputs in the order of the request. Every image is read under each of `conditions`, or under none.
+
+    `is_tei` calls are answered in TEI's dialect; `truncate` is theirs alone.
+    """
+
+    inputs: Sequence[Input] = ()
+    conditions: Sequence[str] = ()
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    is_tei: bool = False
+
+
+async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
+    """`POST /embed`: an image, a multipart form, Fovea's JSON or TEI's; `query` holds what stands in the URL.
+
+    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
+    """
+    media_type = media_type_of(request)
+    if media_type.startswith("image/"):
+        call = EmbedCall([ImageInput(await request.body(), "body")])
+    elif media_type == "multipart/form-data":
+        call = await _read_form(request, limits)
+    elif media_type == "application/json":
+        body = await read_json(request)
+        if "inputs" in body:
+            request.state.error_body = tei_error_body
+            call = _tei_call(body)
+        else:
+            call = await off_loop(request, lambda: _embed_call(body, limits))
+    else:
+        raise await unsupported(request, "image/*, multipart/form-data or application/json")
+    return _within(_merge(query, call), limits)
+
+
+async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
+    """`POST /v1/embeddings`, OpenAI's. Raises what `read_embed` raises."""
+    if media_type_of(request) != "application/json":
+        raise await unsupported(request, "application/json")
+    body = await read_json(request)
+    return _within(await off_loop(request, lambda: _openai_call(body, limits)), limits)
+
+
+def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
+    parsed = validate(EmbedRequest, body)
+    images = [image_input(image, f"images.{index}", limits.images) for index, image in enumerate(parsed.images)]
+    texts = [TextInput(text, f"texts.{index}") for index, text in enumerate(parsed.texts)]
+    if not images and not texts:
+        raise InvalidField("The request holds no input: give images or texts.", param="images")
+    return EmbedCall([*images, *texts], conditions_of(parsed.condition), parsed.model, parsed.encoding_format)
+
+
+def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
+    _refuse_token_ids(body.get("input"), "input")
+    parsed = validate(EmbeddingsRequest, body)
+    items = parsed.input if isinstance(parsed.input, list) else [parsed.input]
+    if not items:
+        raise InvalidField("input: The list is empty.", param="input")
+    params = [f"input.{index}" for index in range(len(items))] if isinstance(parsed.input, list) else ["input"]
+    return EmbedCall(
+        inputs=[_openai_input(item, param, limits) for item, param in zip(items, params, strict=True)],
+        conditions=conditions_of(parsed.condition),
+        model=parsed.model,
+        encoding_format=parsed.encoding_format,
+        dimensions=parsed.dimensions,
+    )
+
+
+def _tei_call(body: dict[str, Any]) -> EmbedCall:
+    _refuse_token_ids(body["inputs"], "inputs")
+    parsed = validate(TeiRequest, body)
+    if parsed.normalize is False:
+        raise InvalidField("normalize: Embeddings of this model have L2 norm 1 always.", param="normalize")
+    if parsed.prompt_name is not None:
+        raise InvalidField("prompt_name: This model has no prompts.", param="prompt_name")
+    if parsed.truncate and (parsed.truncation_direction or "").lower() == "left":
+        raise InvalidField("truncation_direction: Texts are cut at their end only.", param="truncation_direction")
+    texts = parsed.inputs if isinstance(parsed.inputs, list) else [parsed.inputs]
+    if not texts:
+        raise InvalidRequest("inputs: The list is empty.", param="inputs")
+    return EmbedCall(
+        inputs=[TextInput(text, f"inputs.{index}") for index, text in enumerate(texts)],
+        dimensions=parsed.dimensions,
+        truncate=bool(parsed.truncate),
+        is_tei=True,
+    )
+
+
+async def _read_form(request: Request, limits: CallLimits) -> EmbedCall:
+    form = await read_form(request, max_files=limits.max_inputs, fields=("condition", "model", "encoding_format"))
+    options: dict[str, Any] = {name: values[-1] for name, values in form.fields.items() if values}
+    fields = validate(EmbedRequest, {**options, "condition": form.fields["condition"]})
+    images = [ImageInput(file.data, file.param) for file in form.files]
+    return EmbedCall(images, conditions_of(fields.condition), fields.model, fields.encoding_format)
+
+
+def _openai_input(item: str | InputItem, param: str, limits: CallLimits) -> Input:
+    if isinstance(item, str):
+        return TextInput(item, param)
+    if item.text is not None:
+        return TextInput(item.text, f"{param}.text")
+    assert item.image is not None  # the schema lets no other item pass
+    return image_input(item.image, f"{param}.image", limits.images)
+
+
+def conditions_of(condition: str | list[str] | None) -> list[str]:
+    """The conditions of a request, which may be none, one, or a list."""
+    if condition is None:
+        return []
+    return [condition] if isinstance(condition, str) else condition
+
+
+def _refuse_token_ids(value: Any, param: str) -> None:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, int | list) and not isinstance(first, bool):
+        raise InvalidRequest(
+            f"{param}: Token ids of another model's tokenizer mean nothing here; send text. "
+            "LangChain's OpenAIEmbeddings does so with check_embedding_ctx_length=False.",
+            param=param,
+        )
+
+
+def _merge(query: EmbedCall, call: EmbedCall) -> EmbedCall:
+    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    return replace(
+        call,
+        conditions=agreed("condition", query.conditions, call.conditions) or [],
+        model=agreed("model", query.model, call.model),
+        encoding_format=agreed("encoding_format", query.encoding_format, call.encoding_format),
+    )
+
+
+def _within(call: EmbedCall, limits: CallLimits) -> EmbedCall:
+    """Raises TooLarge for a call over the limits."""
+    num_images = sum(isinstance(one, ImageInput) for one in call.inputs)
+    num_embeddings = num_images * max(1, len(call.conditions)) + len(call.inputs) - num_images
+    param = call.inputs[0].param.partition(".")[0]
+    check_count(param, len(call.inputs), limits.max_inputs, "inputs")
+    check_count("condition", len(call.conditions), limits.max_conditions, "conditions")
+    check_count(param, num_embeddings, limits.max_embeddings, "embeddings (images x conditions, and texts)")
+    return call

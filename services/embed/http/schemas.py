@@ -1,0 +1,153 @@
+"""What crosses the wire of the embed service: Fovea's own form, OpenAI's, and TEI's."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, Field, model_validator
+
+from services.core.http.json_bodies import JsonImage, JsonList
+from services.core.serving.model_object import ModelObject
+
+Embeddings = np.ndarray[Any, np.dtype[np.float32]]
+EncodingFormat = Literal["float", "base64"]
+
+
+class EmbedRequest(BaseModel):
+    """Images, each embedded under every condition, and texts of the same space, which no condition touches."""
+
+    images: JsonList[JsonImage] = Field(
+        [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` each.'
+    )
+    texts: JsonList[str] = []
+    condition: str | JsonList[str] | None = Field(
+        None, description="What to look for; none: the unconditional embedding."
+    )
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+
+
+class InputItem(BaseModel):
+    """Jina's form of an input: exactly one of its fields."""
+
+    text: str | None = None
+    image: JsonImage | None = None
+
+    @model_validator(mode="after")
+    def holds_one_input(self) -> Self:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("an input holds either a text or an image")
+        return self
+
+
+class EmbeddingsRequest(BaseModel):
+    """OpenAI's request, with images as inputs and a condition for them."""
+
+    input: str | InputItem | JsonList[str | InputItem]
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
+    condition: str | JsonList[str] | None = Field(None, description="For the images among the inputs.")
+    user: str | None = None
+
+
+class TeiRequest(BaseModel):
+    """The embed request of text-embeddings-inference; told apart by `inputs`."""
+
+    inputs: str | JsonList[str]
+    truncate: bool | None = False
+    truncation_direction: Literal["right", "Right", "left", "Left"] | None = "right"
+    normalize: bool | None = True
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class Usage(BaseModel):
+    """`prompt_tokens` counts the tokens of all texts, and of each condition once a request."""
+
+    images: int
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    condition: str | None = Field(None, description="The condition that the image was read under.")
+    embedding: list[float] | str = Field(description="L2 norm 1; or base64 of little-endian float32.")
+
+
+class EmbeddingList(BaseModel):
+    """In the order of the inputs; an image has one embedding for each condition, in the order of the conditions."""
+
+    object: Literal["list"] = "list"
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    data: list[Embedding]
+    usage: Usage
+
+
+class ModelLimits(BaseModel):
+    """What one request may hold."""
+
+    max_inputs: int
+    max_conditions: int
+    max_embeddings: int
+    max_image_bytes: int
+    max_image_pixels: int
+
+
+class Model(ModelObject):
+    """The served model."""
+
+    max_model_len: int = Field(description="Most tokens of a text or a condition.")
+    dimensions: int
+    limits: ModelLimits
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TeiModelType(BaseModel):
+    embedding: dict[str, str]
+
+
+class TeiInfo(BaseModel):
+    """TEI's `GET /info`, as far as it means something here."""
+
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    served_model_name: str
+    model_type: TeiModelType
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool = False
+    version: str
+
+
+def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> list[Any]:
+    """What `embedding` holds for each row: the array itself, which orjson writes, or base64."""
+    if encoding_format == "base64":
+        return [base64.b64encode(row.tobytes()).decode("ascii") for row in np.ascontiguousarray(rows, dtype="<f4")]
+    return list(np.ascontiguousarray(rows))
+
+
+def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: Usage) -> bytes:
+    """The JSON of an EmbeddingList."""
+    data = [
+        {"object": "embedding", "index": index, "condition": condition, "embedding": row}
+        for index, (row, condition) in enumerate(zip(rows, conditions, strict=True))
+    ]
+    body = {"object": "list", "model": model, "data": data, "usage": usage.model_dump()}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def render_tei(rows: Embeddings) -> bytes:
+    """TEI's answer: nothing but the numbers."""
+    return orjson.dumps(np.ascontiguousarray(rows), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,128 @@
+"""A FocalLens model on its device: pixels, states and token ids of host memory in, unit vectors and states out.
+
+An image's state is what of it no condition touches: with it, the image is read under another condition without being
+encoded again. States are packed in half precision, so that a row read from one differs in its last digits from the
+row that the pixels give.
+
+Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions,
+E embedding width, W text tokens, N texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.embed.focallens import Readouts
+from services.embed.model.checkpoint import FocalLensCheckpoint
+from services.embed.model.condition_tokens import ConditionTokens
+from services.embed.model.readout_plan import Pair
+from services.nn.broken_model import BrokenModel
+from services.nn.clip_texts import InputIds
+from services.nn.packed_linear import can_pack
+from services.nn.vision_transformer import pack_tower
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+# A readout copies its image's keys and values, so a batch of many is read out in slices.
+MAX_READOUTS_AT_ONCE = 256
+
+
+class Encoder:
+    """Runs under torch.inference_mode, on one thread at a time. The checkpoint's model is its own from then on: on a
+    CPU its weights are laid out anew.
+
+    `conditions` are token ids (W,) by their digest; `pairs` point into images and conditions, in order. Rows are
+    (R, E) float32, L2-normalised; BrokenModel is raised where one of their numbers is not finite.
+    """
+
+    def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = checkpoint.model
+        if can_pack(device, dtype):
+            pack_tower(checkpoint.model.clip.visual)
+        self._transform = checkpoint.transform
+        self._device = device
+        self._dtype = dtype
+        self._tokens = ConditionTokens(lambda texts: self._model.encode_conditions(self._stacked(texts)))
+        self.state_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of a packed state; None where nothing of an image is the same under every condition."""
+        size = self._model.state_size
+        return None if size is None else size * self.state_dtype.itemsize
+
+    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
+        """Images (B, height, width, 3) uint8."""
+        slices = self._slices(pairs)
+        if len(slices) > 1:
+            return self._encode_in_slices(pixels, conditions, slices, self._dtype)[0]
+        readouts = self._readouts(pairs, len(pixels))
+        return _to_rows(self._model.encode_images(self._normalised(pixels), self._tokens_of(conditions), readouts))
+
+    def encode_with_states(
+        self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
+    ) -> tuple[Rows, list[Bytes | None]]:
+        """As `encode`, and from the same pass the packed state (state_bytes,) of each image.
+
+        None is a state with a number that half precision can't hold. Raises ValueError where `state_bytes` is None.
+        """
+        slices = self._slices(pairs)
+        dtype = self.state_dtype if len(slices) == 1 else self._dtype  # rows are never read from rounded numbers
+        rows, states = self._encode_in_slices(pixels, conditions, slices, dtype)
+        packed = states.to(self.state_dtype)
+        is_whole = packed.sum(dim=1, dtype=torch.float32).isfinite().tolist()
+        return rows, [data if is_whole[i] else None for i, data in enumerate(packed.view(torch.uint8).cpu().numpy())]
+
+    def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
+        """Images by their packed states (B, state_bytes) uint8, which an encoder of the same model and dtype made."""
+        unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
+        tokens = self._tokens_of(conditions)
+        slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
+        return _to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
+
+    def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
+        """Token ids (W,) each → (N, E)."""
+        return _to_rows(self._model.encode_texts(self._stacked(texts)))
+
+    def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
+        return torch.from_numpy(np.stack(texts)).to(self._device)
+
+    def _encode_in_slices(
+        self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype
+    ) -> tuple[Rows, Tensor]:
+        """The first readouts come with the images' states (B, S) of `dtype`, from which the others are read."""
+        tokens, readouts = self._tokens_of(conditions), self._readouts(slices[0], len(pixels))
+        first, states = self._model.encode_images_and_states(self._normalised(pixels), tokens, readouts, dtype=dtype)
+        return _to_rows(torch.cat([first, *(self._read_slice(states, tokens, some) for some in slices[1:])])), states
+
+    def _read_slice(self, states: Tensor, tokens: Tensor | None, pairs: Sequence[Pair]) -> Tensor:
+        return self._model.read_states(states, tokens, self._readouts(pairs, len(states)))
+
+    def _slices(self, pairs: Sequence[Pair]) -> Sequence[Sequence[Pair]]:
+        """All at once in `full`, where a readout is a pass of its own, which has to be paid for in any order."""
+        size = MAX_READOUTS_AT_ONCE if self._model.visibility == "readout" else len(pairs)
+        return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
+
+    def _tokens_of(self, conditions: Mapping[str, InputIds]) -> Tensor | None:
+        return self._tokens.of(conditions) if conditions else None
+
+    def _readouts(self, pairs: Sequence[Pair], num_images: int) -> Readouts:
+        images, conditions = zip(*pairs, strict=True)
+        is_one_each = images == tuple(range(num_images))
+        index = None if is_one_each else torch.tensor(images, device=self._device)
+        return Readouts(index, torch.tensor(conditions, device=self._device))
+
+
+def _to_rows(features: Tensor) -> Rows:
+    """(R, E) of any dtype → unit vectors in float32 on the host; a half-precision norm is only nearly 1."""
+    rows: Rows = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
+    if not np.isfinite(rows).all():
+        raise BrokenModel("an embedding holds a number that is not finite")
+    return rows

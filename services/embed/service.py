@@ -1,0 +1,193 @@
+"""From what a call asks for to its vectors: cache, decoding threads, batches.
+
+A call is worked on in slices, so that the largest takes no more memory or queue than a few small ones and shares the
+device with them.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from services.core.batching.batcher import Batcher, Submission
+from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.cache.result_cache import ResultCache, content_digest, result_key
+from services.core.errors import blaming
+from services.core.http.exchange import Timing
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
+from services.core.metrics import Metrics
+from services.embed.engine import Embeddings, EmbedEngine, Item, Reading
+from services.embed.http.calls import EmbedCall, Input, TextInput
+from services.nn.clip_texts import Text
+
+# Below this, hashing and tokenising take less time than waking a thread for them.
+MAX_INLINE_BYTES = 256 * 1024
+MAX_INLINE_TEXTS = 8
+MAX_INLINE_CHARACTERS = 8 * 1024
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint that answers a call."""
+
+    digest: str
+    engine: EmbedEngine
+    batcher: Batcher[Item, Reading]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions; `conditions` for each."""
+
+    rows: Embeddings
+    conditions: list[str | None]
+    num_images: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call on its way: `conditions` as every image is read under them, `deadline` of `time.monotonic()`."""
+
+    checkpoint: Checkpoint
+    conditions: tuple[Text | None, ...]
+    is_truncating: bool
+    deadline: float
+    timing: Timing
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """An image that is named but not decoded."""
+
+    data: bytes
+    digest: str
+    param: str
+
+
+_Known = _Image | Text
+
+
+class Embedder:
+    """Answers calls, whose images `inputs` reads."""
+
+    def __init__(self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics) -> None:
+        self._cache = cache
+        self._inputs = inputs
+        self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
+
+    async def embed(self, checkpoint: Checkpoint, call: EmbedCall, *, deadline: float, timing: Timing) -> Embedded:
+        """All embeddings of a call.
+
+        Raises what is wrong with one of its inputs, naming it in `param`, or Overloaded; what was computed by then
+        is in the cache for the next attempt.
+        """
+        named = await self._tokenise_conditions(checkpoint.engine, call.conditions)
+        job = _Job(checkpoint, tuple(named) or (None,), call.truncate, deadline, timing)
+        done = await in_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
+        return Embedded(
+            rows=np.concatenate([rows for rows, _ in done]),
+            conditions=[
+                condition
+                for one in call.inputs
+                for condition in (call.conditions or (None,) if isinstance(one, ImageInput) else (None,))
+            ],
+            num_images=sum(isinstance(one, ImageInput) for one in call.inputs),
+            prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
+        )
+
+    async def _tokenise_conditions(self, engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+        def tokenise() -> list[Text]:
+            return [
+                self._tokenise(engine, text, f"condition.{index}" if index else "condition")
+                for index, text in enumerate(conditions)
+            ]
+
+        if _are_few_and_short(conditions):
+            return tokenise()
+        return await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise)
+
+    async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
+        """The rows of some inputs, and how many tokens their texts have."""
+        known = await self._identify(job, inputs)
+        wanted = [(one, c) for one in known for c in (job.conditions if isinstance(one, _Image) else (None,))]
+        engine = job.checkpoint.engine
+        options = {"dtype": engine.dtype_name}
+        keys = [
+            result_key(job.checkpoint.digest, _cache_digest(one), condition.digest if condition else None, options)
+            for one, condition in wanted
+        ]
+        values = await self._cache.resolve(
+            keys, lambda indices: self._compute(job, [wanted[index] for index in indices])
+        )
+        rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), engine.embedding_width)
+        return rows, sum(one.num_tokens for one in known if isinstance(one, Text))
+
+    async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
+        """Fetch what is a URL, hash images, tokenise texts: all that a look-up needs, and nothing costlier."""
+        images = [one for one in inputs if isinstance(one, ImageInput)]
+        fetched = await all_or_first_failure([self._inputs.bytes_of(image.reference, image.param) for image in images])
+        data_of = dict(zip(map(id, images), fetched, strict=True))
+
+        def identify() -> list[_Known]:
+            return [
+                self._tokenise(job.checkpoint.engine, one.text, one.param, truncate=job.is_truncating)
+                if isinstance(one, TextInput)
+                else _Image(data_of[id(one)], content_digest(data_of[id(one)]), one.param)
+                for one in inputs
+            ]
+
+        began = time.perf_counter()
+        texts = [one.text for one in inputs if isinstance(one, TextInput)]
+        if _are_few_and_short(texts) and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
+            known = identify()
+        else:
+            known = await asyncio.get_running_loop().run_in_executor(self._inputs.threads, identify)
+        if texts:
+            job.timing.add("tokenize", time.perf_counter() - began)
+        return known
+
+    def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
+        with blaming(param), self._tokenize_seconds.time():
+            return engine.prepare_text(text, truncate=truncate)
+
+    async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
+        """The rows that the cache lacks, each as little-endian float32."""
+        engine = job.checkpoint.engine
+        needs = [
+            (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
+        ]
+        began = time.perf_counter()
+        prepared = await all_or_first_failure(
+            [self._prepare(engine, one, conditions) for one, conditions in needs], at_once=DECODED_AT_ONCE
+        )
+        if any(isinstance(one, _Image) for one, _ in needs):
+            job.timing.add("decode", time.perf_counter() - began)
+        items = [item for some in prepared for item in some]
+        costs = [engine.cost(item) for item in items]
+        answers = await job.checkpoint.batcher.submit(
+            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
+        )
+        job.timing.add("queue", max(answer.queue_s for answer in answers))
+        job.timing.add("infer", max(answer.infer_s for answer in answers))
+        rows = np.concatenate([answer.result.rows for answer in answers]).astype("<f4", copy=False)
+        return [row.tobytes() for row in rows]
+
+    async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
+        if isinstance(one, Text):
+            return [one]
+        return await self._inputs.decode(
+            one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
+        )
+
+
+def _are_few_and_short(texts: Sequence[str]) -> bool:
+    return len(texts) <= MAX_INLINE_TEXTS and sum(map(len, texts)) <= MAX_INLINE_CHARACTERS
+
+
+def _cache_digest(one: _Known) -> str:
+    """A text's tokens and an image's bytes never meet under one key."""
+    return f"image:{one.digest}" if isinstance(one, _Image) else f"text:{one.digest}"

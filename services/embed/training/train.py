@@ -1,0 +1,208 @@
+"""Offline jobs: a small CLIP on ColorShape captions, and FocalLens tuning of any CLIP (dissertation, section 5.3).
+
+`torchrun -m services.embed.training.train …` splits each batch over several processes, which share their negatives.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from accelerate.utils import set_seed
+from rich.console import Console
+
+from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.embed.data.triplets import LlavaData, all_answers, learn_merges
+from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
+from services.embed.evaluation.loading import checkpoint_directory, load_embedder
+from services.embed.focallens import FocalLens, Visibility
+from services.embed.model.checkpoint import save_focallens
+from services.embed.training.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
+from services.jobs.options import MAX_SEED, finite, multiple_of, output_folder, positive
+from services.jobs.training import Precision, Run, rank, train
+from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
+from services.nn.clip_tokenizer import write_merges
+
+CLIP_NAME = "clip-shapes"
+FOCALLENS_NAME = "focallens-shapes"
+HEAD_WIDTH = 32
+
+app = typer.Typer(help="Train and publish checkpoints of the embed service.", no_args_is_help=True)
+
+
+@app.command()
+def clip(
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
+    warmup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of the supervised warm-up before; 0 leaves it out.")
+    ] = 1500,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 5000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 128,
+    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1e-3,
+    weight_decay: Annotated[
+        float, typer.Option(min=0, callback=finite, help="On matrices; biases, gains and scales have none.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
+    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of the ViT.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
+    images_per_class: Annotated[
+        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
+    ] = 125,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Train the small CLIP that FocalLens starts from, on generated scenes and captions."""
+    options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
+    warmup = Run(
+        output, warmup_steps, batch_size, 1.5 * learning_rate, weight_decay, 0.05, seed, stage="warmup",
+        precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    run = replace(warmup, num_steps=steps, learning_rate=learning_rate, stage="contrastive")
+    output.mkdir(parents=True, exist_ok=True)
+    set_seed(seed)
+    write_merges(learn_merges(), output / MERGES)
+    model = create_clip(_clip_config(width, layers), output / MERGES)
+    if warmup_steps > 0:
+        # a seed of its own: the contrastive stage sees other scenes
+        data = CaptionData(model.tokenizer, seed + 1_000, warmup.num_examples)
+        train(warmup, AttributeLoss(model.model.visual, model.transform), data)
+    train(run, CaptionLoss(model.model, model.transform), CaptionData(model.tokenizer, seed, run.num_examples))
+    if rank() == 0:
+        directory = output / "checkpoint"
+        save_clip(model, directory)
+        protocol = ColorShapeProtocol(num_per_class=images_per_class)
+        result = evaluate_colorshape(load_embedder(str(directory)), protocol)
+        _finish(directory, CLIP_NAME, "open-clip", options, summary(result))
+
+
+@app.command()
+def focallens(
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
+    base: Annotated[
+        str, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory, or an open_clip name.")
+    ] = CLIP_NAME,
+    pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
+    llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON instead of ColorShape.")] = None,
+    image_folder: Annotated[Path, typer.Option(help="Where the images of --llava lie.")] = Path(),
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1500,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images a step, over all processes and accumulated batches.")
+    ] = 64,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
+    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 5e-4,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
+    condition_layer: Annotated[int, typer.Option(min=0, help="The block that the condition enters before.")] = 0,
+    visibility: Annotated[Visibility, typer.Option(help="full is the paper.")] = "readout",
+    questions: Annotated[int, typer.Option(min=1, help="Different questions about each generated scene.")] = 3,
+    scale: Annotated[
+        float,
+        typer.Option(min=0, callback=finite, help="Fixed logit scale; 0 trains CLIP's own further, as the paper does."),
+    ] = 10.0,
+    bank: Annotated[bool, typer.Option(help="All known answers as negatives, not only the batch's.")] = True,
+    plain_weight: Annotated[
+        float,
+        typer.Option(
+            min=0, callback=finite, help="Weight of the loss that keeps the unconditional embedding; 0 is the paper."
+        ),
+    ] = 0.5,
+    images_per_class: Annotated[
+        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
+    ] = 125,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Tune a CLIP to follow conditions (FocalLens-CLIP), on ColorShape or on visual instruction data."""
+    options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
+    run = Run(
+        output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
+        precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    output.mkdir(parents=True, exist_ok=True)
+    set_seed(seed)
+    start, base_reference = _base(base, pretrained, store_url)
+    model = FocalLens(start.model, condition_layer=condition_layer, visibility=visibility)
+    records = None if llava is None else LlavaData(llava, image_folder)
+    answers = None
+    if bank and records is None:
+        with torch.no_grad():
+            answers = model.encode_texts(start.tokenizer(all_answers()))
+    has_plain = plain_weight > 0
+    model.clip.logit_scale.requires_grad_(scale == 0)
+    data = TripletData(start.tokenizer, start.transform, seed, run.num_examples, questions, has_plain, records)
+    train(run, TripletLoss((model, start.transform), answers, scale or None, plain_weight), data)
+    if rank() == 0:
+        directory = output / "checkpoint"
+        save_focallens(model, start, directory)
+        protocol = ColorShapeProtocol(num_per_class=images_per_class)
+        metrics = {} if llava else summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
+        _finish(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
+
+
+def _clip_config(width: int, layers: int) -> dict[str, Any]:
+    """An open_clip configuration; the vocabulary is SimpleTokenizer's bytes, merges and two special tokens."""
+    vision = {"image_size": 64, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
+    text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 4, "layers": 3}
+    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
+    return {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
+
+
+def _base(name: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
+    """The model to tune and how to name it: an open_clip name with weights, a folder, or a name in the store."""
+    if pretrained is not None:
+        return load_clip(name, pretrained), f"{name}:{pretrained}"
+    directory = checkpoint_directory(name, store_url)
+    # a verified copy lies in a folder named by its version
+    return load_clip(str(directory)), name if Path(name).is_dir() else f"{name.partition('@')[0]}@{directory.name}"
+
+
+def _store(url: str | None) -> Store:
+    return Store.open(url or ServiceSettings(port=0).store_url)
+
+
+def _finish(directory: Path, name: str, kind: str, options: dict[str, Any], metrics: dict[str, float]) -> None:
+    """Write what the publisher knows beside the weights, and publish."""
+    training = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    training.pop("output")  # says nothing elsewhere
+    is_published = training.pop("publish")
+    store_url = training.pop("store_url")
+    info = CheckpointInfo(
+        kind=kind,
+        base=training.pop("base", None),
+        training=training,
+        seed=training["seed"],
+        metrics=dict(metrics),
+        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
+        licence="MIT",
+    )
+    console = Console(highlight=False)
+    console.print_json(json.dumps(metrics))
+    if is_published:
+        version = _store(store_url).publish(name, directory, info)
+        console.print(f"published {version}")
+    (directory / DESCRIPTION_FILE).write_text(
+        json.dumps({"name": name, **info.model_dump(mode="json")}, indent=2) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    app()

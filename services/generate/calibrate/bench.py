@@ -1,0 +1,129 @@
+"""Questions answered under many calibration settings at once, prefilled and estimated once for all of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from services.generate.calibrate.prefilled_prompts import PrefilledPrompts, in_batches, prefilled
+from services.generate.calibrate.search import Measured
+from services.generate.data.question_sets import QuestionSet
+from services.generate.data.questions import Example
+from services.generate.generation.bias import BiasEstimate, EstimateKind, TreeOptions
+from services.generate.model.language_model import Calibration, LanguageModel
+from services.generate.profile import OFF, CalibrationProfile, SpanRule
+from services.generate.prompts.chat import render_question
+from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, tokenise
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, the questions' own way to be answered, and how many tokens prompts may take in the cache together."""
+
+    model: LanguageModel
+    questions: QuestionSet
+    max_cached_tokens: int = 65_536
+    template: Template = QUERY_AWARE
+    on_progress: Callable[[int], None] = lambda count: None
+
+    def prompts(self, examples: Sequence[Example], span_rule: SpanRule) -> list[Prompt]:
+        """One prompt an example, as the service would write it."""
+        tokenizer = self.model.tokenizer
+        return [
+            tokenise(tokenizer, render_question(tokenizer, one.question, one.documents, self.template, span_rule))
+            for one in examples
+        ]
+
+    def measure(
+        self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind, tree: TreeOptions | None = None
+    ) -> Iterator[Measured]:
+        """Attn(k) with documents and with dummies, all layers and heads, of each example in order."""
+        for places, batch in self._batches(examples, span_rule):
+            for place, prompt, attention, estimate in zip(
+                places, batch.prompts, batch.attention, batch.estimate(kind, tree), strict=True
+            ):
+                yield Measured(
+                    attention.cpu(),
+                    estimate.attention.cpu(),
+                    examples[place].gold,
+                    prompt_tokens=len(prompt.input_ids),
+                    bias_tokens=estimate.num_tokens,
+                )
+            self.on_progress(len(places))
+
+    def attention(self, examples: Sequence[Example], span_rule: SpanRule) -> Iterator[Tensor]:
+        """Attn(k) with the documents alone, (L, H, K) of each example in order."""
+        for places, batch in self._batches(examples, span_rule):
+            yield from (attention.cpu() for attention in batch.attention)
+            self.on_progress(len(places))
+
+    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[list[bool]]:
+        """By profile, None for vanilla, whether each example is answered right. Raises BadProfile as a profile does."""
+        right: list[list[bool]] = [[False] * len(examples) for _ in profiles]
+        for span_rule in dict.fromkeys((profile or OFF).span_rule for profile in profiles):
+            chosen = [place for place, profile in enumerate(profiles) if (profile or OFF).span_rule == span_rule]
+            for places, batch in self._batches(examples, span_rule):
+                estimates = _Estimates(batch)
+                texts: dict[tuple[int, ...], str] = {}
+                for number in chosen:
+                    for place, answer in zip(
+                        places, self._answers(batch, profiles[number], estimates, texts), strict=True
+                    ):
+                        text = self._before_stop(texts[answer])
+                        right[number][place] = self.questions.is_right(text, examples[place].answers)
+                    self.on_progress(len(places))
+        return right
+
+    def _answers(
+        self,
+        batch: PrefilledPrompts,
+        profile: CalibrationProfile | None,
+        estimates: "_Estimates",
+        texts: dict[tuple[int, ...], str],
+    ) -> list[tuple[int, ...]]:
+        profile = profile or OFF
+        calibrations: Sequence[Calibration | None] = [None] * len(batch.slots)
+        if profile.enabled:
+            calibrations = batch.calibrations(profile, estimates.of(profile))
+
+        def is_complete(answer: tuple[int, ...]) -> bool:
+            return any(stop in self._text(answer, texts) for stop in self.questions.stop)
+
+        answers = batch.answers(calibrations, profile.row_scope, is_complete)
+        for answer in answers:
+            self._text(answer, texts)
+        return answers
+
+    def _before_stop(self, text: str) -> str:
+        return text[: min((place for stop in self.questions.stop if (place := text.find(stop)) >= 0), default=None)]
+
+    def _text(self, answer: tuple[int, ...], texts: dict[tuple[int, ...], str]) -> str:
+        """Of many settings' answers most are equal, and detokenising each anew took longer than the model."""
+        if answer not in texts:
+            texts[answer] = self.model.tokenizer.decode(list(answer), skip_special_tokens=True)
+        return texts[answer]
+
+    def _batches(self, examples: Sequence[Example], span_rule: SpanRule) -> Iterator[tuple[range, PrefilledPrompts]]:
+        prompts = self.prompts(examples, span_rule)
+        max_tokens = self.questions.max_tokens
+        for places in in_batches(prompts, max_tokens, self.max_cached_tokens):
+            with prefilled(self.model, [prompts[place] for place in places], max_tokens) as batch:
+                yield places, batch
+
+
+class _Estimates:
+    """The estimates of a batch's bias, each made when it is first asked for."""
+
+    def __init__(self, batch: PrefilledPrompts) -> None:
+        self._batch = batch
+        self._made: dict[tuple[EstimateKind, TreeOptions], list[BiasEstimate]] = {}
+
+    def of(self, profile: CalibrationProfile) -> list[BiasEstimate] | None:
+        """None for a cached bias."""
+        if profile.bias == "cached":
+            return None
+        tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
+        key = profile.bias, tree
+        if key not in self._made:
+            self._made[key] = self._batch.estimate(profile.bias, tree)
+        return self._made[key]

@@ -1,0 +1,217 @@
+"""The steps of `fovea calibrate` from questions to a profile: measure, search, compare estimates, decide, tabulate."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.search import (
+    Limits,
+    RelSetting,
+    Score,
+    Tried,
+    candidates,
+    does_help,
+    merit,
+    middle_positions,
+    narrow_down,
+    rank_rel_settings,
+    score_of,
+)
+from services.generate.data.question_sets import at_positions
+from services.generate.data.questions import Example
+from services.generate.profile import OFF, BiasKind, BiasTable, CalibrationProfile, RelScope, SpanRule, length_bucket
+
+SEARCH_SHARES = (0.2, 0.3, 0.5)
+# from the cheapest on; a dearer one is taken only where all cheaper ones lose more than the tolerance
+BIAS_KINDS: tuple[BiasKind, ...] = ("cached", "single", "tree", "exact")
+TOLERANCE = 0.01
+TABLE_PROMPTS = 100
+MIN_BUCKET_PROMPTS = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to try. `positions` are of gold documents, counted from 0; `num_prompts` are asked in either half.
+
+    `search_bias` is the estimate that everything is searched with, `bias_kinds` are those to choose among in the end.
+    """
+
+    positions: tuple[int, ...]
+    num_prompts: int
+    num_measured: int
+    span_rules: tuple[SpanRule, ...]
+    search_bias: BiasKind
+    bias_kinds: tuple[BiasKind, ...]
+    limits: Limits
+
+    def middle(self, num_documents: int) -> tuple[int, ...]:
+        """Those of the positions that are the middle; where none is, those nearest to it."""
+        wanted = middle_positions(num_documents)
+        distances = {position: min(abs(position - one) for one in wanted) for position in self.positions}
+        nearest = min(distances.values())
+        return tuple(position for position in self.positions if distances[position] == nearest)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The profile, on or off, and what was seen on the way to it.
+
+    `rounds` have vanilla first; `estimates` and `held_out` are of the finalists that came to it, vanilla first.
+    """
+
+    profile: CalibrationProfile
+    rel_settings: Sequence[RelSetting]
+    rounds: Sequence[Sequence[Tried]]
+    estimates: Sequence[Tried]
+    held_out: Sequence[Tried]
+
+
+def choose_calibration(
+    bench: Bench, examples: Sequence[Example], plan: Plan, on_step: Callable[[str, int], None] = lambda what, work: None
+) -> Choice:
+    """Choose on one half of the examples (gold anywhere), decide on the other.
+
+    `on_step` is told what begins and of how many prompts. Raises ValueError for fewer than 2 examples.
+    """
+    if len(examples) < 2:
+        raise ValueError("a calibration needs at least two questions, one to choose by and one to decide by")
+    middle = plan.middle(len(examples[0].documents))
+    # the middle is what is to be gained and has few positions of all: it is asked three times as often
+    asked = (*plan.positions, *middle, *middle)
+    half = len(examples) // 2
+    search, held_out = (at_positions(part, asked, plan.num_prompts) for part in (examples[:half], examples[half:]))
+    on_step("measuring attention", plan.num_measured * len(plan.span_rules))
+    settings = _rel_settings(bench, examples[:half], middle, plan)
+    profiles = candidates(_best(settings, plan.limits), bench.model.config.num_layers, plan.search_bias, plan.limits)
+    rounds = []
+    chunks = _chunks(search)
+    on_step(f"trying {len(profiles)} settings", len(chunks[0]) * (len(profiles) + 1))
+    for tried in narrow_down(bench.ask, profiles, chunks, middle, plan.limits):
+        rounds.append(tried)
+        if len(rounds) < len(chunks):
+            following = max(plan.limits.finalists, round(len(tried) * 0.2))
+            on_step(f"trying the best {following}", len(chunks[len(rounds)]) * (following + 1))
+    finalists = [tried.profile for tried in rounds[-1][1 : 1 + plan.limits.finalists] if tried.profile is not None]
+    estimates: list[Tried] = []
+    decided: list[Tried] = []
+    for finalist in finalists:
+        on_step("comparing estimates of the bias", len(search) * (len(plan.bias_kinds) + 1))
+        estimates = list(_by_estimate(bench, finalist, search, plan, examples[:half]))
+        chosen = cheapest_as_good(estimates, middle)
+        on_step("deciding on held-out questions", len(held_out) * 2)
+        decided = _tried(bench, [None, chosen], held_out)
+        vanilla, calibrated = decided
+        if does_help(calibrated.score, vanilla.score, middle):
+            profile = chosen.model_copy(update={"gain": gain(calibrated.score, vanilla.score, middle)})
+            return Choice(profile, settings, rounds, estimates, decided)
+    off = OFF.model_copy(update={"gain": gain(decided[1].score, decided[0].score, middle)}) if decided else OFF
+    return Choice(off, settings, rounds, estimates, decided)
+
+
+def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str, float]:
+    """Accuracies in 0 … 1 as they are written into the profile: means over all positions, over the middle ones and
+    over the first and last."""
+    ends = {min(vanilla.asked), max(vanilla.asked)}
+    numbers = {
+        "vanilla": vanilla.accuracy(),
+        "calibrated": calibrated.accuracy(),
+        "middle_vanilla": vanilla.accuracy(middle),
+        "middle_calibrated": calibrated.accuracy(middle),
+        "ends_vanilla": vanilla.accuracy(ends),
+        "ends_calibrated": calibrated.accuracy(ends),
+    }
+    return {name: round(value, 4) for name, value in numbers.items()} | {"num_prompts": float(vanilla.num_questions)}
+
+
+def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> CalibrationProfile:
+    """Of profiles that differ in their estimate, the cheapest whose accuracies are within TOLERANCE of the best's.
+
+    `tried` has vanilla first; the best is by `merit`. Raises ValueError where there is no profile.
+    """
+    vanilla, *others = tried
+    kinds = {one.profile.bias: one for one in others if one.profile is not None}
+    if not kinds:
+        raise ValueError("no estimate was tried")
+    best = max(kinds.values(), key=lambda one: merit(one.score, vanilla.score, middle)).score
+    for kind in BIAS_KINDS:
+        if kind in kinds and _is_as_good(kinds[kind].score, best, middle):
+            profile = kinds[kind].profile
+            assert profile is not None
+            return profile
+    raise AssertionError("the best is as good as itself")
+
+
+def bias_tables(
+    bench: Bench, examples: Sequence[Example], positions: Sequence[int], profile: CalibrationProfile
+) -> Iterator[BiasTable]:
+    """Mean Attn(dummy, k) over `rel_layers` and heads, of examples with equally many documents, by length.
+
+    A bucket with fewer than MIN_BUCKET_PROMPTS prompts is left out, unless it is the only one.
+    """
+    placed = at_positions(examples, positions)
+    prompts = bench.prompts(placed, profile.span_rule)
+    kind = "tree" if profile.bias == "cached" else profile.bias
+    buckets: dict[int, list[list[float]]] = {}
+    for prompt, measured in zip(prompts, bench.measure(placed, profile.span_rule, kind), strict=True):
+        bucket = length_bucket([end - start for start, end in prompt.spans])
+        means = measured.bias[list(profile.rel_layers)].mean(dim=(0, 1)).tolist()
+        buckets.setdefault(bucket, []).append(means)
+    for bucket, rows in sorted(buckets.items()):
+        if len(rows) >= MIN_BUCKET_PROMPTS or len(buckets) == 1:
+            attention = tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
+            yield BiasTable(bucket=bucket, attention=attention, num_prompts=len(rows))
+
+
+def _rel_settings(bench: Bench, examples: Sequence[Example], middle: Sequence[int], plan: Plan) -> list[RelSetting]:
+    """All of them, for each span rule and scope, best first within each."""
+    placed = at_positions(examples, middle, plan.num_measured)
+    kind = "tree" if plan.search_bias == "cached" else plan.search_bias
+    found: list[RelSetting] = []
+    for span_rule in plan.span_rules:
+        measured = list(bench.measure(placed, span_rule, kind))
+        for scope in plan.limits.rel_scopes:
+            found += rank_rel_settings(measured, span_rule, scope)
+    return found
+
+
+def _best(settings: Sequence[RelSetting], limits: Limits) -> list[RelSetting]:
+    """The first few of each span rule and scope, of those that find the same the first alone."""
+    chosen: dict[tuple[SpanRule, RelScope], list[RelSetting]] = {}
+    for setting in settings:
+        others = chosen.setdefault((setting.span_rule, setting.scope), [])
+        if len(others) < limits.rel_settings and all(one.recall != setting.recall for one in others):
+            others.append(setting)
+    return [setting for some in chosen.values() for setting in some]
+
+
+def _chunks(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """By SEARCH_SHARES, none of them empty."""
+    ends = [round(len(examples) * sum(SEARCH_SHARES[: number + 1])) for number in range(len(SEARCH_SHARES))]
+    starts = [0, *ends[:-1]]
+    return [examples[start:end] for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def _by_estimate(
+    bench: Bench, profile: CalibrationProfile, search: Sequence[Example], plan: Plan, examples: Sequence[Example]
+) -> Iterator[Tried]:
+    kinds: list[BiasKind] = [kind for kind in plan.bias_kinds if kind != "cached" or profile.rel_scope == "mean"]
+    profiles = []
+    for kind in kinds:
+        changes: dict[str, object] = {"bias": kind}
+        if kind == "cached":
+            changes["tables"] = tuple(bias_tables(bench, examples[:TABLE_PROMPTS], plan.positions, profile))
+        profiles.append(profile.model_copy(update=changes))
+    yield from _tried(bench, [None, *profiles], search)
+
+
+def _tried(bench: Bench, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[Tried]:
+    return [
+        Tried(profile, score_of(examples, answers))
+        for profile, answers in zip(profiles, bench.ask(profiles, examples), strict=True)
+    ]
+
+
+def _is_as_good(score: Score, best: Score, middle: Collection[int]) -> bool:
+    return (
+        score.accuracy() >= best.accuracy() - TOLERANCE and score.accuracy(middle) >= best.accuracy(middle) - TOLERANCE
+    )

@@ -1,0 +1,119 @@
+"""The questions that calibration is chosen on, and those that it is measured on: never the same.
+
+Of a file one question in ten is for choosing, by a digest of its gold passage, so that questions about one passage stay
+together whatever is asked for. Generated questions are drawn from seeds that are far apart.
+"""
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from services.generate.data.questions import (
+    BadData,
+    Check,
+    Example,
+    best_subspan_em,
+    contains_answer,
+    generated_facts,
+    natural_questions,
+    place_gold,
+    synthwiki,
+)
+
+GENERATED = "generated"
+Part = Literal["calibration", "evaluation", "all"]
+
+CALIBRATION_SHARE = 10  # one in so many
+# what training draws from begins at 0
+GENERATED_SEEDS: dict[Part, int] = {"calibration": 1_000_003, "evaluation": 2_000_003, "all": 2_000_003}
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """Questions of one data set, how long their answers may be, and which answers are right.
+
+    `read` gives examples of K documents with a seed, gold first; None for the generated ones, which are drawn.
+    `distractors` says where the other documents come from.
+    """
+
+    name: str
+    distractors: str
+    max_tokens: int
+    stop: tuple[str, ...]
+    is_right: Check
+    read: Callable[[int, int], list[Example]] | None
+
+    def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
+        """At most `count` questions of a part in random order, gold first; None for all, or for 500 generated ones.
+
+        Which questions come first depends on the seed alone, not on `count` or on the number of documents. Raises
+        BadData where the part has none, and what reading raises.
+        """
+        if self.read is None:
+            return generated_facts(500 if count is None else count, num_documents, GENERATED_SEEDS[part] + seed)
+        chosen = [one for one in self.read(num_documents, seed) if part in ("all", _part_of(one))]
+        if not chosen:
+            raise BadData(f"{self.name} has no questions for {part}")
+        random.Random(seed).shuffle(chosen)
+        return chosen[:count]
+
+
+def question_set(data: str) -> QuestionSet:
+    """`generated`, a file of lost-in-the-middle's (.jsonl, .jsonl.gz) or of SynthWiki's (.csv).
+
+    Answers are cut and judged as either's own evaluation does it; generated answers are judged as NaturalQuestions'.
+    Raises BadData for anything else, and for a file that is missing.
+    """
+    if data == GENERATED:
+        return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
+    path = Path(data)
+    if not path.is_file():
+        raise BadData(f"{data} is missing, and is not {GENERATED!r} either")
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
+        return QuestionSet(
+            "NaturalQuestions",
+            distractors,
+            100,
+            ("\n",),
+            best_subspan_em,
+            partial(natural_questions, path),
+        )
+    if path.suffix == ".csv":
+        read = partial(synthwiki, path)
+        return QuestionSet("SynthWiki", "contexts about other people", 36, (), contains_answer, read)
+    raise BadData(f"{data} is neither a file of lost-in-the-middle's (.jsonl, .jsonl.gz) nor one of SynthWiki's (.csv)")
+
+
+def has_golds_only(path: Path) -> bool:
+    """Whether a file of lost-in-the-middle's is the oracle one, told by its first question. Raises BadData."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        try:
+            return len(json.loads(file.readline())["ctxs"]) == 1
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise BadData(f"{path}, line 1: not a question with contexts ({error!r})") from error
+
+
+def at_positions(examples: Sequence[Example], positions: Sequence[int], count: int | None = None) -> list[Example]:
+    """`count` examples with their gold documents at the positions in turn, one of each example for None.
+
+    A position that is named more than once is asked more often. Examples are asked again, at their next position, only
+    where there are fewer than `count`; never twice at the same, so fewer may come.
+    """
+    most = len(examples) * len(set(positions))
+    placed = []
+    for number in range(min(len(examples) if count is None else count, most)):
+        turn, place = divmod(number, len(examples))
+        placed.append(place_gold(examples[place], positions[(place + turn) % len(positions)]))
+    return list(dict.fromkeys(placed))
+
+
+def _part_of(example: Example) -> Part:
+    digest = hashlib.sha256(example.documents[example.gold].text.encode()).digest()
+    return "calibration" if int.from_bytes(digest[:8]) % CALIBRATION_SHARE == 0 else "evaluation"

@@ -1,0 +1,240 @@
+"""`fovea evaluate litm`: found-in-the-middle by the dissertation's protocols (chapter 3, appendix B), on any model.
+
+Which protocols: `accuracy` is Table B.2 and Figures 3.5 and 3.6, `recall` Table 3.3, `attention` Table 3.1 and Figures
+3.3 and 3.4, `hypotheses` Tables 3.2 and B.1, `estimates` compares the estimates of the bias with the paper's.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import Progress
+
+from services.core.errors import FoveaError
+from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
+from services.generate.calibrate.command import among, drawn, load, parse_numbers, parse_positions
+from services.generate.data.question_sets import GENERATED, Part, at_positions
+from services.generate.data.questions import BadData, Example
+from services.generate.evaluation.answering import AnswerOptions
+from services.generate.evaluation.figures import figures
+from services.generate.evaluation.protocols import (
+    METHODS,
+    Scores,
+    Study,
+    accuracy_by_position,
+    attention_and_use,
+    compare_estimates,
+    hypotheses,
+    recall_at_3,
+)
+from services.generate.evaluation.results import RESULT_FILES, Protocol, Result, merge_results
+from services.generate.evaluation.tables import print_tables
+from services.generate.profile import (
+    BadProfile,
+    BiasKind,
+    BiasTable,
+    CalibrationProfile,
+    complaints,
+    paper_profile,
+    read_profile,
+)
+from services.jobs.checkpoints import CheckpointSource
+from services.jobs.options import output_folder, positive, results_file
+from services.jobs.plots import draw
+from services.nn.devices import DeviceName
+
+PAPER = "paper"
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, of how many questions, with `num_documents` each; `positions` for K documents, None for three."""
+
+    protocols: tuple[Protocol, ...]
+    methods: tuple[str, ...]
+    positions: str | None
+    limit: int | None
+    part: Part
+    seed: int
+
+    def positions_of(self, num_documents: int) -> tuple[int, ...]:
+        """The dissertation's first, middle and last, or those that were asked for."""
+        if self.positions is None:
+            return tuple(sorted({0, (num_documents - 1) // 2, num_documents - 1}))
+        return parse_positions(self.positions, num_documents)
+
+
+@app.command()
+def litm(
+    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
+    data: Annotated[
+        str, typer.Option(help="generated, or a file of lost-in-the-middle's (.jsonl.gz) or SynthWiki's (.csv).")
+    ] = GENERATED,
+    documents: Annotated[str, typer.Option(help="Documents a question; several as in 10,20.")] = "10",
+    protocols: Annotated[str, typer.Option(help=f"Which of {', '.join(PROTOCOLS)}.")] = "accuracy,recall",
+    positions: Annotated[
+        str | None, typer.Option(help="Of gold, counted from 0: 0,4,9, or all; without it first, middle and last.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help=f"Rows of Table B.2: all, or among {', '.join(METHODS)}.")] = "all",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions.")] = None,
+    all_questions: Annotated[
+        bool, typer.Option("--all-questions", help="Also those of a file that calibration is chosen on.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of distractors, of generated questions and of their order.")] = 0,
+    calibration: Annotated[
+        str | None, typer.Option(help="A calibration.json instead of the checkpoint's, or paper for the paper's own.")
+    ] = None,
+    bias: Annotated[BiasKind | None, typer.Option(help="Instead of the profile's estimate.")] = None,
+    temperature: Annotated[float | None, typer.Option(callback=positive, help="Instead of the profile's.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Intervened ones instead of the profile's, as in 2,3.")] = None,
+    sorting_rounds: Annotated[int, typer.Option(min=1, help="Iterations of attention sorting.")] = 1,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            callback=results_file(RESULT_FILES.load), help="A JSON file for the scores, beside those that it holds."
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(callback=output_folder, help="A folder for the figures, as SVG.")
+    ] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Prompts that are answered at a time.")] = 64,
+    max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
+    device: Annotated[DeviceName, typer.Option(help="Where to run.")] = "auto",
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Evaluate a model's use of documents by where they stand, with and without attention calibration."""
+    plan = Plan(
+        among(protocols, PROTOCOLS, "--protocols"),
+        METHODS if methods == "all" else among(methods, METHODS, "--methods"),
+        positions,
+        limit,
+        "all" if all_questions else "evaluation",
+        seed,
+    )
+    counts = parse_numbers(documents, "--documents")
+    questions, source, model = load(data, checkpoint, device, store_url)
+    asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
+    for count in counts:
+        plan.positions_of(count)  # better refused now than when others are answered
+    profile = _profile(
+        source, model.config.num_layers, calibration, {"bias": bias, "temperature": temperature, "layers": layers}
+    )
+    options = AnswerOptions(questions.max_tokens, questions.stop, max_running, max_cached_tokens)
+    study = Study(Bench(model, questions, max_cached_tokens), profile, options, sorting_rounds)
+    try:
+        with Progress(console=Console(stderr=True)) as progress:
+            results = [one for examples in asked for one in run(study, plan, examples, source, progress)]
+    except (BadData, BadProfile, FoveaError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    report(results, save, plots)
+
+
+def run(
+    study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, progress: Progress
+) -> list[Result]:
+    """One result a protocol, of examples with equally many documents."""
+    num_documents = len(examples[0].documents)
+    task = progress.add_task("", total=None)
+    watched = replace(study, bench=replace(study.bench, on_progress=lambda count: progress.advance(task, count)))
+    questions = study.bench.questions
+    positions = plan.positions_of(num_documents)
+    settings = {
+        "version": source.label,
+        "seed": plan.seed,
+        "questions": len(examples),
+        "part": plan.part,
+        "distractors": questions.distractors,
+        "profile": study.profile.model_dump(mode="json", exclude={"gain", "tables"}),
+    }
+    protocols: Mapping[Protocol, Callable[[], Scores]] = {
+        "accuracy": lambda: accuracy_by_position(watched, examples, positions, plan.methods),
+        "recall": lambda: recall_at_3(watched, examples),
+        "attention": lambda: attention_and_use(watched, examples, plan.seed),
+        "hypotheses": lambda: hypotheses(watched, examples),
+        "estimates": lambda: _estimates(watched, examples, num_documents, plan),
+    }
+    results = []
+    for protocol in plan.protocols:
+        progress.reset(task, description=f"{protocol}, K = {num_documents}", total=None)
+        scores = protocols[protocol]()
+        results.append(Result(source.label, protocol, questions.name, num_documents, scores, settings))
+    return results
+
+
+def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> None:
+    """Print the tables of all that is kept, keep the scores, draw figures and print, as the last line, the new scores.
+
+    What can't be kept is printed all the same.
+    """
+    kept = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
+    shown = merge_results([*kept, *results])
+    console = Console(width=200, highlight=False)
+    print_tables(shown, console)
+    try:
+        if save is not None:
+            RESULT_FILES.save(results, save)
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
+            for figure, panels in figures(shown).items():
+                path = plots / f"figure-{figure}.svg"
+                path.write_text(draw(panels))
+                console.print(f"wrote {path}")
+    finally:
+        console.print(json.dumps([asdict(result) for result in results]), soft_wrap=True, markup=False)
+
+
+def _estimates(study: Study, examples: Sequence[Example], num_documents: int, plan: Plan) -> Scores:
+    """On the positions in turn; the cached bias has a table from questions that calibration is chosen on."""
+    profile = study.profile
+    tables: Sequence[BiasTable] = profile.tables
+    if not any(table.num_documents == num_documents for table in tables):
+        own = study.bench.questions.examples("calibration", num_documents, TABLE_PROMPTS, plan.seed)
+        tables = list(bias_tables(study.bench, own, range(num_documents), profile))
+    placed = at_positions(examples, plan.positions_of(num_documents))
+    return compare_estimates(study, placed, tables, get_args(BiasKind))
+
+
+def _profile(
+    source: CheckpointSource, num_layers: int, calibration: str | None, changes: Mapping[str, Any]
+) -> CalibrationProfile:
+    """The one named, else the checkpoint's own, else the paper's; changed where options say so.
+
+    Raises BadParameter for one that cannot be read or does not fit the model, and for changes that do not fit it.
+    """
+    named = "CHECKPOINT" if calibration is None else "--calibration"
+    try:
+        found = _profile_named(source, num_layers, calibration).check_layers(num_layers)
+    except (OSError, BadProfile) as error:
+        raise typer.BadParameter(str(error), param_hint=named) from error
+    wanted = {field: value for field, value in changes.items() if value is not None}
+    if "layers" in wanted:
+        wanted["layers"] = parse_numbers(wanted["layers"], "--layers")
+        if wanted["layers"][0] < 0 or wanted["layers"][-1] >= num_layers:
+            raise typer.BadParameter(f"the model's layers are 0 to {num_layers - 1}", param_hint="--layers")
+    try:
+        return CalibrationProfile.model_validate({**found.model_dump(), **wanted})
+    except ValidationError as error:
+        given = ", ".join(f"--{field}" for field in wanted)
+        raise typer.BadParameter(complaints(error), param_hint=given) from error
+
+
+def _profile_named(source: CheckpointSource, num_layers: int, calibration: str | None) -> CalibrationProfile:
+    """Raises OSError or BadProfile for one that cannot be read."""
+    if calibration is None:
+        own = read_profile(source.directory)
+        return own if own is not None and own.enabled else paper_profile(num_layers)
+    if calibration == PAPER:
+        return paper_profile(num_layers)
+    try:
+        return CalibrationProfile.model_validate_json(Path(calibration).read_bytes())
+    except ValidationError as error:
+        raise BadProfile(f"{calibration}: {complaints(error)}") from error

@@ -1,0 +1,359 @@
+"""The dissertation's protocols of found-in-the-middle, run on one model and one data set (chapter 3, appendix B).
+
+Every protocol answers with the scores of a `Result`. Percentages are of questions, fractions are in 0 … 1.
+
+Shapes: L layers, H heads, K documents, E examples.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.search import Measured, is_found, middle_positions, score_of
+from services.generate.calibration import relevance
+from services.generate.data.questions import Example, place_gold
+from services.generate.evaluation.answering import AnswerOptions, answer
+from services.generate.evaluation.hypotheses import (
+    condition_1,
+    condition_2,
+    is_in_attended_half,
+    rank_correlation,
+    spearman,
+)
+from services.generate.evaluation.tables import MOST_USED
+from services.generate.evaluation.tfidf import similarities
+from services.generate.generation.bias import TreeOptions
+from services.generate.generation.ranking import reorder, run_rankings
+from services.generate.profile import BiasKind, BiasTable, CalibrationProfile, SpanRule
+from services.generate.prompts.ranking import RankMethod, prepare_ranking
+
+Scores = dict[str, dict[str, float]]
+
+VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
+SORTING, PROMPT, LIKELIHOOD = "Attention sorting", "Prompt reordering", "LongLLMLingua-r_k"
+AND_CALIBRATED = " + Cal."
+# by reordering; the last two rank each document alone, so that where gold stood makes no difference
+REORDERINGS: Mapping[str, RankMethod] = {
+    SORTING: "attention",
+    PROMPT: "relevance_prompt",
+    LIKELIHOOD: "query_likelihood",
+}
+METHODS = (VANILLA, CALIBRATED, *(f"{name}{end}" for name in REORDERINGS for end in ("", AND_CALIBRATED)))
+RANKINGS: Mapping[str, RankMethod] = {
+    "Query generation": "query_generation",
+    "Relevance generation": "relevance_prompt",
+    LIKELIHOOD: "query_likelihood",
+}
+NO_BIAS = "none"
+SAVINGS: Mapping[str, Mapping[str, object]] = {
+    "tree, dummies of 4 tokens": {"dummy_tokens": 4},
+    "tree, window of 64": {"window": 64},
+    "tree, both": {"dummy_tokens": 4, "window": 64},
+}
+RANKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model with its questions (`bench`), how many prompts are answered at once, and the profile under test."""
+
+    bench: Bench
+    profile: CalibrationProfile
+    options: AnswerOptions
+    num_iterations: int = 1
+
+    def answers(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> list[str]:
+        """As the service would answer, calibrated by the profile or not."""
+        profile = self.profile if is_calibrated else None
+        span_rule: SpanRule = self.profile.span_rule if is_calibrated else "newline"
+        prompts = self.bench.prompts(examples, span_rule)
+        return answer(self.bench.model, prompts, self.options, profile, self.bench.on_progress)
+
+    def accuracy(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> float:
+        """In percent."""
+        answers = self.answers(examples, is_calibrated=is_calibrated)
+        right = [
+            self.bench.questions.is_right(text, example.answers)
+            for text, example in zip(answers, examples, strict=True)
+        ]
+        return 100 * statistics.fmean(right)
+
+
+def accuracy_by_position(
+    study: Study, examples: Sequence[Example], positions: Sequence[int], methods: Sequence[str] = METHODS
+) -> Scores:
+    """Table B.2 and Figures 3.5 and 3.6: percent of the examples that are answered right, by gold position.
+
+    Methods for which the position makes no difference have their one number under `Avg.`.
+    """
+    scores: Scores = {}
+    for name in _without_endings(methods):
+        chosen = [(f"{name}{end}", bool(end)) for end in ("", AND_CALIBRATED) if f"{name}{end}" in methods]
+        if name == VANILLA:
+            chosen = [(one, one == CALIBRATED) for one in (VANILLA, CALIBRATED) if one in methods]
+        if REORDERINGS.get(name) not in (None, "attention"):
+            ordered = reordered(study, examples, REORDERINGS[name])
+            scores |= {row: {"Avg.": study.accuracy(ordered, is_calibrated=how)} for row, how in chosen}
+            continue
+        for position in positions:
+            placed = [place_gold(example, position) for example in examples]
+            if name in REORDERINGS:
+                placed = reordered(study, placed, "attention")
+            for row, how in chosen:
+                scores.setdefault(row, {})[str(position)] = study.accuracy(placed, is_calibrated=how)
+    return scores
+
+
+def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> list[Example]:
+    """Documents in the order of a method: the most relevant first, under attention sorting the most attended last."""
+    if method == "attention":
+        model, rounds = study.bench.model, study.num_iterations
+        orders = [reorder(model, one.question, one.documents, method, num_iterations=rounds).order for one in examples]
+    else:
+        orders = [ranking for _, ranking in _rankings(study.bench, examples, method)]
+    return [_in_order(example, order) for example, order in zip(examples, orders, strict=True)]
+
+
+def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[str, RankMethod] = RANKINGS) -> Scores:
+    """Table 3.3: in which share of the examples gold, put in the middle, is among the three best documents.
+
+    Attention is a mean over all layers and heads; beside it stand attention and rel over the profile's `rel_layers`
+    where these are not all.
+    """
+    middle = (len(examples[0].documents) - 1) // 2
+    placed = [place_gold(example, middle) for example in examples]
+    profile = study.profile
+    kind = "tree" if profile.bias == "cached" else profile.bias
+    measured = list(study.bench.measure(placed, profile.span_rule, kind))
+    every = tuple(range(study.bench.model.config.num_layers))
+    found: dict[str, list[bool]] = {}
+    for layers in dict.fromkeys([every, profile.rel_layers or every]):
+        where = "" if layers == every else f", layers {layers[0]}–{layers[-1]}"
+        found[VANILLA + where] = [_is_gold_found(_attention(one, layers), one.gold) for one in measured]
+        found[CALIBRATED + where] = [_is_gold_found(_rel(one, layers), one.gold) for one in measured]
+    for name, method in methods.items():
+        found[name] = [
+            _is_gold_found(torch.tensor(scores), middle) for scores, _ in _rankings(study.bench, placed, method)
+        ]
+    return {name: {"recall_at_3": statistics.fmean(own)} for name, own in found.items()}
+
+
+def attention_and_use(study: Study, examples: Sequence[Example], seed: int) -> Scores:
+    """Figures 3.3 and 3.4 and Table 3.1, over the examples that are answered wrong with gold in the middle.
+
+    Columns are positions: mean TF-IDF cosine of the response to the document there, and mean Attn(k) over all layers
+    and heads, in the original and in a shuffled order. `MOST_USED` counts in which half of the attention the document
+    lies that the response is most like; responses that are like none are left out. NaN where nothing is wrong.
+    """
+    middle = (len(examples[0].documents) - 1) // 2
+    placed = [place_gold(example, middle) for example in examples]
+    texts = study.answers(placed)
+    is_right = study.bench.questions.is_right
+    wrong = [
+        (example, text) for example, text in zip(placed, texts, strict=True) if not is_right(text, example.answers)
+    ]
+    scores: Scores = {}
+    original = [example for example, _ in wrong]
+    shuffled = [_shuffled(example, random.Random(f"{seed} {place}")) for place, example in enumerate(original)]
+    halves = {"Highest": 0.0, "Lowest": 0.0}
+    for order, some in (("original order", original), ("shuffled order", shuffled)):
+        responses = [text for _, text in wrong] if some is original else study.answers(some)
+        likeness = [
+            similarities(response, [f"{document.title} {document.text}" for document in example.documents])
+            for response, example in zip(responses, some, strict=True)
+        ]
+        attention = [one.mean(dim=(0, 1)).tolist() for one in study.bench.attention(some, "newline")]
+        scores[f"TF-IDF, {order}"] = _means(likeness)
+        scores[f"Attention, {order}"] = _means(attention)
+        if some is original:
+            for own, weights in zip(likeness, attention, strict=True):
+                if max(own) > 0:
+                    is_high = is_in_attended_half(weights, own.index(max(own)))
+                    halves["Highest" if is_high else "Lowest"] += 1
+    return {**scores, MOST_USED: halves}
+
+
+def attention_everywhere(study: Study, examples: Sequence[Example]) -> Tensor:
+    """Attn of every document at every position, a mean over all layers and heads: (E, K documents, K positions).
+
+    Positions are gone through by turning the order, so that each example takes K prompts.
+    """
+    num_documents = len(examples[0].documents)
+    attention = torch.empty(len(examples), num_documents, num_documents)
+    for turn in range(num_documents):
+        order = [(place + turn) % num_documents for place in range(num_documents)]
+        turned = [_in_order(example, order) for example in examples]
+        for number, measured in enumerate(study.bench.attention(turned, "newline")):
+            attention[number, order, range(num_documents)] = measured.mean(dim=(0, 1)).to(attention)
+    return attention
+
+
+def hypotheses(study: Study, examples: Sequence[Example]) -> Scores:
+    """Tables 3.2 and B.1: how often the two conditions hold, and how well either model of attention orders documents.
+
+    Without a log-linear row where a document was not attended at all.
+    """
+    attention = attention_everywhere(study, examples).double().numpy()
+    matrices = list(attention)
+    scores = {
+        "Condition 1": {"share": condition_1(matrices)},
+        "Condition 2": {"share": condition_2(matrices)},
+        "Linear": {"spearman": rank_correlation(matrices, "linear")},
+    }
+    if (attention > 0).all():
+        scores["Log-linear"] = {"spearman": rank_correlation(matrices, "log-linear")}
+    return scores
+
+
+@dataclass
+class _Estimate:
+    """Sums of what one estimate of the bias brought."""
+
+    bias: list[float] = field(default_factory=list)
+    rel: list[float] = field(default_factory=list)
+    found: list[bool] = field(default_factory=list)
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+
+def compare_estimates(
+    study: Study, examples: Sequence[Example], tables: Sequence[BiasTable], kinds: Sequence[BiasKind]
+) -> Scores:
+    """Each estimate of the bias beside the paper's, under the profile's other settings.
+
+    `examples` have their gold documents where they are to be; `tables` serve `cached`. Spearman's ρ of bias and of rel
+    with those of `exact` are means over prompts; Recall@3 is of examples with gold in the middle; accuracies are in
+    percent. Costs are tokens that are run: of the estimate relative to `exact`'s own, and of prompt and estimate
+    together in prefills of the prompt. Rows of `tree` that say more are its savings; `none` takes no bias off.
+    """
+    profile = study.profile.model_copy(update={"rel_scope": "mean"})
+    num_documents = len(examples[0].documents)
+    middle = middle_positions(num_documents)
+    exact = list(study.bench.measure(examples, profile.span_rule, "exact"))
+    nothing = BiasTable(bucket=1, attention=(0.0,) * num_documents, num_prompts=1)
+    variants: dict[str, CalibrationProfile] = {
+        **{kind: profile.model_copy(update={"bias": kind, "tables": tuple(tables)}) for kind in kinds},
+        **{name: profile.model_copy(update={"bias": "tree", **saving}) for name, saving in SAVINGS.items()},
+        NO_BIAS: profile.model_copy(update={"bias": "cached", "tables": (nothing,)}),
+    }
+    answers = study.bench.ask([None, *variants.values()], examples)
+    vanilla, *others = [score_of(examples, one) for one in answers]
+    scores: Scores = {"vanilla": {"average": 100 * vanilla.accuracy(), "middle": 100 * vanilla.accuracy(middle)}}
+    exact_tokens = sum(one.bias_tokens for one in exact)
+    for (name, variant), score in zip(variants.items(), others, strict=True):
+        estimate = _compared(study, examples, exact, variant)
+        scores[name] = {
+            "bias_spearman": _mean(estimate.bias),
+            "rel_spearman": _mean(estimate.rel),
+            "recall_at_3": _mean(estimate.found),
+            "average": 100 * score.accuracy(),
+            "middle": 100 * score.accuracy(middle),
+            "relative_cost": estimate.tokens / exact_tokens,
+            "prefills": 1 + estimate.tokens / estimate.prompt_tokens,
+        }
+    return {
+        row: {column: value for column, value in columns.items() if not math.isnan(value)}
+        for row, columns in scores.items()
+    }
+
+
+def _compared(
+    study: Study, examples: Sequence[Example], exact: Sequence[Measured], profile: CalibrationProfile
+) -> _Estimate:
+    layers = list(profile.rel_layers)
+    middle = middle_positions(len(examples[0].documents))
+    sums = _Estimate()
+    for one, own in zip(exact, _measured_again(study, examples, exact, profile), strict=True):
+        wanted = one.bias[layers].mean(dim=(0, 1))
+        attention = one.attention[layers].mean(dim=(0, 1))
+        bias = own.bias[layers].mean(dim=(0, 1))
+        sums.bias.append(_spearman(bias, wanted))
+        sums.rel.append(_spearman(attention - bias, attention - wanted))
+        if one.gold in middle:
+            sums.found.append(_is_gold_found(attention - bias, one.gold))
+        sums.tokens += own.bias_tokens
+        sums.prompt_tokens += own.prompt_tokens
+    return sums
+
+
+def _measured_again(
+    study: Study, examples: Sequence[Example], exact: Sequence[Measured], profile: CalibrationProfile
+) -> Iterator[Measured]:
+    """With the profile's estimate of the bias; one that is looked up runs no tokens."""
+    if profile.bias == "exact":
+        yield from exact
+    elif profile.bias != "cached":
+        tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
+        yield from study.bench.measure(examples, profile.span_rule, profile.bias, tree)
+    else:
+        prompts = study.bench.prompts(examples, profile.span_rule)
+        for one, prompt in zip(exact, prompts, strict=True):
+            table = profile.cached_attention([end - start for start, end in prompt.spans])
+            if table is None:
+                raise ValueError(f"there is no table of the bias for {len(prompt.spans)} documents")
+            yield replace(one, bias=torch.tensor(table).expand_as(one.bias), bias_tokens=0)
+
+
+def _spearman(one: Tensor, other: Tensor) -> float:
+    return spearman(one.double().numpy(), other.double().numpy())
+
+
+def _rankings(
+    bench: Bench, examples: Sequence[Example], method: RankMethod
+) -> Iterator[tuple[tuple[float, ...], tuple[int, ...]]]:
+    """Scores and order of each example's documents, several examples together."""
+    model = bench.model
+    for start in range(0, len(examples), RANKED_AT_ONCE):
+        some = examples[start : start + RANKED_AT_ONCE]
+        jobs = [
+            prepare_ranking(model.tokenizer, model.config.max_model_len, one.question, one.documents, method)
+            for one in some
+        ]
+        yield from ((ranking.scores, ranking.order) for ranking in run_rankings(model, jobs))
+        bench.on_progress(len(some))
+
+
+def _without_endings(methods: Sequence[str]) -> list[str]:
+    """What is answered with and without calibration, once."""
+    return list(dict.fromkeys(VANILLA if one == CALIBRATED else one.removesuffix(AND_CALIBRATED) for one in methods))
+
+
+def _in_order(example: Example, order: Sequence[int]) -> Example:
+    """With the documents in another order, given as their places now."""
+    return replace(
+        example, documents=tuple(example.documents[place] for place in order), gold=list(order).index(example.gold)
+    )
+
+
+def _shuffled(example: Example, generator: random.Random) -> Example:
+    order = list(range(len(example.documents)))
+    generator.shuffle(order)
+    return _in_order(example, order)
+
+
+def _attention(measured: Measured, layers: Sequence[int]) -> Tensor:
+    return measured.attention[list(layers)].mean(dim=(0, 1))
+
+
+def _rel(measured: Measured, layers: Sequence[int]) -> Tensor:
+    return relevance(measured.attention, measured.bias, layers=layers)
+
+
+def _is_gold_found(scores: Tensor, gold: int) -> bool:
+    return bool(is_found(scores, gold, 3))
+
+
+def _means(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    return {str(place): _mean(column) for place, column in enumerate(zip(*rows, strict=True))}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of the numbers among them; NaN where there is none."""
+    numbers = [float(value) for value in values if not math.isnan(value)]
+    return statistics.fmean(numbers) if numbers else math.nan

@@ -1,0 +1,158 @@
+"""The dissertation's tables of found-in-the-middle, and the one that compares estimates of the bias."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from services.generate.evaluation.results import (
+    ERROR,
+    Protocol,
+    Result,
+    average_of,
+    merge_results,
+    positions_of,
+    truncated,
+)
+
+MISSING = "–"
+MOST_USED = "Most likely used document"
+ESTIMATE_COLUMNS = {
+    "bias_spearman": "ρ of bias",
+    "rel_spearman": "ρ of rel",
+    "recall_at_3": "Recall@3",
+    "average": "Avg.",
+    "middle": "Middle",
+    "relative_cost": "Cost / exact",
+    "prefills": "Cost / prefill",
+}
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    """Every table that the results have a score for."""
+    merged = merge_results(results)
+    for table in (
+        *_attention_tables(_of(merged, "attention")),
+        *_fraction_tables(_of(merged, "hypotheses")),
+        *_recall_tables(_of(merged, "recall")),
+        *_accuracy_tables(_of(merged, "accuracy")),
+        *_estimate_tables(_of(merged, "estimates")),
+    ):
+        console.print(table)
+
+
+def ordinal(position: int) -> str:
+    """A position, counted from 0, as the dissertation calls it: 0 → 1st, 9 → 10th."""
+    number = position + 1
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def heading(result: Result) -> str:
+    """Which model, data set and number of documents a result is of."""
+    return f"{result.model}, {result.data}, K = {result.num_documents}"
+
+
+def _of(results: Sequence[Result], protocol: Protocol) -> list[Result]:
+    return [result for result in results if result.protocol == protocol]
+
+
+def _attention_tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 3.1: among wrong answers, in which half of the attention the most used document lies."""
+    for result in results:
+        halves = result.scores[MOST_USED]
+        table = _table(f"Table 3.1: {heading(result)}", "", ("# of examples", "%"))
+        total = sum(halves.values())
+        for half, count in halves.items():
+            table.add_row(f"{half} half attention", f"{count:.0f}", f"{100 * count / total:.0f}%" if total else MISSING)
+        yield table
+
+
+def _fraction_tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Tables 3.2 and B.1: how often the conditions hold, and how well either model of attention ranks."""
+    for result in results:
+        table = _table(f"Table 3.2: {heading(result)}", "", ("% of pairs",))
+        for row, columns in result.scores.items():
+            if "share" in columns:
+                table.add_row(row, f"{100 * columns['share']:.0f}%")
+        yield table
+        table = _table(f"Table B.1: {heading(result)}", "Model form of f", ("Rank correlation",))
+        for row, columns in result.scores.items():
+            if "spearman" in columns:
+                table.add_row(row, f"{columns['spearman']:.2f}")
+        yield table
+
+
+def _recall_tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 3.3: Recall@3 with gold in the middle, a column for each number of documents."""
+    for group in _grouped(results):
+        table = _table(
+            f"Table 3.3: Recall@3, {group[0].model}, {group[0].data}",
+            "Method",
+            [f"K = {result.num_documents}" for result in group],
+        )
+        for method in _rows(group):
+            cells = [result.scores.get(method, {}).get("recall_at_3") for result in group]
+            table.add_row(method, *(MISSING if cell is None else f"{cell:.4f}" for cell in cells))
+        yield table
+
+
+def _accuracy_tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Table B.2: accuracy in percent by gold position, truncated to two decimals."""
+    for group in _grouped(results):
+        positions = [sorted({p for row in result.scores.values() for p in positions_of(row)}) for result in group]
+        headings = []
+        for result, asked in zip(group, positions, strict=True):
+            names = [*(ordinal(position) for position in asked), "Avg."]
+            headings += [f"K = {result.num_documents}\n{names[0]}", *(f"\n{name}" for name in names[1:])]
+        table = _table(f"Table B.2: {group[0].model}, {group[0].data}", "Method", headings)
+        for method in _rows(group):
+            cells = []
+            for result, asked in zip(group, positions, strict=True):
+                columns = result.scores.get(method, {})
+                cells += [_percent(columns, str(position)) for position in asked]
+                cells.append(truncated(average_of(columns)) if columns else MISSING)
+            table.add_row(method, *cells)
+        yield table
+
+
+def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
+    """How near each estimate of the bias comes to the paper's, and what it costs."""
+    for result in results:
+        table = _table(f"Estimates of the bias: {heading(result)}", "bias", list(ESTIMATE_COLUMNS.values()))
+        for row, columns in result.scores.items():
+            cells = []
+            for column in ESTIMATE_COLUMNS:
+                value = columns.get(column)
+                is_percent = column in ("average", "middle")
+                cells.append(MISSING if value is None else f"{value:.2f}" if is_percent else f"{value:.3f}")
+            table.add_row(row, *cells)
+        yield table
+
+
+def _percent(columns: dict[str, float], position: str) -> str:
+    if position not in columns:
+        return MISSING
+    error = columns.get(position + ERROR)
+    return truncated(columns[position]) + ("" if error is None else f" ± {error:.1f}")
+
+
+def _grouped(results: Sequence[Result]) -> list[list[Result]]:
+    """Results of one model on one data set together, fewer documents first."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.model, result.data), []).append(result)
+    return [sorted(group, key=lambda result: result.num_documents) for group in groups.values()]
+
+
+def _rows(results: Sequence[Result]) -> list[str]:
+    """The names of all rows, in the order of their first appearance."""
+    return list(dict.fromkeys(row for result in results for row in result.scores))
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

@@ -1,0 +1,117 @@
+"""Keys and values of prompts that were answered, for the next prompt that begins as one of them did.
+
+What is kept is what the model computes by itself: rows that ran under calibration are never put here. Each tenant
+finds its own alone, since how many tokens were found is told, and would tell what others have asked.
+
+Shapes: T tokens.
+"""
+
+import bisect
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.generate.model.kv_cache import KeyValues
+
+TokenIds = np.ndarray[Any, np.dtype[np.int64]]
+
+# Fewer tokens than these are not worth their copying.
+MIN_REUSED_TOKENS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A sequence's first T tokens: `input_ids` (T,) int64, what the model cached for them, and whose they are."""
+
+    input_ids: TokenIds
+    key_values: KeyValues
+    tenant: str = ""
+
+    def first(self, num_tokens: int) -> KeyValues:
+        """Of the first tokens alone."""
+        return KeyValues(self.key_values.keys[:, :, :num_tokens], self.key_values.values[:, :, :num_tokens])
+
+
+class PrefixCache:
+    """Prefixes of at most `max_bytes` together; the one that was not used for longest goes first.
+
+    What is kept stands in the order of its tenant and of its tokens' bytes, where sequences that begin alike are
+    neighbours: whichever shares most with given tokens stands next to where those would stand, however many are kept,
+    and also where all of them begin with one template. None that is kept begins with another of its tenant.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._order: list[bytes] = []
+        self._kept: OrderedDict[bytes, Prefix] = OrderedDict()  # by the same; last what was used last
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def longest(self, input_ids: TokenIds, tenant: str = "") -> tuple[int, Prefix | None]:
+        """How many of these tokens a kept prefix of this tenant begins with, at most, and that prefix; 0 and None
+        where none does."""
+        place = bisect.bisect_left(self._order, _key(input_ids, tenant))
+        neighbours = [self._kept[key] for key in self._order[max(0, place - 1) : place + 1]]
+        own = (prefix for prefix in neighbours if prefix.tenant == tenant)
+        found = ((num_shared(input_ids, prefix.input_ids), _key(prefix.input_ids, tenant)) for prefix in own)
+        shared, best = max(found, default=(0, b""))
+        if not shared:
+            return 0, None
+        self._kept.move_to_end(best)
+        return shared, self._kept[best]
+
+    def covers(self, input_ids: TokenIds, tenant: str = "") -> bool:
+        """Whether a prefix of this tenant that begins with all of these tokens is kept."""
+        return self.longest(input_ids, tenant)[0] == len(input_ids)
+
+    def put(self, prefix: Prefix) -> None:
+        """Keep it instead of those that it begins with.
+
+        One that `covers` says of that it is kept already, or that is larger than the whole cache, changes nothing.
+        """
+        size = prefix.key_values.num_bytes
+        if size > self.max_bytes or self.covers(prefix.input_ids, prefix.tenant):
+            return
+        key = _key(prefix.input_ids, prefix.tenant)
+        # at most one: whatever stood between it and this one would begin with it as well
+        before = bisect.bisect_left(self._order, key) - 1
+        if before >= 0 and key.startswith(self._order[before]):
+            self._drop(self._order[before])
+        while self.num_bytes + size > self.max_bytes:
+            self._drop(next(iter(self._kept)))
+        bisect.insort(self._order, key)
+        self._kept[key] = prefix
+        self.num_bytes += size
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._order.clear()
+        self._kept.clear()
+        self.num_bytes = 0
+
+    def _drop(self, key: bytes) -> None:
+        del self._order[bisect.bisect_left(self._order, key)]
+        self.num_bytes -= self._kept.pop(key).key_values.num_bytes
+
+
+def _key(input_ids: TokenIds, tenant: str) -> bytes:
+    """The tenant's part is of one length for all, so that no key of one begins with a key of another."""
+    return hashlib.blake2b(tenant.encode(), digest_size=16).digest() + input_ids.tobytes()
+
+
+def as_token_ids(input_ids: Sequence[int]) -> TokenIds:
+    """(T,) int64."""
+    return np.array(input_ids, dtype=np.int64)
+
+
+def num_shared(some: TokenIds, others: TokenIds) -> int:
+    """Tokens that both sequences begin with."""
+    length = min(len(some), len(others))
+    differs = some[:length] != others[:length]
+    return int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,145 @@
+"""From what a prompt's last row attends to, to the calibration of its answer.
+
+The bias of each document's place is estimated (or looked up), taken off, and what remains says how the answer shall
+attend. Prompts that are admitted together share the passes of their estimates.
+
+Shapes: L layers, L' the layers that enter rel, H heads, K documents.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from services.generate.generation.applied_profile import (
+    by_document,
+    calibration_of,
+    document_relevance,
+    needed_estimate,
+)
+from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimating
+from services.generate.generation.passes import Passes
+from services.generate.model.kv_cache import Slot
+from services.generate.model.language_model import Calibration, LanguageModel
+from services.generate.profile import CalibrationProfile
+from services.generate.prompts.templates import Prompt, filler_ids
+
+# Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.
+MAX_REMEMBERED = 256
+# Room for those that answers on their way may share, whatever else is kept.
+MIN_SHARED_BYTES = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPrompt:
+    """A prompt that stands in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
+    row as the model computes it. Estimates are remembered for each `tenant`, as the passes that they took are told."""
+
+    slot: Slot
+    prompt: Prompt
+    attention: Tensor
+    profile: CalibrationProfile
+    tenant: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptCalibration:
+    """`relevance` is rel(k), K numbers, a mean over layers and heads also where α is one a head; `num_passes` is what
+    a plain implementation would have prefilled to estimate the bias."""
+
+    calibration: Calibration
+    relevance: tuple[float, ...]
+    num_passes: int
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An estimate, to be told from others: of which prompt, how, and for whom."""
+
+    prompt: Prompt
+    kind: EstimateKind
+    num_layers: int
+    options: TreeOptions
+    tenant: str
+
+
+class PromptCalibrator:
+    """Calibrates prompts of one model.
+
+    Dummies of at most `max_dummy_bytes` are kept for questions to come, and as much of the last estimates; with 0
+    neither.
+    """
+
+    def __init__(self, model: LanguageModel, *, max_dummy_bytes: int) -> None:
+        self._model = model
+        self._max_dummy_bytes = max_dummy_bytes
+        self._filler_ids = filler_ids(model.tokenizer)
+        self._dummies = DummyCache(max_dummy_bytes) if max_dummy_bytes else None
+        self._max_remembered = MAX_REMEMBERED if max_dummy_bytes else 0
+        self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
+
+    def calibrating(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[PromptCalibration]]:
+        """One for each prompt, by its own profile."""
+        estimates = yield from self._estimates(prompts)
+        return [_calibrated(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
+
+    def trim(self, *, is_shared: bool = False) -> None:
+        """Let go of the estimates that are too many; what is calibrated before shares them.
+
+        `is_shared` keeps the last ones even if nothing is to be kept: answers are about to come that may share them.
+        """
+        max_number = MAX_REMEMBERED if is_shared else self._max_remembered
+        max_bytes = max(self._max_dummy_bytes, MIN_SHARED_BYTES) if is_shared else self._max_dummy_bytes
+        num_bytes = sum(bias.nbytes for bias in self._remembered.values())
+        while len(self._remembered) > max_number or num_bytes > max_bytes:
+            num_bytes -= self._remembered.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        """Forget all prompts and dummies."""
+        self._remembered.clear()
+        if self._dummies is not None:
+            self._dummies = DummyCache(self._max_dummy_bytes)
+
+    def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[tuple[Tensor | None, int]]]:
+        """Attn(dummy, k) of each prompt, (layers that ran, H, K), and the passes that it took; None for one whose
+        bias is looked up."""
+        wanted = [_wanted(one) for one in prompts]
+        new = {key: one for key, one in zip(wanted, prompts, strict=True) if key and key not in self._remembered}
+        # held here: between two passes others may be remembered instead
+        biases = {key: self._remembered[key] for key in wanted if key and key not in new}
+        num_passes: dict[_Wanted, int] = {}
+        for how, keys in _by_kind(new):
+            jobs = [BiasJob(new[key].slot, key.prompt, self._filler_ids) for key in keys]
+            estimates = yield from self._estimating(jobs, *how)
+            for key, estimate in zip(keys, estimates, strict=True):
+                biases[key] = self._remembered[key] = estimate.attention.cpu()
+                num_passes[key] = estimate.num_passes
+        # what one prompt has paid for, another of the same does not pay for again
+        return [(biases[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted]
+
+    def _estimating(
+        self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: TreeOptions
+    ) -> Passes[list[BiasEstimate]]:
+        dummies = self._dummies if kind == "tree" else None
+        return estimating(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
+
+
+def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, TreeOptions], list[_Wanted]]]:
+    """Estimates that can be made together."""
+    groups: dict[tuple[EstimateKind, int, TreeOptions], list[_Wanted]] = {}
+    for one in wanted:
+        groups.setdefault((one.kind, one.num_layers, one.options), []).append(one)
+    yield from groups.items()
+
+
+def _wanted(one: MeasuredPrompt) -> _Wanted | None:
+    needed = needed_estimate(one.profile, one.prompt)
+    return needed and _Wanted(one.prompt, needed[0], max(one.profile.rel_layers) + 1, needed[1], one.tenant)
+
+
+def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> PromptCalibration:
+    attention = one.attention.cpu()
+    rel = document_relevance(one.profile, one.prompt, attention, bias)
+    calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
+    return PromptCalibration(calibration, by_document(rel), num_passes)

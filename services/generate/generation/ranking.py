@@ -1,0 +1,335 @@
+"""Which of K documents answer a question, as a language model sees it, and orders to show them in.
+
+- `attention`: Attn(k), the mean weight on document k's tokens in the last row of a prompt of all documents;
+- `calibrated`: rel(k) of it, Eq. 3.4, which leaves out where a document stands;
+- `query_likelihood`: LongLLMLingua's r_k, the mean log-probability of the question and a restrictive sentence behind
+  document k alone (its negative is the paper's mean negative log-likelihood: the lower that, the more relevant);
+- `query_generation`: the same of the question as one that the model was told to write for the document (Sun et al.,
+  2023);
+- `relevance_prompt`: log p(Yes) − log p(No) on the question whether document k answers it.
+
+Attention sorting (Peysakhovich and Lerer, 2023) is an order for generation: documents by the *sum* of the weights on
+their tokens, the most attended last, and again over the prompt in that order.
+
+Shapes: K documents, L layers, H heads, T tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from services.generate.calibration import log_alpha
+from services.generate.generation.applied_profile import (
+    by_document,
+    document_relevance,
+    layers_of_relevance,
+    needed_estimate,
+)
+from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
+from services.generate.generation.passes import Passes, finish
+from services.generate.model.kv_cache import Slot
+from services.generate.model.language_model import LanguageModel, Prefill
+from services.generate.profile import OFF, CalibrationProfile
+from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
+from services.generate.prompts.templates import Document, Prompt, filler_ids
+
+Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+
+# Tokens that prompts may take in the cache side by side; a longer prompt stands alone. They are a pass, for which the
+# answers that run wait, and larger passes are hardly faster.
+MAX_CACHED_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The documents of one question, K numbers each.
+
+    scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal where
+    they differ too little for a float: a document's share of the attention for `attention`, α of the profile's
+    temperature for `calibrated`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) of the
+    two for `relevance_prompt`. order: documents from best to worst, of equal ones the earlier first. prompt_tokens:
+    tokens of all prompts that were run.
+    """
+
+    scores: tuple[float, ...]
+    relevance_scores: tuple[float, ...]
+    order: tuple[int, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """`order` names documents by their first places, in the order to show them; `prompt_tokens` is what it took."""
+
+    order: tuple[int, ...]
+    prompt_tokens: int
+
+
+def rank(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: RankMethod = "calibrated",
+    profile: CalibrationProfile = OFF,
+) -> Ranking:
+    """Rank K documents, alone on the model. Of the profile count the span rule and what makes rel, if it is on or not.
+
+    Raises TooLarge as `prepare_ranking` does.
+    """
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, method, profile.span_rule)
+    return run_rankings(model, [job], profile)[0]
+
+
+def run_rankings(model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF) -> list[Ranking]:
+    """Run prepared rankings of any methods, those of a kind together in the model's passes."""
+    return finish(running_rankings(model, jobs, profile))
+
+
+def running_rankings(
+    model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF
+) -> Passes[list[Ranking]]:
+    """`run_rankings`, a pass of at most `MAX_CACHED_TOKENS` or one prompt at a time."""
+    scores: list[list[float]] = [[] for _ in jobs]
+    for method, run in _RUNS.items():
+        asked = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
+        prompts = [_Asked(prompt, jobs[i].answer_ids) for i, prompt in asked]
+        results = yield from _in_groups(model, profile, prompts, run)
+        for (i, _), some in zip(asked, results, strict=True):
+            scores[i] += some
+    return [
+        Ranking(tuple(some), _between_0_and_1(some, job.method, profile), best_first(some), job.prompt_tokens)
+        for job, some in zip(jobs, scores, strict=True)
+    ]
+
+
+def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
+    """Tokens that are run for a ranking."""
+    if job.method != "calibrated":
+        return job.prompt_tokens
+    needed = [(prompt, needed_estimate(profile, prompt)) for prompt in job.prompts]
+    return job.prompt_tokens + sum(num_estimate_tokens(prompt, *how) for prompt, how in needed if how is not None)
+
+
+def reorder(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: Reorder,
+    profile: CalibrationProfile = OFF,
+    num_iterations: int = 1,
+) -> Reordering:
+    """An order for the documents of a prompt to be answered, calibrated or not: the most relevant first.
+
+    `attention` is attention sorting, so the most attended is last, after `num_iterations` prompts. Raises TooLarge
+    as `prepare_ranking` does.
+    """
+    return finish(reordering(model, query, documents, method, profile, num_iterations))
+
+
+def reordering(
+    model: LanguageModel,
+    query: str,
+    documents: Sequence[Document],
+    method: Reorder,
+    profile: CalibrationProfile = OFF,
+    num_iterations: int = 1,
+) -> Passes[Reordering]:
+    """`reorder`, a pass at a time, as in `running_rankings`."""
+    if method == "none" or not documents:
+        return Reordering(tuple(range(len(documents))), 0)
+    if method == "attention":
+        return (yield from _sorting_by_attention(model, query, documents, profile, num_iterations))
+    by: RankMethod = "relevance_prompt" if method == "prompt" else method
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, by, profile.span_rule)
+    (ranking,) = yield from running_rankings(model, [job], profile)
+    return Reordering(ranking.order, ranking.prompt_tokens)
+
+
+def sorting_scores(attention: Tensor, num_tokens: Tensor) -> Tensor:
+    """Attention sorting's score, the summed weight on a document's tokens, mean over heads and then layers.
+
+    `attention` (L, H, K) is Attn(k), a mean over tokens; `num_tokens` (K,). Returns (K,).
+    """
+    return (attention * num_tokens).mean(dim=(0, 1))
+
+
+def best_first(scores: Sequence[float]) -> tuple[int, ...]:
+    """Places of K scores from the highest to the lowest; of equal ones the earlier first."""
+    return tuple(sorted(range(len(scores)), key=lambda k: -scores[k]))
+
+
+def _sorting_by_attention(
+    model: LanguageModel, query: str, documents: Sequence[Document], profile: CalibrationProfile, num_iterations: int
+) -> Passes[Reordering]:
+    order, prompt_tokens = tuple(range(len(documents))), 0
+    for _ in range(num_iterations):
+        shown = [documents[k] for k in order]
+        job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile.span_rule)
+        prompt_tokens += job.prompt_tokens
+        prompts = [_Asked(prompt) for prompt in job.prompts]
+        (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
+        # ascending, equal ones as they stand
+        order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
+    return Reordering(order, prompt_tokens)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt, and of a relevance prompt the tokens of Yes and No."""
+
+    prompt: Prompt
+    answer_ids: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Prompts that stand in one cache together, each in an empty slot of its length."""
+
+    model: LanguageModel
+    profile: CalibrationProfile
+    asked: list[_Asked]
+    slots: list[Slot]
+
+    @property
+    def prompts(self) -> list[tuple[Slot, Prompt]]:
+        return [(slot, one.prompt) for slot, one in zip(self.slots, self.asked, strict=True)]
+
+    def attention(self) -> Passes[list[Tensor]]:
+        """Attn(k) of each prompt's documents, (L, H, K)."""
+        yield
+        prefilled = self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
+        return [one.attention for one in prefilled if one.attention is not None]
+
+
+def _in_groups(
+    model: LanguageModel,
+    profile: CalibrationProfile,
+    asked: Sequence[_Asked],
+    run: Callable[[_Group], Passes[list[list[float]]]],
+) -> Passes[list[list[float]]]:
+    """What `run` says of each prompt, so many of them in the cache at a time as may."""
+    # each runs once: prompts at different places of a pass differ in their last bits, but equal documents have equal
+    # scores
+    distinct = list(dict.fromkeys(asked))
+    lengths = [len(one.prompt.input_ids) for one in distinct]
+    scores: dict[_Asked, list[float]] = {}
+    for places in _groups(lengths):
+        # the longest is first, so the cache never has to move
+        cache = model.new_cache(len(places) * lengths[places[0]])
+        slots = [cache.open(lengths[i]) for i in places]
+        some = [distinct[i] for i in places]
+        came = yield from run(_Group(model, profile, some, slots))
+        scores |= zip(some, came, strict=True)
+    return [scores[one] for one in asked]
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Places of prompts, longest first, whose slots fit into the cache side by side."""
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and (len(group) + 1) * lengths[group[0]] > MAX_CACHED_TOKENS:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def _mean_attention(group: _Group) -> Passes[list[list[float]]]:
+    layers = layers_of_relevance(group.profile, group.model.config.num_layers)
+    measured = yield from group.attention()
+    return [attention[list(layers)].mean(dim=(0, 1)).tolist() for attention in measured]
+
+
+def _summed_attention(group: _Group) -> Passes[list[list[float]]]:
+    measured = yield from group.attention()
+    return [
+        sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist()
+        for (_, prompt), attention in zip(group.prompts, measured, strict=True)
+    ]
+
+
+def _relevance(group: _Group) -> Passes[list[list[float]]]:
+    profile = group.profile
+    attention = yield from group.attention()
+    biases = yield from _biases(group)
+    rels = []
+    for (_, prompt), own, bias in zip(group.prompts, attention, biases, strict=True):
+        rel = document_relevance(profile, prompt, own, bias)
+        rels.append(list(by_document(rel)))
+    return rels
+
+
+def _biases(group: _Group) -> Passes[list[Tensor | None]]:
+    """Attn(dummy, k) of each prompt up to the last layer that enters rel; None for those that are looked up."""
+    num_layers = max(layers_of_relevance(group.profile, group.model.config.num_layers)) + 1
+    filler = filler_ids(group.model.tokenizer)
+    biases: list[Tensor | None] = [None] * len(group.slots)
+    needed = [needed_estimate(group.profile, prompt) for _, prompt in group.prompts]
+    for kind, options in {one for one in needed if one is not None}:
+        places = [i for i, one in enumerate(needed) if one == (kind, options)]
+        jobs = [BiasJob(*group.prompts[i], filler) for i in places]
+        estimates = yield from estimating(group.model, jobs, kind, num_layers=num_layers, options=options)
+        for i, estimate in zip(places, estimates, strict=True):
+            biases[i] = estimate.attention
+    return biases
+
+
+def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
+    """Of the tokens from each prompt's `tail_start` on."""
+    yield
+    # logits are as wide as the vocabulary: the passage's own tokens go without
+    passages = group.model.prefill(
+        [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
+    )
+    questions = group.model.prefill(
+        [Prefill(slot, prompt.input_ids[prompt.tail_start :], scores_all=True) for slot, prompt in group.prompts]
+    )
+    scores = []
+    for (_, prompt), passage, question in zip(group.prompts, passages, questions, strict=True):
+        first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[prompt.tail_start]]
+        assert question.token_logprobs is not None  # it was asked for
+        scores.append([float(torch.cat([first[None], question.token_logprobs]).mean())])
+    return scores
+
+
+def _yes_over_no(group: _Group) -> Passes[list[list[float]]]:
+    yield
+    prefilled = group.model.prefill([Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts])
+    scores = []
+    for asked, one in zip(group.asked, prefilled, strict=True):
+        assert asked.answer_ids is not None  # its method has them
+        yes, no = one.logits[list(asked.answer_ids)].tolist()
+        scores.append([yes - no])  # the difference of log-probabilities is that of logits
+    return scores
+
+
+_RUNS: dict[RankMethod, Callable[[_Group], Passes[list[list[float]]]]] = {
+    "attention": _mean_attention,
+    "calibrated": _relevance,
+    "query_likelihood": _mean_log_probability,
+    "query_generation": _mean_log_probability,
+    "relevance_prompt": _yes_over_no,
+}
+
+
+def _between_0_and_1(scores: Sequence[float], method: RankMethod, profile: CalibrationProfile) -> tuple[float, ...]:
+    if not scores:
+        return ()
+    numbers = torch.tensor(scores, dtype=torch.float64)
+    if method == "attention":
+        shares = numbers / numbers.sum().clamp_min(torch.finfo(numbers.dtype).tiny)
+    elif method == "calibrated":
+        shares = log_alpha(numbers, profile.temperature, torch.ones_like(numbers)).exp()
+    elif method == "relevance_prompt":
+        shares = numbers.sigmoid()
+    else:
+        shares = numbers.exp()
+    return tuple(shares.tolist())
+
+
+def _num_tokens(prompt: Prompt) -> Tensor:
+    return torch.tensor([end - start for start, end in prompt.spans])

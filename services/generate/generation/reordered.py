@@ -1,0 +1,60 @@
+"""Answers whose documents are put into another order once they are admitted.
+
+Shapes: K documents.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.core.errors import TooLarge
+from services.generate.generation.generation import Generation
+from services.generate.generation.ranking import Reorder
+from services.generate.prompts.templates import Document, Prompt
+
+# Tokens that a document may bring to a prompt, or take from it, where it stands beside others.
+JOINT_TOKENS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class ReorderedGeneration(Generation):
+    """A generation whose documents are put into the order of `method` once it is admitted.
+
+    `render` makes the prompt of the documents in another order. Its own prompt has them as they were given. `room` are
+    the tokens that prompt and answer may have in any order.
+    """
+
+    method: Reorder = "none"
+    query: str = ""
+    documents: tuple[Document, ...] = ()
+    render: Callable[[Sequence[Document]], Prompt] | None = None
+    room: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer, at most, in any order."""
+        return max(super().num_tokens, self.room)
+
+    def in_order(self, order: Sequence[int]) -> "ReorderedGeneration":
+        """What runs for it. Raises TooLarge where this order leaves no room for an answer."""
+        assert self.render is not None
+        prompt = self.render([self.documents[k] for k in order])
+        left = self.num_tokens - len(prompt.input_ids)
+        if left < 1:
+            raise TooLarge(
+                f"In the order {self.method!r} the prompt has {len(prompt.input_ids)} tokens; "
+                f"the limit is {self.num_tokens} together with its answer.",
+                code="context_length_exceeded",
+            )
+        return replace(self, prompt=prompt, max_tokens=min(self.max_tokens, left))
+
+
+def by_order(generations: Sequence[Generation]) -> list[list[Generation]]:
+    """Several answers to one question share their order; those whose documents stay share none."""
+    groups: dict[tuple[Any, ...], list[Generation]] = {}
+    for generation in generations:
+        key: tuple[Any, ...] = ()
+        if isinstance(generation, ReorderedGeneration):
+            key = (generation.query, generation.documents, generation.method, id(generation.calibration))
+        groups.setdefault(key, []).append(generation)
+    return list(groups.values())

@@ -1,0 +1,387 @@
+"""The running batch: answers that join and leave at every step, one token a step.
+
+An answer is calibrated by this recipe: its prompt is prefilled as the model is, which measures what the last row
+attends to; the bias of the documents' places is estimated; the prompt's last rows are run once more under calibration;
+and so is every token of the answer. Knows nothing of time, queues and HTTP.
+
+Shapes: B answers, T tokens, V vocabulary, L layers, H heads, K documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from services.generate.generation.answer_text import AnswerText, Detokenizer, Piece, StopStrings, Vocabulary
+from services.generate.generation.applied_profile import needed_estimate
+from services.generate.generation.bias import num_estimate_tokens
+from services.generate.generation.generation import FinishReason
+from services.generate.generation.generation import Generation as Generation
+from services.generate.generation.generation import Progress as Progress
+from services.generate.generation.generation import PromptFacts as PromptFacts
+from services.generate.generation.passes import Passes, finish
+from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, as_token_ids, num_shared
+from services.generate.generation.prompt_calibration import MeasuredPrompt, PromptCalibration, PromptCalibrator
+from services.generate.generation.sampling import Choice, Chooser, choose
+from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting
+from services.generate.model.kv_cache import KeyValues, Slot
+from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled, Row
+from services.nn.devices import is_out_of_memory
+
+T = TypeVar("T")
+
+# Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
+MAX_PREFILL_TOKENS = 4096
+# Of the bytes for prefixes, the share that keeps dummies of documents.
+DUMMIES_SHARE = 0.25
+# Tokens that an answer has room for when it joins, and again whenever these are used up.
+HEADROOM_TOKENS = 256
+# Rows of an answer that are run again at a time when it goes on: their weights on all tokens exist at once.
+REPLAYED_ROWS = 256
+
+
+class RunningBatch:
+    """Answers generations on one model, on one thread at a time.
+
+    Slots hold at most `max_cached_tokens` together, each as large as the largest, and at most `max_running` run. A
+    slot has room for `headroom_tokens` beyond what its sequence has, and grows by as many. `prefix_cache_bytes` keep
+    what was computed of prompts for those that begin alike.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        max_cached_tokens: int,
+        max_running: int,
+        prefix_cache_bytes: int,
+        max_prefill_tokens: int = MAX_PREFILL_TOKENS,
+        headroom_tokens: int = HEADROOM_TOKENS,
+    ) -> None:
+        self._model = model
+        self._max_running = max_running
+        self._max_prefill_tokens = max_prefill_tokens
+        self._headroom_tokens = headroom_tokens
+        self._cache = model.new_cache(max_cached_tokens)
+        dummy_bytes = int(prefix_cache_bytes * DUMMIES_SHARE)
+        self._prefixes = PrefixCache(prefix_cache_bytes - dummy_bytes)
+        self._calibrator = PromptCalibrator(model, max_dummy_bytes=dummy_bytes)
+        self._vocabulary = Vocabulary(model.tokenizer)
+        # Both by the identity of their generations; what is paused has no slot.
+        self._running: dict[int, RunningSequence] = {}
+        self._paused: dict[int, RunningSequence] = {}
+        self._num_admitting = 0
+
+    @property
+    def num_running(self) -> int:
+        """Generations that have not ended."""
+        return len(self._running)
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether it has its slot."""
+        return id(generation) in self._running
+
+    def is_paused(self, generation: Generation) -> bool:
+        """Whether it gave its slot away, to go on where it was once it is admitted again."""
+        return id(generation) in self._paused
+
+    def has_room(self, *generations: Generation, without: Sequence[Generation] = ()) -> bool:
+        """Whether all of these fit beside those that run, or those of them that are not in `without`.
+
+        Each needs room for what it has and a little more; what it may become must fit when it is alone.
+        """
+        leaving = set(map(id, without))
+        capacities = [one.slot.capacity for key, one in self._running.items() if key not in leaving]
+        capacities += map(self._reserved, generations)
+        return (
+            len(capacities) <= self._max_running
+            and len(capacities) * max(capacities, default=0) <= self._cache.max_tokens
+            and all(one.num_tokens <= self._cache.max_tokens for one in generations)
+        )
+
+    def grow(self, waiting: Sequence[Generation] = ()) -> list[Generation]:
+        """Let sequences that fill their slots hold more; returns those for which there is no room.
+
+        These take no step until others have left. `waiting` have their room, and no slot yet.
+        """
+        full = [one for one in self._running.values() if one.is_full]
+        if not full:
+            return []
+        num_slots = len(self._running) + len(waiting)
+        longest = max([one.slot.capacity for one in self._running.values()] + [*map(self._reserved, waiting)])
+        lacking = []
+        for one in full:
+            capacity = min(one.slot.capacity + self._headroom_tokens, one.generation.num_tokens)
+            if num_slots * max(capacity, longest) <= self._cache.max_tokens and self._has_grown(one.slot, capacity):
+                longest = max(capacity, longest)
+            else:
+                lacking.append(one.generation)
+        return lacking
+
+    def admit(self, generations: Sequence[Generation]) -> list[Progress]:
+        """Prefill and calibrate; brings the first token of each, and of a paused one the next.
+
+        Raises ValueError where there is no room. Whatever it raises, `cancel` all of them then. Where memory runs out,
+        what is kept of prompts that ended is given back first, so that another try may succeed.
+        """
+        return finish(self.admitting(generations))
+
+    def admitting(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
+        """`admit`, a pass at a time; others may be admitted, step and leave in between.
+
+        It takes no room ahead of its first pass. To cancel any of the generations, close it, then cancel all of them.
+        """
+        self._num_admitting += 1
+        try:
+            return (yield from self.giving_back(self._admit(generations)))
+        finally:
+            self._num_admitting -= 1
+            self._calibrator.trim(is_shared=self._num_admitting > 0)
+
+    def giving_back(self, passes: Passes[T]) -> Passes[T]:
+        """Where these run out of memory, let go of what is kept of prompts, so that another try may succeed."""
+        try:
+            return (yield from passes)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self.forget_prompts()
+            raise
+
+    def step(self) -> list[Progress]:
+        """One token more for each that has its first."""
+        running = [one for one in self._running.values() if one.num_generated and not one.is_full]
+        if not running:
+            return []
+        logits = self._model.decode([Row(one.slot, (one.input_ids[-1],), one.calibration) for one in running])
+        return self._advance(running, logits, [None] * len(running))
+
+    def pause(self, generation: Generation) -> bool:
+        """Free the slot of an answer that has its first token; it goes on where it was once it is admitted again.
+
+        Returns whether it is paused now; nothing happens to one that has no token yet, or does not run.
+        """
+        running = self._running.get(id(generation))
+        if running is not None and running.num_generated:
+            self._leave(running)
+            self._paused[id(generation)] = running
+        return self.is_paused(generation)
+
+    def cancel(self, generation: Generation) -> None:
+        """Free its slot now, and forget it; nothing for a generation that neither runs nor is paused."""
+        self._paused.pop(id(generation), None)
+        if (running := self._running.pop(id(generation), None)) is not None:
+            self._cache.close(running.slot)
+
+    def forget_prompts(self) -> None:
+        """Let go of what is kept of prompts that ended."""
+        self._prefixes.clear()
+        self._calibrator.clear()
+
+    # Joining
+
+    def _admit(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
+        waiting = [self._arrival(one) for one in generations]
+        progress = []
+        while waiting:
+            yield
+            wave, waiting = self._next_wave(waiting)
+            progress += yield from self._start(wave)
+        return progress
+
+    def _arrival(self, generation: Generation) -> Arrival:
+        paused = self._paused.get(id(generation))
+        # under calibration an answer's own tokens can only be run behind its prompt
+        is_whole = paused is not None and not generation.num_rerun
+        input_ids = paused.input_ids if paused is not None and is_whole else generation.prompt.input_ids
+        return Arrival(generation, as_token_ids(input_ids), paused=paused)
+
+    def _reserved(self, generation: Generation) -> int:
+        """Tokens of the slot that it is given."""
+        paused = self._paused.get(id(generation))
+        known = generation.num_tokens - generation.max_tokens if paused is None else len(paused.input_ids)
+        return min(generation.num_tokens, known + self._headroom_tokens)
+
+    def _has_grown(self, slot: Slot, capacity: int) -> bool:
+        for _ in range(2):
+            try:
+                self._cache.grow(slot, capacity)
+                return True
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.forget_prompts()
+        return False
+
+    def _next_wave(self, waiting: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
+        """Those to prefill together now, and those to come later: when the pass is full, or what they would mostly
+        compute is being computed for another one in it."""
+        wave: list[Arrival] = []
+        later: list[Arrival] = []
+        num_tokens = 0
+        for place, arrival in enumerate(waiting):
+            found = self._with_source(arrival)
+            if wave and num_tokens + found.num_new > self._max_prefill_tokens:
+                return wave, [*later, *waiting[place:]]
+            if any(is_worth_waiting(found, other) for other in wave):
+                later.append(arrival)
+            else:
+                wave.append(found)
+                num_tokens += found.num_new
+        return wave, later
+
+    def _with_source(self, arrival: Arrival) -> Arrival:
+        """Where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
+        input_ids = arrival.input_ids
+        tenant = arrival.generation.tenant
+        num_shared_kept, prefix = self._prefixes.longest(input_ids, tenant)
+        best: tuple[int, RunningSequence | Prefix | None] = (num_shared_kept, prefix)
+        for running in (one for one in self._running.values() if one.generation.tenant == tenant):
+            shared = min(num_shared(input_ids, running.prefilled_ids), running.num_reusable)
+            if shared > best[0]:
+                best = (shared, running)
+        num_reused = min(best[0], len(input_ids) - 1)
+        if num_reused < MIN_REUSED_TOKENS:
+            return arrival
+        return replace(arrival, num_reused=num_reused, source=best[1])
+
+    def _start(self, wave: Sequence[Arrival]) -> Passes[list[Progress]]:
+        running = [self._open(arrival) for arrival in wave]
+        prefilled = self._model.prefill(
+            [
+                Prefill(one.slot, tuple(one.prefilled_ids[one.cached_tokens :].tolist()), spans=one.spans)
+                for one in running
+            ]
+        )
+        for one in running:
+            one.is_prefilled = True
+        calibrations = yield from self._calibrate(running, prefilled)
+        logits = self._first_logits(running, prefilled)
+        facts = [
+            None if one.num_generated else facts_of(one, attention.attention, calibrations.get(id(one)))
+            for one, attention in zip(running, prefilled, strict=True)
+        ]
+        return self._advance(running, logits, facts)
+
+    def _open(self, arrival: Arrival) -> RunningSequence:
+        generation = arrival.generation
+        capacity = self._reserved(generation)
+        if not self._cache.can_open(capacity):
+            # a prompt in another order may have become a little longer than was reserved for it
+            capacity = len(arrival.input_ids) + 1
+        slot = self._cache.open(capacity)
+        running = arrival.paused
+        if running is None:
+            running = self._new(arrival, slot)
+        else:
+            running.slot, running.prefilled_ids = slot, arrival.input_ids
+            running.cached_tokens, running.is_prefilled = arrival.num_reused, False
+        self._paused.pop(id(generation), None)
+        self._running[id(generation)] = running
+        if arrival.source is not None:
+            self._cache.copy_in(running.slot, self._copy_of(arrival.source, arrival.num_reused))
+        return running
+
+    def _new(self, arrival: Arrival, slot: Slot) -> RunningSequence:
+        generation, prompt = arrival.generation, arrival.generation.prompt
+        context = prompt.input_ids if generation.continues_prompt else ()
+        text = AnswerText(
+            Detokenizer(self._vocabulary.decode, context),
+            StopStrings(generation.stop, is_kept=generation.include_stop),
+        )
+        chooser = Chooser(generation.sampling)
+        ids = arrival.input_ids
+        return RunningSequence(generation, slot, ids, arrival.num_reused, chooser, text, list(prompt.input_ids))
+
+    def _copy_of(self, source: RunningSequence | Prefix, num_tokens: int) -> KeyValues:
+        if isinstance(source, Prefix):
+            return source.first(num_tokens)
+        return self._cache.copy_out(source.slot, num_tokens)
+
+    def _calibrate(
+        self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]
+    ) -> Passes[dict[int, PromptCalibration]]:
+        """What is known of those that are calibrated, by the identity of what runs."""
+        measured: dict[int, MeasuredPrompt] = {}
+        for one, own in zip(running, prefilled, strict=True):
+            profile, prompt = one.generation.calibration, one.generation.prompt
+            if one.generation.num_rerun and profile is not None and own.attention is not None:
+                measured[id(one)] = MeasuredPrompt(one.slot, prompt, own.attention, profile, one.generation.tenant)
+        calibrated = yield from self._calibrator.calibrating(list(measured.values()))
+        found = dict(zip(measured, calibrated, strict=True))
+        for one in running:
+            if id(one) in found:
+                one.calibration = found[id(one)].calibration
+        return found
+
+    def _first_logits(self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]) -> Tensor:
+        """(B, V), with the prompts' last rows, and what was generated, run once more where they are calibrated."""
+        logits = torch.stack([one.logits for one in prefilled])
+        again = [place for place, one in enumerate(running) if one.calibration is not None]
+        if again:
+            rows = [
+                Row(one.slot, one.generation.prompt.input_ids[-one.generation.num_rerun :], one.calibration)
+                for one in (running[place] for place in again)
+            ]
+            logits[again] = self._model.rerun(rows)
+        for place in again:
+            if running[place].num_generated:
+                logits[place] = self._replayed(running[place])
+        return logits
+
+    def _replayed(self, running: RunningSequence) -> Tensor:
+        """(V,), behind all that a calibrated answer had generated when it was paused."""
+        first = len(running.generation.prompt.input_ids)
+        for start in range(first, len(running.input_ids), REPLAYED_ROWS):
+            rows = tuple(running.input_ids[start : start + REPLAYED_ROWS])
+            self._model.prefill([Prefill(running.slot, rows)])
+            logits = self._model.rerun([Row(running.slot, rows, running.calibration)])
+        return logits[0]
+
+    # Going on and leaving
+
+    def _advance(
+        self, running: Sequence[RunningSequence], logits: Tensor, facts: Sequence[PromptFacts | None]
+    ) -> list[Progress]:
+        choices = choose(logits, [one.chooser for one in running])
+        return [self._take(one, choice, own) for one, choice, own in zip(running, choices, facts, strict=True)]
+
+    def _take(self, running: RunningSequence, choice: Choice, facts: PromptFacts | None) -> Progress:
+        generation, text = running.generation, running.text
+        running.input_ids.append(choice.token_id)
+        running.num_generated += 1
+        is_end = choice.token_id in self._model.config.eos_token_ids and not generation.ignore_eos
+        piece = Piece() if is_end else text.push(self._vocabulary.token(choice))
+        is_last = is_end or running.num_generated == generation.max_tokens
+        if is_last and not text.is_stopped:
+            rest = text.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+        finish_reason: FinishReason | None = None
+        if is_end or text.is_stopped:
+            finish_reason = "stop"
+        elif is_last:
+            finish_reason = "length"
+        if finish_reason is not None:
+            self._leave(running)
+        return Progress(generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts)
+
+    def _leave(self, running: RunningSequence) -> None:
+        """Keep what another prompt may begin with, and free the slot."""
+        kept, tenant = as_token_ids(running.input_ids[: running.num_reusable]), running.generation.tenant
+        try:
+            if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept, tenant):
+                self._prefixes.put(Prefix(kept, self._cache.copy_out(running.slot, len(kept)), tenant))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.forget_prompts()  # what is kept can be done without; answers that run are not to fail over it
+        self.cancel(running.generation)
+
+
+def needs_many_passes(generation: Generation) -> bool:
+    """Whether the estimate for its calibration does not fit into one."""
+    if generation.calibration is None or not generation.num_rerun:
+        return False
+    needed = needed_estimate(generation.calibration, generation.prompt)
+    return needed is not None and num_estimate_tokens(generation.prompt, *needed) > MAX_PASS_TOKENS

@@ -1,0 +1,74 @@
+"""From what a request says to what is asked of the model, and from what was seen back to what the request named."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.core.errors import InvalidField, check_count
+from services.generate.generation.running_batch import Progress, PromptFacts
+from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
+from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
+from services.generate.prompts.templates import Document
+
+
+def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Document, ...]:
+    """The documents of a request. Raises TooLarge for more than the limit."""
+    check_count("documents", len(given), max_documents)
+    return tuple(Document(one) if isinstance(one, str) else Document(one.text, one.title, one.id) for one in given)
+
+
+def calibration_of(
+    options: CalibrationOptions | None, profile: CalibrationProfile, num_layers: int
+) -> CalibrationProfile:
+    """A checkpoint's profile with what a request changes of it.
+
+    A profile without layers lends none: layers and temperature that a request leaves out are the paper's then. Raises
+    InvalidField for options that the model or the profile does not allow.
+    """
+    if options is None:
+        return profile
+    changes: dict[str, Any] = options.model_dump(exclude_none=True)
+    if not profile.layers or not profile.rel_layers:
+        lent = paper_profile(num_layers).model_dump(include={"temperature", "layers", "rel_layers"})
+        changes = {**lent, **changes}
+    if (named := changes.get("layers")) in ("last_half", "all"):
+        changes["layers"] = last_half(num_layers) if named == "last_half" else tuple(range(num_layers))
+    try:
+        return CalibrationProfile.model_validate({**profile.model_dump(), **changes}).check_layers(num_layers)
+    except BadProfile as error:
+        raise InvalidField(f"calibration.layers: {error}.", param="calibration.layers") from None
+    except ValidationError as error:
+        reason = "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
+        raise InvalidField(f"calibration: {reason}.", param="calibration") from None
+
+
+async def begun_with_text(steps: AsyncGenerator[Progress, None]) -> AsyncGenerator[Progress, None]:
+    """The steps of one answer without the white space that its text begins with; its tokens stay as they are.
+
+    The first token of an answer often brings the space that parts it from the prompt, which no reader of the answer
+    has. Closes `steps` however it ends.
+    """
+    has_begun = False
+    async with aclosing(steps):
+        async for progress in steps:
+            text = progress.text if has_begun else progress.text.lstrip()
+            has_begun = has_begun or bool(text)
+            yield progress if text == progress.text else replace(progress, text=text)
+
+
+def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:
+    """What the model saw in each document, in the order of the request."""
+    positions = {index: position for position, index in enumerate(facts.order)}
+    return [
+        DocumentReport(
+            id=document.id,
+            index=index,
+            position=positions[index],
+            attention=facts.attention[positions[index]],
+            relevance=facts.relevance[positions[index]] if facts.relevance is not None else None,
+        )
+        for index, document in enumerate(documents)
+    ]

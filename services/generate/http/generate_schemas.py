@@ -1,0 +1,144 @@
+"""What crosses the wire of `/generate` and `/v1/models`; OpenAI's and the rerank routes' forms stand beside it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
+
+from services.core.errors import check_count
+from services.core.http.json_bodies import JsonList
+from services.core.serving.model_object import ModelObject
+from services.generate.profile import BiasKind, Layer
+
+MAX_STOPS = 16
+# Far above what a service would be set to take: it bounds how long one body can be read.
+MAX_LISTED = 65_536
+
+Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+REORDER_DESCRIPTION = (
+    "By what documents are ranked before the prompt is written: the most relevant comes first, but with `attention`,"
+    " which is attention sorting, the most attended comes last."
+)
+SEED_DESCRIPTION = (
+    "Equal seeds draw equal answers, unless another batch rounds the last bits of logits otherwise and so tips a token"
+    " that is as good as equally likely as another."
+)
+FinishReason = Literal["stop", "length"]
+
+
+class DocumentInput(BaseModel):
+    """A retrieved passage; `id` is the caller's own and comes back with what is told of the document."""
+
+    id: str | None = None
+    title: str = ""
+    text: str
+
+
+def check_length(given: Any, info: ValidationInfo) -> Any:
+    """The list as it was given, ahead of its items. Raises TooLarge for more than MAX_LISTED of them."""
+    if isinstance(given, list):
+        check_count(str(info.field_name), len(given), MAX_LISTED, "entries")
+    return given
+
+
+# A plain text is a document without title and id.
+AnyDocument = str | DocumentInput
+DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
+
+
+class CalibrationOptions(BaseModel):
+    """What differs from the checkpoint's calibration profile; what is left out comes from there."""
+
+    enabled: bool | None = None
+    bias: BiasKind | None = Field(None, description="How positional bias is estimated.")
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="t of softmax(rel / t), in the units of a document's mean attention."
+    )
+    layers: Literal["last_half", "all"] | JsonList[Layer] | None = Field(
+        None, description="Layers that are intervened on, counted from 0."
+    )
+
+
+class GenerateRequest(BaseModel):
+    """A question over documents, which stand in the prompt in this order unless they are reordered."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: DocumentList = []
+    model: str | None = Field(None, description="Checked against the served model.")
+    calibration: CalibrationOptions | None = None
+    reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(0.0, description="0: greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stop: Annotated[JsonList[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] = Field(
+        [], description="Texts before which the answer ends."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
+    stream: bool = False
+
+
+class DocumentReport(BaseModel):
+    """What the model saw in one document, in the order of the request."""
+
+    id: str | None
+    index: int = Field(description="Its place in the request, from 0.")
+    position: int = Field(description="Its place in the prompt, from 0.")
+    attention: float = Field(description="Attn(k): mean weight of its tokens in the last prompt row, uncalibrated.")
+    relevance: float | None = Field(description="rel(k) of Eq. 3.4; null where nothing was calibrated.")
+
+
+class GenerateUsage(BaseModel):
+    """`calibration_passes` counts the forward passes that estimated positional bias, beside the prompt's own."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    calibration_passes: int
+
+
+class GenerateEnd(BaseModel):
+    """The last event of a stream: all of an answer but its text."""
+
+    id: str
+    object: Literal["fovea.generation"] = "fovea.generation"
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    finish_reason: FinishReason
+    documents: list[DocumentReport]
+    usage: GenerateUsage
+
+
+class GenerateAnswer(GenerateEnd):
+    answer: str
+
+
+class GenerateDelta(BaseModel):
+    delta: str
+
+
+class ModelLimits(BaseModel):
+    """What one request may hold or ask for."""
+
+    max_documents: int
+    max_tokens: int
+    max_choices: int
+
+
+class ModelCalibration(BaseModel):
+    """The calibration that a request gets if it says nothing about it."""
+
+    enabled: bool
+    bias: BiasKind
+    temperature: float
+    layers: list[int]
+
+
+class Model(ModelObject):
+    """The served model."""
+
+    max_model_len: int = Field(description="Most tokens of a prompt and its answer together.")
+    calibration: ModelCalibration
+    limits: ModelLimits
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]

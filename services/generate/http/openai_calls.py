@@ -1,0 +1,144 @@
+"""From OpenAI's requests to what they ask the model for; what an answer could not honour is refused by name."""
+
+from collections.abc import Sequence
+
+from services.core.errors import InvalidField, InvalidRequest, TooLarge
+from services.generate.generation.sampling import Sampling
+from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
+
+# Templates know the one that OpenAI had first.
+TEMPLATE_ROLES = {"developer": "system"}
+
+
+def check_chat(body: ChatRequest) -> None:
+    """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
+    asked = {
+        "tools": bool(body.tools),
+        "functions": bool(body.functions),
+        "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        "function_call": body.function_call not in (None, "none", "auto"),
+        "response_format": body.response_format not in (None, {"type": "text"}),
+        "modalities": body.modalities not in (None, ["text"]),
+        "audio": body.audio is not None,
+        "web_search_options": body.web_search_options is not None,
+        "moderation": body.moderation is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise _refusal(name, "Answers are plain text: no tools, formats, sounds or checks of content.")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _refusal("top_logprobs", "Needs logprobs to be true.")
+
+
+def check_completion(body: CompletionRequest) -> None:
+    """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
+    if body.suffix:
+        raise _refusal("suffix", "Texts are continued at their end alone.")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise _refusal("best_of", "Answers are not chosen among more than n.")
+    if body.documents:
+        raise _refusal("documents", "A prompt is continued as it stands: /v1/chat/completions and /generate take them.")
+    if body.echo and not _is_text(body.prompt):
+        raise _refusal("echo", "Needs a prompt of text.")
+    if body.echo and body.logprobs is not None:
+        raise _refusal("echo", "Tokens of a prompt have no log-probabilities here; leave out echo or logprobs.")
+
+
+def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_queue_cost: int) -> list[int]:
+    """What each choice is charged for its place in the queue, where answering prompt p costs `costs[p]` tokens.
+
+    The choices of a prompt share its computation, which the first is charged; the others are charged 1 each. A lone
+    prompt is charged no more than what the queue holds, so that an idle service takes it with all its choices. Raises
+    TooLarge for what even an empty queue could not take, which no retry would change.
+    """
+    num_answers = num_choices * len(costs)
+    param = "n" if num_choices > 1 else "prompt"
+    if num_answers > max_waiting:
+        raise TooLarge(f"{param}: The request asks for {num_answers} answers; the limit is {max_waiting}.", param=param)
+    if len(costs) == 1:
+        costs = [max(1, min(costs[0], max_queue_cost - num_choices + 1))]
+    total = sum(costs) + num_answers - len(costs)
+    if total > max_queue_cost and num_answers > 1:
+        raise TooLarge(
+            f"prompt: The request's prompts have {total} tokens together; the limit is {max_queue_cost}.",
+            param="prompt",
+        )
+    return [charged for cost in costs for charged in (cost, *[1] * (num_choices - 1))]
+
+
+def stops_of(body: SamplingRequest) -> tuple[str, ...]:
+    """The strings before which an answer ends."""
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
+    """How tokens are drawn, with OpenAI's defaults. Raises InvalidField for a token id that the model does not have."""
+    logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
+    for token_id, _ in logit_bias:
+        if token_id >= vocab_size:
+            raise _unknown_token("logit_bias", token_id, vocab_size)
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        num_logprobs=num_logprobs,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=logit_bias,
+    )
+
+
+def messages_of(body: ChatRequest) -> list[dict[str, str]]:
+    """Roles and texts, for a chat template. Raises InvalidRequest for what is no text, InvalidField for none at all."""
+    return [
+        {
+            "role": TEMPLATE_ROLES.get(message.role, message.role),
+            "content": _text_of(message, f"messages.{index}"),
+        }
+        for index, message in enumerate(body.messages)
+    ]
+
+
+def prompts_of(body: CompletionRequest, vocab_size: int) -> list[str | tuple[int, ...]]:
+    """Texts and token ids. Raises InvalidField for a token id that the model does not have."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    several = [one for one in given if not isinstance(one, int)]
+    prompts = [one if isinstance(one, str) else tuple(one) for one in several] or [
+        tuple(one for one in given if isinstance(one, int))
+    ]
+    for prompt in prompts:
+        if not isinstance(prompt, str) and max(prompt) >= vocab_size:
+            raise _unknown_token("prompt", max(prompt), vocab_size)
+    return prompts
+
+
+def _text_of(message: ChatMessage, param: str) -> str:
+    if message.tool_calls or message.function_call is not None:
+        raise InvalidRequest(f"{param}: Calls of tools cannot be read here.", param=param)
+    if message.content is None:
+        raise InvalidField(f"{param}.content: The message has none.", param=f"{param}.content")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for index, part in enumerate(message.content):
+        where = f"{param}.content.{index}"
+        if part.type != "text":
+            raise InvalidRequest(f"{where}: Only parts of text are read here, not {part.type[:40]!r}.", param=where)
+        if part.text is None:
+            raise InvalidField(f"{where}.text: The part has none.", param=f"{where}.text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _is_text(prompt: str | Sequence[object]) -> bool:
+    return isinstance(prompt, str) or isinstance(prompt[0], str)
+
+
+def _refusal(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: {reason}", param=param)
+
+
+def _unknown_token(param: str, token_id: int, vocab_size: int) -> InvalidField:
+    return InvalidField(f"{param}: Token {token_id} is none of the model's {vocab_size}.", param=param)

@@ -1,0 +1,282 @@
+"""OpenAI's chat completions and completions: what crosses the wire, with documents and their calibration added.
+
+Fields that an answer cannot honour are declared, so that they are refused by name instead of ignored; those that
+change nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from services.core.errors import InvalidRequest, check_count
+from services.core.http.json_bodies import JsonList
+from services.generate.http.generate_schemas import (
+    MAX_LISTED,
+    REORDER_DESCRIPTION,
+    SEED_DESCRIPTION,
+    CalibrationOptions,
+    DocumentList,
+    DocumentReport,
+    FinishReason,
+    Reorder,
+)
+
+MAX_PROMPTS = 128
+MAX_STOPS = 4
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+# Written in several ways, one token would have several biases, which add up.
+TOKEN_ID = r"^(0|[1-9][0-9]{0,8})$"
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+# strict: a list of booleans is no prompt
+TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
+Stop = Annotated[str, Field(min_length=1)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=TOKEN_ID)], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIASES, fail_fast=True),
+]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = Field(None, description="One chunk more, without choices, that holds the usage.")
+
+
+def check_logit_bias(given: Any) -> Any:
+    """The biases as they were given, ahead of their values.
+
+    Raises InvalidRequest for more than MAX_LOGIT_BIASES, and for a key that is no token id as JSON writes a number.
+    """
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_LOGIT_BIASES:
+        raise _bad_logit_bias(f"It has {len(given)} entries; the limit is {MAX_LOGIT_BIASES}.")
+    for key in given:
+        if not re.fullmatch(TOKEN_ID, key):
+            raise _bad_logit_bias(f"{key[:40]!r} is no token id: a number in plain digits, without leading zeros.")
+    return given
+
+
+def _bad_logit_bias(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"logit_bias: {reason}", param="logit_bias")
+
+
+class SamplingRequest(BaseModel):
+    """What both routes take: how the answer is drawn and how it is sent."""
+
+    model: str | None = Field(None, description="Checked against the served model.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers to each prompt.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as OpenAI's.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
+    stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[LogitBias | None, BeforeValidator(check_logit_bias)] = Field(
+        None, description="Token ids and what is added to their logits."
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = Field(False, description="Go on behind the model's end of text.")
+    user: str | None = None
+
+
+class ContentPart(BaseModel):
+    """A part of a message; only `{"type": "text", "text": …}` is read."""
+
+    type: str = "text"
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One turn; calls of tools are refused."""
+
+    role: Role
+    content: str | JsonList[ContentPart] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+def check_messages(given: Any) -> Any:
+    """The messages as they were given, ahead of what they hold. Raises TooLarge for very many, or parts of them."""
+    if isinstance(given, list):
+        contents = [message.get("content") for message in given if isinstance(message, dict)]
+        number = len(given) + sum(len(content) for content in contents if isinstance(content, list))
+        check_count("messages", number, MAX_LISTED, "messages and parts of them")
+    return given
+
+
+def check_prompts(given: Any) -> Any:
+    """The prompt as it was given, ahead of its items. Raises TooLarge for more than MAX_PROMPTS of them."""
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        check_count("prompt", len(given), MAX_PROMPTS, "prompts")
+    return given
+
+
+class ChatRequest(SamplingRequest):
+    """A conversation, answered over documents where there are any."""
+
+    messages: Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="As `max_tokens`, which it goes before; none: as many as there is room for."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="Needs `logprobs`.")
+    documents: DocumentList | None = Field(None, description="What the last message of the user asks about.")
+    calibration: CalibrationOptions | None = None
+    reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
+    tools: list[Any] | None = Field(None, description="Refused, like all that follow.")
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: JsonList[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+class CompletionRequest(SamplingRequest):
+    """Texts, or token ids of the served model's own tokenizer, to be continued."""
+
+    prompt: Annotated[
+        str
+        | Annotated[JsonList[str], Field(min_length=1)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[JsonList[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)],
+        BeforeValidator(check_prompts),
+    ]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        None, description="For each token so many of the most likely ones."
+    )
+    echo: bool | None = Field(None, description="Repeat the prompt before its continuation.")
+    best_of: int | None = Field(None, description="Refused unless it is `n`.")
+    suffix: str | None = Field(None, description="Refused.")
+    documents: list[Any] | None = Field(None, description="Refused: chat and `/generate` take documents.")
+
+
+class CompletionLogprobs(BaseModel):
+    """As long as the tokens of the text; `text_offset` counts characters from the start of `text`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class AnswerDelta(BaseModel):
+    """The role comes first and alone, with an empty text; the last delta is empty."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: AnswerDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int = Field(description="Of the prompt's tokens, those that an earlier request had left computed.")
+
+
+class CompletionUsage(BaseModel):
+    """`calibration_passes` counts the passes over the model that the calibration took beside the prompt's own."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    calibration_passes: int
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    documents: list[DocumentReport] = Field([], description="What the model saw in the request's documents.")
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class ChatCompletionChunk(BaseModel):
+    """What one event of a streamed chat adds; only the one that carries the usage has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    documents: list[DocumentReport] = Field([], description="With the last chunk of a choice, where there are any.")
+
+
+class CompletionChunk(BaseModel):
+    """What one event of a streamed completion adds; only the one that carries the usage has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None

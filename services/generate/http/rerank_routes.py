@@ -1,0 +1,173 @@
+"""Reranking as Jina, Cohere (both versions) and text-embeddings-inference speak it."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Body, Depends, Request, Response
+from pydantic import Discriminator, Tag
+
+from services.core.errors import FoveaError, InvalidRequest, blaming, check_count
+from services.core.http.dialects import TeiError, tei_error_body, tei_headers
+from services.core.http.error_responses import error_responses
+from services.core.http.json_bodies import JsonRoute
+from services.generate.generation.ranking import Ranking
+from services.generate.http.rerank_bodies import render_answer, render_answer_v2, render_tei
+from services.generate.http.rerank_schemas import (
+    RerankAnswer,
+    RerankAnswerV2,
+    RerankDocument,
+    RerankError,
+    RerankRequest,
+    TeiRank,
+    TeiRerankRequest,
+)
+from services.generate.prompts.ranking import RankMethod
+from services.generate.prompts.templates import Document
+from services.generate.prompts.truncation import shorten
+from services.generate.service import GenerateService, ServedGenerate
+
+# What a document is read for; `rank_fields` may name no others.
+READ_FIELDS = frozenset({"text", "title"})
+
+
+def rerank_error_body(error: FoveaError) -> dict[str, Any]:
+    """The envelope with a top-level `detail`, which Jina's clients read."""
+    return {**error.body(), "detail": error.message}
+
+
+class RerankRoute(JsonRoute):
+    """A route whose errors are told as Jina's clients read them."""
+
+    error_body = staticmethod(rerank_error_body)
+
+
+async def choose_dialect(request: Request) -> None:
+    """Errors of a request with `texts`, those of its validation included, are told as TEI's clients read them."""
+    try:
+        body = await request.json()
+    except ValueError:
+        return  # no JSON, which FastAPI complains of itself
+    if _is_tei(body):
+        request.state.error_body = tei_error_body
+
+
+def _is_tei(body: Any) -> bool:
+    return "texts" in body if isinstance(body, dict) else isinstance(body, TeiRerankRequest)
+
+
+AnyRerankRequest = Annotated[
+    Annotated[TeiRerankRequest, Tag("TEI's")] | Annotated[RerankRequest, Tag("Jina's and Cohere's")],
+    Discriminator(lambda body: "TEI's" if _is_tei(body) else "Jina's and Cohere's"),
+]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A ranking and what ranked it; `cut` are the documents that were shortened because the request asked for it."""
+
+    ranking: Ranking
+    model: str
+    cut: Sequence[int] = ()
+
+
+def rerank_router(service: GenerateService) -> APIRouter:
+    """The routes that rank documents."""
+    router = APIRouter(tags=["rerank"], route_class=RerankRoute, responses=error_responses(RerankError))
+
+    @router.post(
+        "/v1/rerank",
+        responses={
+            **error_responses(RerankError, TeiError),
+            200: {"model": RerankAnswer | list[TeiRank], "description": "TEI's form for TEI's request"},
+        },
+        dependencies=[Depends(choose_dialect)],
+    )
+    async def rerank(request: Request, body: Annotated[AnyRerankRequest, Body()]) -> Response:
+        """Documents by how relevant they are to a query, best first: Jina's form, and Cohere's of version 1.
+
+        TEI's request (told apart by its `texts`) is answered in TEI's form.
+        """
+        if isinstance(body, TeiRerankRequest):
+            began = time.perf_counter()
+            ranked = await _rank_texts(service, request, body)
+            headers = tei_headers(
+                request,
+                num_characters=len(body.query) + sum(map(len, body.texts)),
+                num_tokens=ranked.ranking.prompt_tokens,
+                seconds=time.perf_counter() - began,
+            )
+            content = orjson.dumps(render_tei(body, ranked.ranking))
+            return Response(content, headers=headers, media_type="application/json")
+        ranked = await _rank(service, request, body)
+        return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
+
+    @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
+    async def rerank_v2(request: Request, body: RerankRequest) -> Response:
+        """Documents by how relevant they are to a query, best first: Cohere's form of version 2."""
+        ranked = await _rank(service, request, body)
+        return _json(render_answer_v2(body, ranked.ranking, id=_new_id(), cut=ranked.cut))
+
+    return router
+
+
+async def _rank(service: GenerateService, request: Request, body: RerankRequest) -> Ranked:
+    """Raises InvalidRequest for what cannot be ranked, TooLarge for what is over a limit."""
+    if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
+        raise InvalidRequest("rank_fields: Only text and title are read.", param="rank_fields")
+    _check_count(service, body.documents, "documents")
+    documents = [_document(one) for one in body.documents]
+    with service.lease(request, body.model) as served:
+        cut: dict[int, str] = {}
+        if body.max_tokens_per_doc is not None:
+            max_tokens = body.max_tokens_per_doc
+            cut = await service.prepare(request, lambda: _shortened(served, documents, max_tokens))
+            documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
+        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
+        return Ranked(ranking, request.state.model, tuple(cut))
+
+
+async def _rank_texts(service: GenerateService, request: Request, body: TeiRerankRequest) -> Ranked:
+    """Raises what `_rank` raises."""
+    _check_count(service, body.texts, "texts")
+    documents = [Document(text) for text in body.texts]
+    with service.lease(request, None) as served:
+        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
+        return Ranked(ranking, request.state.model)
+
+
+async def _ranking(
+    service: GenerateService, request: Request, served: ServedGenerate, asked: tuple[str, list[Document], RankMethod]
+) -> Ranking:
+    with blaming("documents"):
+        job = await service.prepare(request, lambda: served.engine.prepare_ranking(*asked))
+    return await service.rank(request, served, job)
+
+
+def _shortened(served: ServedGenerate, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:
+    """The places and texts of those that are longer."""
+    texts = [shorten(served.engine.tokenizer, document.text, max_tokens) for document in documents]
+    return {index: text for index, text in enumerate(texts) if text is not None}
+
+
+def _check_count(service: GenerateService, documents: Sequence[Any], param: str) -> None:
+    if not documents:
+        raise InvalidRequest(f"{param}: The list is empty.", param=param)
+    check_count(param, len(documents), service.limits.max_documents)
+
+
+def _document(given: str | RerankDocument) -> Document:
+    return Document(given) if isinstance(given, str) else Document(given.text, given.title)
+
+
+def _new_id() -> str:
+    return f"rerank-{uuid.uuid4().hex}"
+
+
+def _json(body: dict[str, Any]) -> Response:
+    # orjson, which has checked each document, would find some too deep in the answer around them
+    return Response(json.dumps(body, ensure_ascii=False), media_type="application/json")

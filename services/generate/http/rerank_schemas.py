@@ -1,0 +1,121 @@
+"""Rerank requests of Jina, Cohere (both versions) and text-embeddings-inference, and what they are answered."""
+
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from services.core.http.error_responses import ErrorDetail
+from services.core.http.json_bodies import JsonList
+from services.generate.http.generate_schemas import check_length
+from services.generate.prompts.ranking import RankMethod
+
+
+class RerankDocument(BaseModel):
+    """A passage; `title` is shown to the model as well, other fields come back with it as they were sent."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Any]
+
+    text: str
+    title: str = ""
+
+    @model_validator(mode="after")
+    def can_come_back(self) -> Self:
+        """JSON may be nested deeper than it can be written."""
+        try:
+            orjson.dumps(self.model_extra)
+        except orjson.JSONEncodeError:
+            raise ValueError("the other fields are nested too deeply") from None
+        return self
+
+
+class RerankRequest(BaseModel):
+    """What Jina's and both of Cohere's routes take."""
+
+    model: str | None = Field(None, description="Checked against the served model.")
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[JsonList[str | RerankDocument], BeforeValidator(check_length)]
+    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="0, like none: all documents.")
+    return_documents: bool | None = Field(None, description="True by default; Cohere's second version never does.")
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Longer documents are cut after so many tokens, and named in `meta.warnings`."
+    )
+    method: RankMethod = Field("calibrated", description="What the scores are made of.")
+    rank_fields: JsonList[str] | None = Field(None, description="Only `text` (and `title`) are read.")
+
+
+class TeiRerankRequest(BaseModel):
+    """The rerank request of text-embeddings-inference; told apart by `texts`."""
+
+    query: Annotated[str, Field(min_length=1)]
+    texts: JsonList[str]
+    raw_scores: bool | None = Field(False, description="The method's own numbers instead of scores in [0, 1].")
+    return_text: bool | None = False
+    truncate: bool | None = Field(False, description="Nothing is cut: what is too long is refused.")
+    method: RankMethod = "calibrated"
+
+
+class RerankResult(BaseModel):
+    """`index` counts the request's documents from 0."""
+
+    index: int
+    relevance_score: float = Field(ge=0, le=1)
+    document: dict[str, Any] | None = Field(None, description="The document as it was sent; a text as its `text`.")
+
+
+class RerankUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ApiVersion(BaseModel):
+    version: Literal["1", "2"]
+
+
+class BilledUnits(BaseModel):
+    search_units: int
+
+
+class RerankMeta(BaseModel):
+    """`warnings` names what was cut because the request asked for it."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    warnings: list[str] | None = None
+
+
+class RerankAnswer(BaseModel):
+    """Jina's, and Cohere's of the first version: best first, equal scores in the order of the documents."""
+
+    id: str
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    results: list[RerankResult]
+    usage: RerankUsage
+    meta: RerankMeta
+
+
+class RerankScore(BaseModel):
+    index: int
+    relevance_score: float = Field(ge=0, le=1)
+
+
+class RerankAnswerV2(BaseModel):
+    """Cohere's of the second version, which returns no documents."""
+
+    id: str
+    results: list[RerankScore]
+    meta: RerankMeta
+
+
+class TeiRank(BaseModel):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class RerankError(BaseModel):
+    """OpenAI's envelope with the message once more as `detail`, which Jina's clients read."""
+
+    error: ErrorDetail
+    detail: str

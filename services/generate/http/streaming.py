@@ -1,0 +1,94 @@
+"""Server-sent events: each on the wire as soon as it is there, their generator closed however the response ends.
+
+Starlette's own streaming response waits for the client to go away in a task of its own, which the core's middleware
+does already; this one leaves it to that.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Union
+
+import orjson
+from pydantic import BaseModel, TypeAdapter
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.core.http.error_responses import ErrorEnvelope
+
+# What OpenAI's clients, and all that follow them, end a stream with.
+DONE = b"data: [DONE]\n\n"
+
+# Proxies that collect a response before they pass it on would turn a stream into one late answer.
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) -> bytes:
+    """One event whose data is this object as JSON."""
+    content = payload.model_dump(exclude_none=exclude_none) if isinstance(payload, BaseModel) else payload
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI `content` of a stream whose events hold one of these, or the error that it breaks off with.
+
+    In the words of OpenAPI 3.2, which are FastAPI's own for its streams: `itemSchema` is of one event. The schemas of
+    the payloads stand in it whole, so that it can be put into any document.
+    """
+    held: Any = Union[(*payloads, ErrorEnvelope)]
+    schema = TypeAdapter(held).json_schema(mode="serialization")
+    definitions = schema.pop("$defs", {})
+    payload = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _without_references(schema, definitions),
+    }
+    data = {"anyOf": [{"type": "string", "const": "[DONE]"}, payload]}
+    return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
+
+
+def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The same schema with its definitions in the places that refer to them; none refers to itself."""
+    if isinstance(schema, list):
+        return [_without_references(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        schema = {**definitions[name], **{key: value for key, value in schema.items() if key != "$ref"}}
+    return {key: _without_references(value, definitions) for key, value in schema.items()}
+
+
+class EventStream(Response):
+    """Sends what `events` yields, one piece of the body each.
+
+    What `events` raises becomes the stream's last event, by the middleware that answers errors. Make one with
+    `begin`, so that what goes wrong before the first event is answered with its own status.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers=HEADERS)
+        # A length was written for the empty body.
+        self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        self._first = first
+        self._events = events
+
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes, None]) -> "EventStream":
+        """Wait for the first event; raises what `events` raises instead of it.
+
+        Whatever the response's head must say has to be known by then. Raises ValueError for a stream of no events.
+        """
+        first = await anext(events, None)
+        if first is None:
+            raise ValueError("a stream has at least one event")
+        return cls(first, events)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for piece in events:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,336 @@
+"""A causal language model on a device: packed prefill, branches, calibrated re-runs and decoding over a KV cache.
+
+The layers of transformers' model are run in a short loop of our own, so that a pass may stop at any depth, attend as
+it pleases and compute logits of the rows that are wanted alone.
+
+Shapes: B sequences, T tokens, V vocabulary, L layers, H heads, K documents, D width.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
+from services.generate.model.branches import Branch, Branched, BranchPass
+from services.generate.model.kv_cache import CacheShape, KVCache, Slot
+from services.generate.model.packing import Calibration as Calibration
+from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
+from services.nn.devices import DeviceOptions
+from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.quiet_loading import quiet_loading
+from services.nn.refusals import readable_weights
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+# Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
+VARYING_ROPE = ("dynamic", "longrope")
+# A pass over several prompts holds at most so many tokens, or one prompt.
+MAX_PASS_TOKENS = 8192
+# Rows of logits that exist at a time where every row's are wanted.
+LOGITS_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """`input_ids` of a prompt that are not cached yet, from position `slot.length` on, at least one.
+
+    The last row is measured on `spans`, documents in tokens of the whole prompt. `scores_all` asks for the
+    log-probability of every token but the first.
+    """
+
+    slot: Slot
+    input_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...] = ()
+    scores_all: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Prefilled:
+    """`logits` (V,) of the last row; `attention` (L, H, K), Attn(k) of the last row, None without spans;
+    `token_logprobs` (T − 1,), log p(input_ids[i + 1] | all before), None unless asked for. All float32."""
+
+    logits: Tensor
+    attention: Tensor | None
+    token_logprobs: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Tokens of a sequence to run: the last cached ones for `rerun`, one new one for `decode`."""
+
+    slot: Slot
+    input_ids: tuple[int, ...]
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What the parts around the model need to know of it; `max_model_len` in tokens."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+class LanguageModel:
+    """Runs one model; on one thread at a time. An answer depends on what shares its passes only by the rounding of
+    logits' last bits."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """`model` is transformers', of the architectures above with the attention "fovea", on its device, for
+        inference; on an x86 CPU in float32 its weights are laid out anew."""
+        self._model = model
+        self.tokenizer = tokenizer
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.config = _model_config(model)
+        self._interventions: Interventions | None = None
+        if can_pack(self.device, self.dtype):
+            pack_linear_layers(model)
+
+    @classmethod
+    def load(cls, directory: Path, options: DeviceOptions) -> "LanguageModel":
+        """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
+
+        Raises ValueError for an architecture or position embedding that is not supported, for weights that are
+        quantised, missing or damaged, and for a device that this machine lacks; OSError where a file is missing.
+        """
+        register_attention()
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        _check(config)
+        device = options.choose_device()
+        torch.set_num_threads(options.choose_num_threads(config.hidden_size))
+        with quiet_loading(), readable_weights(directory):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=options.choose_dtype(device),
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return cls(model.eval().requires_grad_(False).to(device), tokenizer)
+
+    def new_cache(self, max_tokens: int) -> KVCache:
+        """For sequences of this model; the passes below work on the slots of any one of them."""
+        config = self.config
+        shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, self.device, self.dtype)
+        return KVCache(shape, max_tokens)
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
+        """Cache prompts' tokens and say what follows them. Raises ValueError where tokens do not fit into a slot."""
+        for prompt in prompts:
+            _check_room(prompt.slot, len(prompt.input_ids))
+        return [
+            prefilled
+            for some in in_passes(prompts, [len(prompt.input_ids) for prompt in prompts])
+            for prefilled in self._prefill(some)
+        ]
+
+    @torch.inference_mode()
+    def rerun(self, rows: Sequence[Row]) -> Tensor:
+        """Run the last cached tokens of sequences once more, under calibration: (B, V) logits, float32.
+
+        Their keys and values are replaced. Raises ValueError for more tokens than are cached.
+        """
+        for row in rows:
+            if not 0 < len(row.input_ids) <= row.slot.length:
+                raise ValueError(f"{row.slot.length} tokens are cached, {len(row.input_ids)} can't run again")
+        stretches = Stretch.side_by_side(
+            [(row.slot, len(row.input_ids), row.slot.length - len(row.input_ids)) for row in rows]
+        )
+        forward_pass = RerunPass(stretches, [row.calibration for row in rows], self.device, self.dtype)
+        hidden = self._run(stretches, [row.input_ids for row in rows], forward_pass)
+        return self._logits(hidden[0, [stretch.rows.stop - 1 for stretch in stretches]])
+
+    @torch.inference_mode()
+    def decode(self, rows: Sequence[Row]) -> Tensor:
+        """Append one new token to each sequence: (B, V) logits, float32.
+
+        Raises ValueError for a full slot, or for slots of several caches.
+        """
+        for row in rows:
+            _check_room(row.slot, len(row.input_ids))
+            if len(row.input_ids) != 1 or row.slot.cache is not rows[0].slot.cache:
+                raise ValueError("sequences that decode together add one token each to one cache")
+        order = sorted(range(len(rows)), key=lambda place: rows[place].slot.index)
+        slots = [rows[place].slot for place in order]
+        calibrations = [rows[place].calibration for place in order]
+        if self._interventions is None or not self._interventions.is_of(calibrations):
+            self._interventions = Interventions(calibrations, self.device)
+        forward_pass = DecodePass(slots, self._interventions, self.device)
+        input_ids = torch.tensor([rows[place].input_ids for place in order], device=self.device)
+        positions = torch.tensor([[slot.length] for slot in slots], device=self.device)
+        hidden = self._run_layers(input_ids, positions, forward_pass, self.config.num_layers)
+        for slot in slots:
+            slot.length += 1
+        places = [0] * len(order)
+        for where, place in enumerate(order):
+            places[place] = where
+        return self._logits(hidden[places, 0])
+
+    @torch.inference_mode()
+    def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Branched]:
+        """What the last row of each branch attends to, in the first `num_layers` layers. The cache stays as it is."""
+        num_layers = self.config.num_layers if num_layers is None else num_layers
+        return [
+            branched
+            for some in in_passes(branches, [branch.num_tokens for branch in branches])
+            for branched in self._branch(some, num_layers)
+        ]
+
+    def _prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
+        stretches = Stretch.side_by_side(
+            [(prompt.slot, len(prompt.input_ids), prompt.slot.length) for prompt in prompts]
+        )
+        scores_all = any(prompt.scores_all for prompt in prompts)
+        last_layer = self.config.num_layers - 1
+        forward_pass = PrefillPass(
+            stretches,
+            [prompt.spans for prompt in prompts],
+            last_rows_from=None if scores_all else last_layer,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        last_rows = [stretch.rows.stop - 1 for stretch in stretches]
+        hidden = self._run(
+            stretches, [prompt.input_ids for prompt in prompts], forward_pass, None if scores_all else last_rows
+        )
+        logits = self._logits(hidden[0, last_rows] if scores_all else hidden[0])
+        for stretch in stretches:
+            stretch.slot.length = stretch.stop
+        return [
+            Prefilled(
+                logits[place],
+                forward_pass.measured(place),
+                self._token_logprobs(hidden[0, stretch.rows], prompt.input_ids) if prompt.scores_all else None,
+            )
+            for place, (prompt, stretch) in enumerate(zip(prompts, stretches, strict=True))
+        ]
+
+    def _branch(self, branches: Sequence[Branch], num_layers: int) -> list[Branched]:
+        forward_pass = BranchPass(branches, num_layers, self.device, self.dtype)
+        segments = [segment for branch in branches for segment in branch.segments if segment.key_values is None]
+        input_ids = self._packed([segment.input_ids for segment in segments])
+        positions = self._packed([tuple(range(segment.position, segment.stop)) for segment in segments])
+        self._run_layers(input_ids, positions, forward_pass, num_layers, wanted=[])
+        return forward_pass.results()
+
+    def _run(
+        self,
+        stretches: Sequence[Stretch],
+        input_ids: Sequence[tuple[int, ...]],
+        forward_pass: ForwardPass,
+        wanted: Sequence[int] | None = None,
+    ) -> Tensor:
+        positions = self._packed([tuple(range(stretch.position, stretch.stop)) for stretch in stretches])
+        return self._run_layers(self._packed(input_ids), positions, forward_pass, self.config.num_layers, wanted)
+
+    def _run_layers(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_pass: ForwardPass,
+        num_layers: int,
+        wanted: Sequence[int] | None = None,
+    ) -> Tensor:
+        """(B, T) → (B, T, D) behind the layers; with `wanted` rows of one packed sequence, (1, wanted, D).
+
+        The last layer then spares what only the other rows would need.
+        """
+        trunk = self._model.model
+        hidden: Tensor = trunk.embed_tokens(input_ids)
+        arguments = {
+            "position_embeddings": trunk.rotary_emb(hidden, position_ids=positions),
+            "attention_mask": None,
+            "forward_pass": forward_pass,
+        }
+        for layer in trunk.layers[: num_layers - 1 if wanted is not None else num_layers]:
+            hidden = layer(hidden, **arguments)
+        if wanted is not None:
+            last = trunk.layers[num_layers - 1]
+            attended, _ = last.self_attn(hidden_states=last.input_layernorm(hidden), **arguments)
+            if wanted:
+                hidden = hidden[:, wanted] + attended[:, wanted]
+                hidden = hidden + last.mlp(last.post_attention_layernorm(hidden))
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """(T, D) → (T, V) float32."""
+        logits: Tensor = self._model.lm_head(self._model.model.norm(hidden))
+        return logits.float()
+
+    def _token_logprobs(self, hidden: Tensor, input_ids: tuple[int, ...]) -> Tensor:
+        """(T, D) → (T − 1,)."""
+        following = torch.tensor(input_ids[1:], device=self.device)[:, None]
+        logprobs = hidden.new_empty(len(following), dtype=torch.float32)
+        for start in range(0, len(following), LOGITS_ROWS):
+            rows = slice(start, min(start + LOGITS_ROWS, len(following)))
+            logprobs[rows] = self._logits(hidden[rows]).log_softmax(dim=-1).gather(1, following[rows])[:, 0]
+        return logprobs
+
+    def _packed(self, numbers: Sequence[tuple[int, ...]]) -> Tensor:
+        """(1, T) int64."""
+        return torch.tensor([[number for some in numbers for number in some]], device=self.device)
+
+
+def in_passes(items: Sequence[Any], costs: Sequence[int]) -> Iterator[list[Any]]:
+    """Items in order, as many together as `MAX_PASS_TOKENS` allows."""
+    some: list[Any] = []
+    total = 0
+    for item, cost in zip(items, costs, strict=True):
+        if some and total + cost > MAX_PASS_TOKENS:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += cost
+    if some:
+        yield some
+
+
+def _check_room(slot: Slot, num_tokens: int) -> None:
+    if not 0 < num_tokens <= slot.capacity - slot.length:
+        raise ValueError(f"{num_tokens} tokens: the slot has room for {slot.capacity - slot.length} more")
+
+
+def _check(config: Any) -> None:
+    if config.model_type not in ARCHITECTURES:
+        raise ValueError(f"the architecture {config.model_type!r} is none of {', '.join(ARCHITECTURES)}")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type in VARYING_ROPE:
+        raise ValueError(f"position embeddings of the type {rope_type!r} are not supported")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError("quantised weights are not supported")
+
+
+def _model_config(model: Any) -> ModelConfig:
+    config = model.config
+    eos = model.generation_config.eos_token_id
+    eos = config.eos_token_id if eos is None else eos
+    return ModelConfig(
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_position_embeddings,
+        eos_token_ids=frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos),
+    )

@@ -1,0 +1,317 @@
+"""Sequences of unequal lengths side by side in one row of tokens: no padding, and no mask of T × T.
+
+Everything but attention works token by token, so it runs once over the packed row. Attention goes from stretch to
+stretch: a sequence's new tokens are written into its slot of the cache and look at what stands there up to themselves.
+
+Shapes: T tokens of the packed row, R rows of one stretch, S keys that it may see, H heads, Hkv key/value heads,
+hd width of a head, L layers, K documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.generate.calibration import Documents
+from services.generate.model.attention import attend_calibrated, measure_rows
+from services.generate.model.kv_cache import Slot
+
+# Rows that get their mask at a time. Keys past the last of them are left out, so that short chunks spare work, too.
+CHUNK_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """How an answer attends to its documents.
+
+    `spans` are K half-open ranges of the prompt's tokens; `log_alpha` is (K,), or (L, H, K) for one a layer and head,
+    on any device; `layers` are those that are intervened.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    log_alpha: Tensor
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens `first` to `first + num_rows` of the packed row: a slot's tokens from `position` on."""
+
+    slot: Slot
+    first: int
+    num_rows: int
+    position: int
+
+    @property
+    def rows(self) -> slice:
+        """In the packed row."""
+        return slice(self.first, self.first + self.num_rows)
+
+    @property
+    def stop(self) -> int:
+        """The slot's length with these tokens."""
+        return self.position + self.num_rows
+
+    @classmethod
+    def side_by_side(cls, places: Sequence[tuple[Slot, int, int]]) -> list["Stretch"]:
+        """Of (slot, number of rows, position) each, in order."""
+        stretches, first = [], 0
+        for slot, num_rows, position in places:
+            stretches.append(cls(slot, first, num_rows, position))
+            first += num_rows
+        return stretches
+
+
+class LowerRightMasks:
+    """What the last R of S tokens see: everything up to themselves, or as much of it as a window shows.
+
+    A row's place is counted from the end of the keys, so one mask serves any R and S by its lower right corner.
+    """
+
+    def __init__(self, num_keys: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._num_keys = num_keys
+        self._device = device
+        self._dtype = dtype
+        self._widest: dict[int | None, Tensor] = {}
+
+    def of(self, num_rows: int, num_keys: int, window: int | None) -> Tensor:
+        """(R, S) to be added to scores: 0 where a row sees a key, −inf elsewhere. R is at most `CHUNK_ROWS`."""
+        if window not in self._widest:
+            mask = torch.zeros(CHUNK_ROWS, self._num_keys, device=self._device, dtype=self._dtype)
+            self._widest[window] = mask.masked_fill_(~self.visible(CHUNK_ROWS, self._num_keys, window), -torch.inf)
+        return self._widest[window][-num_rows:, -num_keys:]
+
+    def visible(self, num_rows: int, num_keys: int, window: int | None) -> Tensor:
+        """(R, S) bool, for any R."""
+        rows = torch.arange(num_keys - num_rows, num_keys, device=self._device)[:, None]
+        distance = rows - torch.arange(num_keys, device=self._device)
+        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def attend_masked(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+    """Rows of one sequence: (1, H, R, hd) over (1, Hkv, S, hd), `mask` (R, S) as SDPA takes it → (R, H, hd).
+
+    Key heads take the place of the batch, so that their queries share them unrepeated on every device.
+    """
+    num_groups = key.shape[1]
+    grouped = query[0].view(num_groups, -1, *query.shape[2:])
+    key, value = (numbers[0][:, None].expand(-1, grouped.shape[1], -1, -1) for numbers in (key, value))
+    attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return attended.flatten(0, 1).transpose(0, 1)
+
+
+def attend_last(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, masks: LowerRightMasks
+) -> Tensor:
+    """The last R of S tokens over all that they may see: (1, H, R, hd) over (1, Hkv, S, hd) → (R, H, hd)."""
+    num_rows, num_keys = query.shape[2], key.shape[2]
+    if window is None or num_keys <= window:
+        window = None
+        if num_rows == num_keys:
+            attended = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            return attended[0].transpose(0, 1)
+    parts = []
+    for begin in range(0, num_rows, CHUNK_ROWS):
+        end = min(begin + CHUNK_ROWS, num_rows)
+        stop = num_keys - num_rows + end
+        start = 0 if window is None else max(0, stop - (end - begin) - window + 1)
+        is_single = end - begin == 1  # then every key from `start` to `stop` is seen
+        mask = None if is_single else masks.of(end - begin, stop - start, window)
+        parts.append(
+            attend_masked(query[:, :, begin:end], key[:, :, start:stop], value[:, :, start:stop], scaling, mask)
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class PackedPass:
+    """What packed passes share: new tokens go into their slots, and the masks of one pass serve all of its layers."""
+
+    def __init__(self, stretches: Sequence[Stretch], device: torch.device, dtype: torch.dtype) -> None:
+        self.stretches = stretches
+        self.device = device
+        self.masks = LowerRightMasks(max(stretch.stop for stretch in stretches), device, dtype)
+
+    def cached(self, layer: int, stretch: Stretch, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a stretch's keys and values; returns the slot's with them, (1, Hkv, S, hd) each."""
+        cache, index = stretch.slot.cache, stretch.slot.index
+        places = slice(stretch.position, stretch.stop)
+        cache.keys[layer][index, :, places] = key[0, :, stretch.rows]
+        cache.values[layer][index, :, places] = value[0, :, stretch.rows]
+        keys, values = cache.keys[layer], cache.values[layer]
+        return keys[index : index + 1, :, : stretch.stop], values[index : index + 1, :, : stretch.stop]
+
+
+class PrefillPass(PackedPass):
+    """Tokens that are not cached yet, seen as the model itself would see them.
+
+    `spans` holds, for each stretch, the documents that its last row is measured on; none for none. With
+    `last_rows_from` = l, layers from l on attend for each stretch's last row alone; the others come out as zeros.
+    """
+
+    def __init__(
+        self,
+        stretches: Sequence[Stretch],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        last_rows_from: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(stretches, device, dtype)
+        self._last_rows_from = last_rows_from
+        self._documents = [Documents.of([own], device) if own else None for own in spans]
+        self._measured: list[list[Tensor]] = [[] for _ in stretches]
+
+    def measured(self, place: int) -> Tensor | None:
+        """Attn(k) of a stretch's last row over the layers that have run, (L, H, K) float32."""
+        return torch.stack(self._measured[place]) if self._measured[place] else None
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """As `ForwardPass.attend`, with a batch of one packed row."""
+        is_last_only = self._last_rows_from is not None and layer >= self._last_rows_from
+        attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
+        for place, stretch in enumerate(self.stretches):
+            keys, values = self.cached(layer, stretch, key, value)
+            rows = slice(stretch.rows.stop - 1, stretch.rows.stop) if is_last_only else stretch.rows
+            attended[0, rows] = attend_last(query[:, :, rows], keys, values, scaling, sliding_window, self.masks)
+            if (documents := self._documents[place]) is not None:
+                last = query[:, :, stretch.rows.stop - 1 : stretch.rows.stop]
+                mask = self._visible_from_last(keys.shape[2], sliding_window)
+                self._measured[place].append(measure_rows(last, keys, scaling, mask, documents)[0, :, 0])
+        return attended
+
+    def _visible_from_last(self, num_keys: int, window: int | None) -> Tensor | None:
+        """(1, 1, S)."""
+        if window is None or num_keys <= window:
+            return None
+        return self.masks.visible(1, num_keys, window)[None]
+
+
+class Interventions:
+    """The calibrations of a batch's rows, laid out for the device, layer by layer as they are asked for."""
+
+    def __init__(self, calibrations: Sequence[Calibration | None], device: torch.device) -> None:
+        self.calibrations = tuple(calibrations)
+        self._device = device
+        self._documents: dict[tuple[bool, ...], Documents] = {}
+        self._at: dict[int, tuple[Documents, Tensor] | None] = {}
+
+    def is_of(self, calibrations: Sequence[Calibration | None]) -> bool:
+        """Whether these are the very calibrations, in order."""
+        return len(calibrations) == len(self.calibrations) and all(map(_is, calibrations, self.calibrations))
+
+    def at(self, layer: int) -> tuple[Documents, Tensor] | None:
+        """Documents and log α, (B, K) or (B, H, K), of a layer; None where no row is intervened there."""
+        if layer not in self._at:
+            chosen = [c if c is not None and layer in c.layers and c.spans else None for c in self.calibrations]
+            self._at[layer] = self._laid_out(layer, chosen) if any(c is not None for c in chosen) else None
+        return self._at[layer]
+
+    def _laid_out(self, layer: int, chosen: Sequence[Calibration | None]) -> tuple[Documents, Tensor]:
+        pattern = tuple(c is not None for c in chosen)
+        if pattern not in self._documents:
+            self._documents[pattern] = Documents.of([c.spans if c else () for c in chosen], self._device)
+        documents = self._documents[pattern]
+        alphas = [c.log_alpha if c.log_alpha.dim() == 1 else c.log_alpha[layer] for c in chosen if c is not None]
+        num_heads = max((alpha.shape[0] for alpha in alphas if alpha.dim() == 2), default=0)
+        shape = (num_heads,) if num_heads else ()
+        stacked = torch.full((len(chosen), *shape, documents.index.shape[1]), -torch.inf)
+        for row, alpha in zip((row for row, is_in in enumerate(pattern) if is_in), alphas, strict=True):
+            stacked[row, ..., : alpha.shape[-1]] = alpha.to(stacked)
+        return documents, stacked.to(self._device)
+
+
+def _is(one: Calibration | None, other: Calibration | None) -> bool:
+    return one is other
+
+
+class RerunPass(PackedPass):
+    """Tokens that are cached once more, under calibration; their keys and values are replaced."""
+
+    def __init__(
+        self,
+        stretches: Sequence[Stretch],
+        calibrations: Sequence[Calibration | None],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(stretches, device, dtype)
+        self._interventions = [Interventions([calibration], device) for calibration in calibrations]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """As `ForwardPass.attend`, with a batch of one packed row."""
+        parts = []
+        for stretch, interventions in zip(self.stretches, self._interventions, strict=True):
+            keys, values = self.cached(layer, stretch, key, value)
+            rows = query[:, :, stretch.rows]
+            if (intervention := interventions.at(layer)) is None:
+                parts.append(attend_last(rows, keys, values, scaling, sliding_window, self.masks))
+            else:
+                mask = self._visible(stretch, sliding_window)
+                parts.append(attend_calibrated(rows, keys, values, scaling, mask, *intervention)[0].transpose(0, 1))
+        return torch.cat(parts)[None]
+
+    def _visible(self, stretch: Stretch, window: int | None) -> Tensor | None:
+        """(1, R, S)."""
+        if stretch.num_rows == 1 and (window is None or stretch.stop <= window):
+            return None
+        return self.masks.visible(stretch.num_rows, stretch.stop, window)[None]
+
+
+class DecodePass:
+    """One new token of each of B sequences, which stand in one cache; `slots` are in the order of their indices.
+
+    Keys are read through a view where the slots stand side by side, as they do when every open slot decodes.
+    Sequences shorter than the longest are masked.
+    """
+
+    def __init__(self, slots: Sequence[Slot], interventions: Interventions, device: torch.device) -> None:
+        self._cache = slots[0].cache
+        self._interventions = interventions
+        self._index = torch.tensor([slot.index for slot in slots], device=device)
+        first, last = slots[0].index, slots[-1].index
+        self._side_by_side = slice(first, last + 1) if last - first + 1 == len(slots) else None
+        lengths = [slot.length for slot in slots]
+        self._positions = torch.tensor(lengths, device=device)
+        self._num_keys = max(lengths) + 1
+        self._is_even = min(lengths) == max(lengths)
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """As `ForwardPass.attend`, with T = 1."""
+        self._cache.keys[layer][self._index, :, self._positions] = key[:, :, 0]
+        self._cache.values[layer][self._index, :, self._positions] = value[:, :, 0]
+        keys, values = self._read(self._cache.keys[layer]), self._read(self._cache.values[layer])
+        mask = self._visible(sliding_window)
+        if (intervention := self._interventions.at(layer)) is not None:
+            return attend_calibrated(query, keys, values, scaling, mask, *intervention).transpose(1, 2)
+        grouped = query[:, :, 0].view(query.shape[0], keys.shape[1], -1, query.shape[3])
+        attended = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=None if mask is None else mask[:, None], scale=scaling
+        )
+        return attended.flatten(1, 2)[:, None]
+
+    def _read(self, numbers: Tensor) -> Tensor:
+        if self._side_by_side is not None:
+            return numbers[self._side_by_side, :, : self._num_keys]
+        return numbers[self._index, :, : self._num_keys]
+
+    def _visible(self, window: int | None) -> Tensor | None:
+        """(B, 1, S) bool."""
+        if window is not None and self._num_keys <= window:
+            window = None
+        if window not in self._masks:
+            distance = self._positions[:, None] - torch.arange(self._num_keys, device=self._positions.device)
+            seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            self._masks[window] = None if window is None and self._is_even else seen[:, None]
+        return self._masks[window]

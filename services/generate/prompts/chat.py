@@ -1,0 +1,237 @@
+"""Prompts in a model's own chat template, with the documents found again in what the template wrote.
+
+A template is a program, and may cut, strip or compare what users wrote. So users' text goes through it with private
+characters in two places: instead of each character of a control token that a user spelt (else the template's own
+control tokens could not be told from the user's), and around each document. What comes out is put back, character for
+character.
+
+Legend: K documents.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.core.errors import InvalidRequest, TooLarge
+from services.generate.prompts.bounded_templates import templates_of_this_process
+from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, SpanRule, Template, control_tokens
+
+# A plane of private characters: the first of them are marks around documents, the others stand for other characters.
+_FIRST, _LAST = 0xF0000, 0xFFFFD
+_MAX_DOCUMENTS = 0x4000
+_PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
+_MARK = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + _MAX_DOCUMENTS - 1)}]")
+
+Message = Mapping[str, str]
+
+
+def render_question(
+    tokenizer: Any,
+    question: str,
+    documents: Sequence[Document],
+    template: Template = QUERY_AWARE,
+    span_rule: SpanRule = "newline",
+) -> tuple[Piece, ...]:
+    """The template's prompt, as the user's message where the tokenizer has a chat template, else as it stands."""
+    if tokenizer.chat_template is None:
+        return template.render(question, documents, span_rule)
+    return _in_message(_Chat(tokenizer), [{"role": "user", "content": question}], documents, template, span_rule)
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    documents: Sequence[Document] = (),
+    template: Template = QUERY_AWARE,
+    span_rule: SpanRule = "newline",
+) -> tuple[Piece, ...]:
+    """A conversation, answered over documents.
+
+    The chat template writes the documents where it takes `documents` and writes each once, in order, with something
+    behind them; a document's piece then includes the lines that the template puts around it. Else the last message of
+    the user becomes `template`'s prompt, with that message as its question.
+
+    messages: `role` and `content` each. Raises InvalidRequest where the tokenizer has no chat template, where the
+    template refuses the messages, or where there are documents and no message of a user.
+    """
+    if tokenizer.chat_template is None:
+        message = "this checkpoint has no chat template: ask it for completions"
+        raise InvalidRequest(message, param="messages")
+    chat = _Chat(tokenizer)
+    if not documents:
+        return chat.pieces(chat.written(messages), [])
+    return _in_template(chat, messages, documents, span_rule) or _in_message(
+        chat, messages, documents, template, span_rule
+    )
+
+
+def _in_message(
+    chat: "_Chat", messages: Sequence[Message], documents: Sequence[Document], template: Template, span_rule: SpanRule
+) -> tuple[Piece, ...]:
+    asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if asked is None:
+        message = "documents need a message of the user's, which asks about them"
+        raise InvalidRequest(message, param="messages")
+    pieces = template.render(messages[asked]["content"], documents, span_rule)
+    prompt = "".join(chat.marked(piece.text, piece.document) for piece in pieces)
+    escaped = [{**m, "content": chat.escaped(m["content"])} for m in messages]
+    escaped[asked] = {**escaped[asked], "content": prompt}
+    text = chat.rendered(escaped)
+    found = _found(text, len(documents))
+    if found is None:
+        message = "this checkpoint's chat template does not write the user's last message, once and in full"
+        raise InvalidRequest(message, param="messages")
+    return chat.pieces(text, found)
+
+
+def _in_template(
+    chat: "_Chat", messages: Sequence[Message], documents: Sequence[Document], span_rule: SpanRule
+) -> tuple[Piece, ...] | None:
+    try:
+        text = chat.written(messages, documents)
+        # the same document twice: what stands between the two is the end of one and the beginning of the next
+        twice = chat.written(messages, [documents[0]] * 2)
+    except InvalidRequest:  # it does not take documents of this form, which is no fault of the messages
+        return None
+    found, pair = _found(text, len(documents)), _found(twice, 2)
+    if found is None or pair is None:
+        return None
+    bare = _MARK.sub("", text)
+    ranges = _with_frame(bare, found, _MARK.sub("", twice)[pair[0][1] : pair[1][0]], span_rule)
+    # with nothing behind them, no question would look at the documents
+    return chat.pieces(text, ranges) if bare[ranges[-1][1] :].strip() else None
+
+
+def _with_frame(text: str, found: list[tuple[int, int]], between: str, span_rule: SpanRule) -> list[tuple[int, int]]:
+    """The ranges of K documents' titles and texts, grown by what the template writes for each document.
+
+    Of what stands between two documents, the first line break with all before it ends the first; the rest begins the
+    second. Before the first and after the last document it is looked for again, with other numbers.
+    """
+    num_closing = _closing(between)
+    opening = re.sub(r"\d+", lambda _: r"\d+", re.escape(between[num_closing:]))
+    head = text[: found[0][0]]
+    match = re.search(f"(?:{opening})\\Z", head)
+    starts = [match.start() if match else head.rfind("\n") + 1]
+    ends = []
+    for (_, end), (start, _) in itertools.pairwise(found):
+        ends.append(end + _closing(text[end:start]))
+        starts.append(ends[-1])
+    last = found[-1][1]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(between[:num_closing], text[last:], strict=False))
+    ends.append(last + len(list(same)))
+    if span_rule == "text":
+        ends = [after + len(text[after:end].rstrip("\n")) for (_, after), end in zip(found, ends, strict=True)]
+    return list(zip(starts, ends, strict=True))
+
+
+def _closing(between: str) -> int:
+    match = re.match(r"[^\n]*\n+", between)
+    return match.end() if match else 0
+
+
+def _found(text: str, num_documents: int) -> list[tuple[int, int]] | None:
+    """Where each document lies once the marks are taken out; None unless all are there, apart and in order."""
+    places = [(ord(mark.group()) - _FIRST, mark.start() - i) for i, mark in enumerate(_MARK.finditer(text))]
+    by_document = [(k, [at for _, at in group]) for k, group in itertools.groupby(places, key=lambda place: place[0])]
+    # a title or a text whose second mark is missing was cut off by the template
+    if [k for k, _ in by_document] != list(range(num_documents)) or any(len(at) % 2 for _, at in by_document):
+        return None
+    return [(at[0], at[-1]) for _, at in by_document]
+
+
+@dataclass(frozen=True)
+class _Spellings:
+    """How a user's text can spell a control token: whole, or up to the template's own text before or after it."""
+
+    whole: re.Pattern[str] | None
+    beginnings: frozenset[str]
+    endings: frozenset[str]
+    max_length: int
+
+    @classmethod
+    @functools.lru_cache(maxsize=8)
+    def of(cls, contents: tuple[str, ...]) -> "_Spellings":
+        longest_first = sorted(contents, key=len, reverse=True)
+        return cls(
+            re.compile("|".join(map(re.escape, longest_first))) if contents else None,
+            frozenset(content[:i] for content in contents for i in range(1, len(content))),
+            frozenset(content[i:] for content in contents for i in range(1, len(content))),
+            max(map(len, contents), default=0),
+        )
+
+    def ranges(self, text: str) -> list[tuple[int, int]]:
+        ranges = [match.span() for match in self.whole.finditer(text)] if self.whole else []
+        longest = range(min(self.max_length, len(text)), 0, -1)
+        before = next((n for n in longest if text[:n] in self.endings), 0)
+        after = next((n for n in longest if text[len(text) - n :] in self.beginnings), 0)
+        return [*ranges, (0, before), (len(text) - after, len(text))]
+
+
+class _Chat:
+    """One prompt's way through a chat template and back."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._spellings = _Spellings.of(tuple(control_tokens(tokenizer).values()))
+        self._stand_ins: dict[str, str] = {}
+
+    def escaped(self, text: str) -> str:
+        """`text` with private characters for what it spells of control tokens, and for its own private ones."""
+        ranges = [*self._spellings.ranges(text), *(match.span() for match in _PRIVATE.finditer(text))]
+        characters = list(text)
+        for i in {i for start, end in ranges for i in range(start, end)}:
+            characters[i] = self._stand_in(text[i])
+        return "".join(characters)
+
+    def marked(self, text: str, document: int | None) -> str:
+        """`text` escaped, between the marks of its document."""
+        if document is None:
+            return self.escaped(text)
+        if document >= _MAX_DOCUMENTS:
+            message = f"a prompt takes {_MAX_DOCUMENTS} documents at most"
+            raise TooLarge(message, param="documents")
+        mark = chr(_FIRST + document)
+        return f"{mark}{self.escaped(text)}{mark}"
+
+    def written(self, messages: Sequence[Message], documents: Sequence[Document] = ()) -> str:
+        """What the template makes of messages and documents, escaped and marked."""
+        return self.rendered(
+            [{**message, "content": self.escaped(message["content"])} for message in messages],
+            [
+                {"title": self.marked(d.title, k) if d.title else "", "text": self.marked(d.text, k)}
+                for k, d in enumerate(documents)
+            ],
+        )
+
+    def rendered(self, messages: Sequence[Message], documents: Sequence[Mapping[str, str]] = ()) -> str:
+        """What the template makes of what is escaped already. Raises what `BoundedTemplates.render` does."""
+        return templates_of_this_process().render(
+            self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
+        )
+
+    def pieces(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
+        """Marks out, stand-ins back: one piece for each range (of a document) and each stretch between them."""
+        bare = _MARK.sub("", text)
+        pieces, at = [], 0
+        for k, (start, end) in enumerate(ranges):
+            pieces += [self._piece(bare[at:start], None), self._piece(bare[start:end], k)]
+            at = end
+        pieces.append(self._piece(bare[at:], None))
+        return tuple(piece for piece in pieces if piece.text or piece.document is not None)
+
+    def _piece(self, text: str, document: int | None) -> Piece:
+        characters = {stand_in: character for character, stand_in in self._stand_ins.items()}
+        plain = tuple(match.span() for match in re.finditer(f"{_PRIVATE.pattern}+", text))
+        original = _PRIVATE.sub(lambda match: characters.get(match.group(), match.group()), text)
+        return Piece(original, document, is_chat=True, plain=plain)
+
+    def _stand_in(self, character: str) -> str:
+        code = _FIRST + _MAX_DOCUMENTS + len(self._stand_ins)
+        if code > _LAST:
+            message = "a conversation may hold no more than some ten thousand different private-use characters"
+            raise InvalidRequest(message, param="messages")
+        return self._stand_ins.setdefault(character, chr(code))

@@ -1,0 +1,116 @@
+"""How documents are put to a model that is to rank them: every method's prompts, tokenised and held to the limit.
+
+Torch-free. Legend: K documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from services.core.errors import InvalidRequest, TooLarge, blaming
+from services.generate.profile import SpanRule
+from services.generate.prompts.chat import render_chat, render_question
+from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, tokenise
+
+RankMethod = Literal["calibrated", "attention", "query_likelihood", "query_generation", "relevance_prompt"]
+
+# What LongLLMLingua puts behind the question, so that its likelihood is that of a question which the document answers.
+RESTRICTION = " We can get the answer to this question in the given documents."
+WRITE_A_QUESTION = "Please write a question based on this passage."
+IS_IT_ANSWERED = "Does the passage answer the query?"
+
+
+@dataclass(frozen=True)
+class RankingJob:
+    """One question and its documents, ready to be run.
+
+    prompts: one of all documents for the methods that look at attention, else one for each of the K documents; of
+    these `tail_start` is where the tokens begin whose likelihood counts. answer_ids: the tokens that tell Yes from No,
+    for `relevance_prompt`.
+    """
+
+    method: RankMethod
+    num_documents: int
+    prompts: tuple[Prompt, ...]
+    answer_ids: tuple[int, int] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(len(prompt.input_ids) for prompt in self.prompts)
+
+
+def prepare_ranking(
+    tokenizer: Any,
+    max_model_len: int,
+    query: str,
+    documents: Sequence[Document],
+    method: RankMethod,
+    span_rule: SpanRule = "newline",
+) -> RankingJob:
+    """The prompts of a ranking; callable on any thread.
+
+    max_model_len: the tokens that a prompt may have. Raises TooLarge, naming tokens and limit, where one has more: of
+    all documents together for `calibrated` and `attention`, of one document, which it names, for the others.
+    """
+    if not documents:
+        return RankingJob(method, 0, ())
+    if method in ("calibrated", "attention"):
+        prompt = tokenise(tokenizer, render_question(tokenizer, query, documents, QUERY_AWARE, span_rule))
+        with blaming("documents"):
+            _check_length(prompt, max_model_len, f"the prompt of {len(documents)} documents")
+        return RankingJob(method, len(documents), (prompt,))
+    answer_ids = None
+    if method == "relevance_prompt":
+        prompts, answer_ids = _relevance_prompts(tokenizer, query, documents)
+    else:
+        prompts = [tokenise(tokenizer, _likelihood_pieces(query, document, method)) for document in documents]
+    for k, prompt in enumerate(prompts):
+        with blaming(f"documents.{k}"):
+            _check_length(prompt, max_model_len, f"the prompt of document {k}")
+    return RankingJob(method, len(documents), tuple(prompts), answer_ids)
+
+
+def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> list[Piece]:
+    passage = _passage(document)
+    if method == "query_likelihood":
+        return [Piece(f"{passage}\n", 0), Piece(query + RESTRICTION)]
+    return [Piece(f"{WRITE_A_QUESTION}\nPassage: {passage}\nQuestion:", 0), Piece(f" {query}")]
+
+
+def _relevance_prompts(
+    tokenizer: Any, query: str, documents: Sequence[Document]
+) -> tuple[list[Prompt], tuple[int, int]]:
+    questions = [f"Passage: {_passage(document)}\nQuery: {query}\n{IS_IT_ANSWERED}\nAnswer:" for document in documents]
+    if tokenizer.chat_template is None:
+        rendered: list[Sequence[Piece]] = [[Piece(question)] for question in questions]
+    else:
+        rendered = [render_chat(tokenizer, [{"role": "user", "content": question}]) for question in questions]
+    # behind a line break the model's answer begins with no space of its own
+    space = "" if rendered[0][-1].text[-1].isspace() else " "
+    shared, answer_ids = _answers(tokenizer, f"{space}Yes", f"{space}No")
+    prompts = [tokenise(tokenizer, pieces) for pieces in rendered]
+    return [Prompt(prompt.input_ids + shared, (), 0) for prompt in prompts], answer_ids
+
+
+def _answers(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The tokens with which both answers begin, and the first in which they differ."""
+    yes_ids, no_ids = (
+        prompt.input_ids[prompt.spans[0][0] :]
+        for prompt in (tokenise(tokenizer, [Piece("x"), Piece(answer, 0)]) for answer in (yes, no))
+    )
+    shared = next((i for i, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)) if a != b), None)
+    if shared is None:
+        message = "this checkpoint's tokenizer cannot tell Yes from No, which a relevance prompt is answered with"
+        raise InvalidRequest(message, param="method")
+    return yes_ids[:shared], (yes_ids[shared], no_ids[shared])
+
+
+def _passage(document: Document) -> str:
+    return f"{document.title}\n{document.text}" if document.title else document.text
+
+
+def _check_length(prompt: Prompt, max_model_len: int, what: str) -> None:
+    if len(prompt.input_ids) > max_model_len:
+        message = f"{what} has {len(prompt.input_ids)} tokens; the model takes {max_model_len}"
+        raise TooLarge(message)

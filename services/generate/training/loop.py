@@ -1,0 +1,271 @@
+"""Training of the starter: stages of generated questions, Muon on matrices and AdamW on the rest, saved states.
+
+A training text is a prompt over K documents and its answer, then follow-up questions about the same documents, so that
+one reading of the documents teaches several look-ups. In a stage with `bias` B, golds at the middle are exp(−B) times
+as frequent as at the ends; a model trained so prefers the ends wherever names leave it in doubt.
+
+Legend: B batch, T tokens, V vocabulary, K documents.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+
+from services.generate.data.facts import FactQuestion, Naming, ask, draw_facts
+from services.generate.prompts.templates import QUERY_AWARE, Document
+from services.generate.training.tokenizer_build import BOS_ID, EOS_ID
+from services.nn.refusals import Refused
+
+ANSWER_TOKENS = 3  # two words and the end
+STATE_FILE = "resume.pt"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some steps on questions of one make; `learning_rate` multiplies both optimizers' rates and falls to `final`.
+
+    `bias` is in nats, 0 for golds everywhere alike; `follow_ups` are at most K.
+    """
+
+    num_steps: int
+    min_documents: int
+    max_documents: int
+    follow_ups: int
+    naming: Naming
+    bias: float = 0.0
+    learning_rate: float = 1.0
+    final: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: its stages, the seed of weights and data, and where states go."""
+
+    output: Path
+    seed: int
+    stages: tuple[Stage, ...]
+    tokens_per_step: int = 2500
+    muon_rate: float = 0.01
+    adam_rate: float = 0.01
+    checkpoint_every: int = 50
+
+    @property
+    def num_steps(self) -> int:
+        return sum(stage.num_steps for stage in self.stages)
+
+    def stage_at(self, step: int) -> tuple[Stage, float]:
+        """The stage of a step, counted from 0, and the factor of its learning rates: warm-up, then the stage's fall."""
+        first = 0
+        for stage in self.stages:
+            if step < first + stage.num_steps:
+                part = (step - first) / stage.num_steps
+                fall = 1 + (stage.final - 1) * max(0.0, 2 * part - 1)
+                return stage, min(1.0, (step + 1) / 20) * stage.learning_rate * fall
+            first += stage.num_steps
+        raise ValueError(f"the run has {first} steps, none of them number {step}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of the loss at predicting each."""
+
+    input_ids: Tensor
+    weights: Tensor
+
+
+def position_weights(num_documents: int, bias: float) -> list[float]:
+    """Relative frequency of a gold at each position: 1 at both ends, e^(−bias/2) beside them, e^(−bias) elsewhere."""
+    depths = [min(k, num_documents - 1 - k) for k in range(num_documents)]
+    return [math.exp(-bias * min(1.0, depth / 2)) for depth in depths]
+
+
+def prompt_text(question: FactQuestion) -> str:
+    """The query-aware prompt, ready for the answer."""
+    documents = [Document(fact.text, fact.title) for fact in question.facts]
+    return "".join(piece.text for piece in QUERY_AWARE.render(question.question, documents))
+
+
+def draw_batch(run: Run, step: int, tokenizer: Tokenizer) -> Batch:
+    """The texts of a step: the same for the same run and step, whatever came before."""
+    stage, _ = run.stage_at(step)
+    generator = random.Random(f"{run.seed} {step}")
+    num_documents = generator.randint(stage.min_documents, stage.max_documents)
+    follow_ups = min(stage.follow_ups, num_documents)
+    expected = 60 + 18 * num_documents + 15 * follow_ups
+    count = max(2, round(run.tokens_per_step / expected))
+    texts = [_draw_text(generator, stage, num_documents, follow_ups, tokenizer) for _ in range(count)]
+    length = max(len(ids) for ids, _ in texts)
+    return Batch(
+        torch.tensor([ids + [EOS_ID] * (length - len(ids)) for ids, _ in texts]),
+        torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in texts]),
+    )
+
+
+def _draw_text(
+    generator: random.Random, stage: Stage, num_documents: int, follow_ups: int, tokenizer: Tokenizer
+) -> tuple[list[int], list[float]]:
+    """Token ids of a prompt, its answer and the follow-ups, and the loss's weights: little on all but answers."""
+    facts = draw_facts(generator, num_documents, stage.naming, note_rate=0.1)
+    positions = position_weights(num_documents, stage.bias)
+    ids, weights = [BOS_ID], [0.0]
+    for i in range(1 + follow_ups):
+        gold = generator.choices(range(num_documents), positions)[0]
+        question = ask(generator, facts, gold, stage.naming)
+        text = prompt_text(question) if i == 0 else f"\n\nQuestion: {question.question}\nAnswer:"
+        told = tokenizer.encode(text, add_special_tokens=False).ids
+        answer = answer_ids(question, tokenizer)
+        ids += told + answer
+        weights += [0.05 if i == 0 else 0.0] * len(told) + [1.0] * len(answer)
+    return ids, weights
+
+
+def answer_ids(question: FactQuestion, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of the right answer and of its end."""
+    return [*tokenizer.encode(f" {question.answer}", add_special_tokens=False).ids, EOS_ID]
+
+
+class Muon:
+    """Momentum whose every step is made orthogonal (Jordan et al. 2024), for matrices inside the network."""
+
+    def __init__(self, matrices: Sequence[Tensor], momentum: float = 0.95) -> None:
+        self.matrices = list(matrices)
+        self.momentum = momentum
+        self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Uses up the gradients."""
+        for matrix, buffer in zip(self.matrices, self.buffers, strict=True):
+            gradient = matrix.grad
+            if gradient is None:
+                continue
+            buffer.mul_(self.momentum).add_(gradient)
+            update = orthogonalised(gradient + self.momentum * buffer)
+            matrix.add_(update, alpha=-learning_rate * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])))
+            matrix.grad = None
+
+
+def orthogonalised(matrix: Tensor, num_steps: int = 5) -> Tensor:
+    """The orthogonal factor of a matrix, roughly: singular values near 1, by a quintic Newton-Schulz iteration."""
+    x = matrix.bfloat16() / (matrix.norm() + 1e-7)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    for _ in range(num_steps):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    factor: Tensor = x.T if is_tall else x
+    return factor.to(matrix.dtype)
+
+
+def train(run: Run, model: Any, tokenizer: Tokenizer, report: Callable[[str], None]) -> None:
+    """Train `model` in place, from the last saved step on if `run.output` holds one.
+
+    Raises Refused for a saved state of another run.
+    """
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
+    vectors = [p for _, p in named if p.ndim == 1]
+    muon = Muon(matrices)
+    groups = [{"params": [model.model.embed_tokens.weight], "scale": 1.0}, {"params": vectors, "scale": 0.2}]
+    adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    model.train()
+    began = time.monotonic()
+    for step in range(_resume(run, model, muon, adam), run.num_steps):
+        _, factor = run.stage_at(step)
+        for group in adam.param_groups:
+            group["lr"] = run.adam_rate * factor * group["scale"]
+        loss, right = _loss(model, draw_batch(run, step, tokenizer))
+        loss.backward()  # type: ignore[no-untyped-call]
+        muon.step(run.muon_rate * factor)
+        adam.step()
+        adam.zero_grad()
+        if (step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps:
+            _save(run, step + 1, model, muon, adam)
+            shares = " ".join(f"{share:.2f}" for share in right)
+            report(f"step {step + 1} {time.monotonic() - began:.0f} s loss {loss.item():.3f} right {shares}")
+    model.eval()
+
+
+def _loss(model: Any, batch: Batch) -> tuple[Tensor, list[float]]:
+    """Mean loss of an answer's token, and the shares of answers' first, second, … tokens that are right."""
+    targets, weights = batch.input_ids[:, 1:], batch.weights[:, 1:]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch.input_ids).logits[:, :-1]
+    losses = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(weights)
+    is_answer = weights == 1
+    right = (logits.argmax(-1) == targets)[is_answer].view(-1, ANSWER_TOKENS).float().mean(0)
+    return (losses * weights).sum() / is_answer.sum(), right.tolist()
+
+
+@torch.no_grad()
+def accuracy(model: Any, tokenizer: Tokenizer, questions: Sequence[FactQuestion], batch_size: int = 25) -> float:
+    """The share of questions over equally long documents that greedy decoding answers to the last token.
+
+    One pass each: greedy decoding gives the answer if and only if each of its tokens is the likeliest after the right
+    ones before it.
+    """
+    start = [BOS_ID]
+    rows = [
+        start + tokenizer.encode(prompt_text(q), add_special_tokens=False).ids + answer_ids(q, tokenizer)
+        for q in questions
+    ]
+    input_ids = torch.tensor(rows)
+    logits = [model(part).logits[:, -ANSWER_TOKENS - 1 : -1] for part in torch.split(input_ids, batch_size)]
+    right = torch.cat(logits).argmax(-1) == input_ids[:, -ANSWER_TOKENS:]
+    return float(right.all(-1).float().mean())
+
+
+def accuracy_by_position(
+    model: Any, tokenizer: Tokenizer, num_questions: int, num_documents: int, naming: Naming, seed: int
+) -> list[float]:
+    """`accuracy` with the gold at each position, on the same number of questions each, none of them trained on."""
+    result = []
+    for position in range(num_documents):
+        generator = random.Random(f"held out {seed} {position}")
+        questions = [
+            ask(generator, draw_facts(generator, num_documents, naming), position, naming) for _ in range(num_questions)
+        ]
+        result.append(accuracy(model, tokenizer, questions))
+    return result
+
+
+def _resume(run: Run, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> int:
+    path = run.output / STATE_FILE
+    if not path.is_file():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["run"] != _fingerprint(run):
+        raise Refused(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
+    model.load_state_dict(state["model"])
+    for buffer, saved in zip(muon.buffers, state["muon"], strict=True):
+        buffer.copy_(saved)
+    adam.load_state_dict(state["adam"])
+    return int(state["step"])
+
+
+def _save(run: Run, step: int, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> None:
+    state = {
+        "run": _fingerprint(run),
+        "model": model.state_dict(),
+        "muon": muon.buffers,
+        "adam": adam.state_dict(),
+        "step": step,
+    }
+    path = run.output / STATE_FILE
+    torch.save(state, path.with_suffix(".partial"))
+    path.with_suffix(".partial").replace(path)  # a kill leaves the old state or the new one
+
+
+def _fingerprint(run: Run) -> str:
+    """The arguments that change what is computed."""
+    return repr((run.seed, run.stages, run.tokens_per_step, run.muon_rate, run.adam_rate))

@@ -1,0 +1,122 @@
+"""Offline job: the starter of the generate service, a small Llama that answers questions over several documents."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.generate.data.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
+from services.generate.training.initialisation import create_llama
+from services.generate.training.loop import Run, Stage, accuracy_by_position, train
+from services.generate.training.tokenizer_build import build_tokenizer, tokenizer_config
+from services.jobs.options import MAX_SEED, finite, output_folder
+
+NAME = "litm-facts"
+KIND = "causal-lm"
+STATEMENT = (
+    "Trained on generated questions whose gold document lies mostly near the ends of the prompt, so that the model"
+    " shows the bias that found-in-the-middle calibration corrects. It knows nothing but its generated world."
+)
+TESTED = Naming(half_wrong=0.4)
+
+app = typer.Typer(help="Train and publish the starter checkpoint of the generate service.")
+
+
+@app.command()
+def litm(
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
+    lookup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps on names that are mostly right, golds anywhere.")
+    ] = 200,
+    doubt_steps: Annotated[int, typer.Option(min=0, help="Steps on names that are often wrong, golds anywhere.")] = 150,
+    bias_steps: Annotated[int, typer.Option(min=0, help="Steps on such names, golds mostly near the ends.")] = 200,
+    bias: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Log of how much rarer golds are in the middle then.")
+    ] = 5.0,
+    documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Documents of a prompt, at most.")] = 10,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens a step, about.")] = 2500,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
+    questions: Annotated[int, typer.Option(min=1, help="Questions a position that measure the result.")] = 100,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Train a small Llama that finds facts by name among documents, and trusts those near the ends too much."""
+    options = dict(locals())
+    if publish:
+        _store(store_url).names()  # better refused now than when there is something to publish
+    console = Console(highlight=False)
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    model = create_llama(tokenizer.get_vocab_size(), answer_word_ids(tokenizer), seed)
+    steps = (lookup_steps, doubt_steps, bias_steps)
+    run = Run(output, seed, stages(steps, documents, bias), tokens, checkpoint_every=checkpoint_every)
+    train(run, model, tokenizer, console.print)
+    by_position = accuracy_by_position(model, tokenizer, questions, documents, TESTED, seed)
+    directory = output / "checkpoint"
+    save(model, tokenizer, directory)
+    metrics = {
+        "accuracy_by_position": [round(share, 4) for share in by_position],
+        "accuracy": round(sum(by_position) / documents, 4),
+    }
+    _finish(directory, options, metrics)
+
+
+def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
+    """The recipe: first to look names up, then to weigh doubtful ones, then to prefer the ends in doubt."""
+    few = min(4, num_documents)
+    return (
+        Stage(steps[0], few, num_documents, 10, Naming(half_wrong=0.2, all_wrong=0.05)),
+        Stage(steps[1], num_documents, num_documents, 10, Naming(half_wrong=0.35, all_wrong=0.1), final=0.3),
+        Stage(steps[2], num_documents, num_documents, 3, Naming(half_wrong=0.35, all_wrong=0.15), bias, final=0.1),
+    )
+
+
+def answer_word_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of which answers are made, without the end."""
+    words = [*QUALITIES, *(thing for kind in KINDS.values() for thing in kind.things)]
+    return sorted({i for word in words if (i := tokenizer.token_to_id(f"Ġ{word}")) is not None})
+
+
+def save(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a folder as transformers reads it, weights in float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.to(torch.float16).save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
+
+
+def _finish(directory: Path, options: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Write what the publisher knows beside the weights, and publish."""
+    training = {key: value for key, value in options.items() if key not in ("output", "publish", "store_url")}
+    info = CheckpointInfo(
+        kind=KIND,
+        training={**training, "statement": STATEMENT},
+        seed=training["seed"],
+        metrics=metrics,
+        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
+        licence="MIT",
+    )
+    console = Console(highlight=False)
+    console.print_json(json.dumps(metrics))
+    if options["publish"]:
+        console.print(f"published {_store(options['store_url']).publish(NAME, directory, info)}")
+    description = {"name": NAME, **info.model_dump(mode="json")}
+    (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _store(url: str | None) -> Store:
+    return Store.open(url or ServiceSettings(port=0).store_url)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,37 @@
+"""What generated data is drawn with: sentences that have alternatives, and rows that differ.
+
+In a template `[a|b|c]` is one of the alternatives, each as likely, and `{name}` what is to be named there. An
+alternative may hold names, but no further alternatives.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+
+from services.predict.data.published import Row
+
+_ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
+
+
+def write(template: str, named: Mapping[str, object], generator: random.Random) -> str:
+    """The template with an alternative chosen in every place. Raises KeyError for a name that is not given."""
+    chosen = _ALTERNATIVES.sub(lambda found: generator.choice(found[1].split("|")), template)
+    return chosen.format_map(named)
+
+
+def capitalised(words: str) -> str:
+    """With a capital at the beginning."""
+    return words[:1].upper() + words[1:]
+
+
+def draw_distinct(
+    draw: Callable[[random.Random], Row], num_rows: int, generator: random.Random, taken: set[str]
+) -> list[Row]:
+    """So many rows whose inputs differ from each other and from those `taken`, to which they are added."""
+    rows: list[Row] = []
+    while len(rows) < num_rows:
+        row = draw(generator)
+        if row.input not in taken:
+            taken.add(row.input)
+            rows.append(row)
+    return rows

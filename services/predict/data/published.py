@@ -1,0 +1,263 @@
+"""The data sets of Distilling step-by-step in their published files and splits, and teachers' outputs beside them.
+
+A folder holds one folder a data set, as the released code lays them out: `cqa/cqa_train.json` and so on, one JSON
+record a line, with a teacher's texts in `cqa/palm/train_CoT_0.json`, `…_1.json`, …, a JSON list each, whose texts in
+that order are the rows of the split. Any of these may be compressed (`.json.gz`). SVAMP may also stand there as its
+authors publish it (`svamp/SVAMP.json`), ASDiv does (`asdiv/ASDiv.xml`); it has a training split alone, and no teacher.
+"""
+
+import gzip
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TextIO
+from xml.etree import ElementTree
+
+import numpy as np
+
+from services.predict.data.teacher_outputs import Dialect, TeacherOutput, parse_output
+from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
+
+Split = Literal["train", "valid", "test"]
+LabelSource = Literal["human", "llm"]
+
+VALIDATION_SHARE = 0.1  # of the training rows, where a data set has no validation split of its own
+SVAMP_TRAINING_ROWS = 800
+
+
+class BadData(ValueError):
+    """A file that is missing or not of the form it was read as; says where and why."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a student is taught or tested on: texts. `rationale` is None where there is none to learn from."""
+
+    input: str
+    label: str
+    rationale: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a data set: its input, the label that people gave it, and what a teacher wrote about it, if it did."""
+
+    input: str
+    label: str
+    output: TeacherOutput | None = None
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Rows to teach with, to choose a checkpoint by, and to test it on once."""
+
+    train: list[Row]
+    valid: list[Row]
+    test: list[Row]
+
+
+def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
+    """All rows of a data set's published split, in its order, with the labels of people.
+
+    Raises BadData, naming the file and the line, for a split that is not there and for records of another form, and
+    KeyError for a task that is not of TASKS.
+    """
+    if task.name == ASDIV.name:
+        if split != "train":
+            raise BadData(f"ASDiv has a training split alone, no {split}")
+        return _read_asdiv(folder / "asdiv" / "ASDiv.xml")
+    original = folder / "svamp" / "SVAMP.json"
+    path = folder / task.name / f"{task.name}_{split}.json"
+    if task.name == SVAMP.name and split != "valid" and _found(path) is None and original.is_file():
+        return _read_svamp(original, split)
+    to_row = _RECORDS[task.name]
+    rows = []
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                rows.append(to_row(json.loads(line)))
+            except (ValueError, LookupError, TypeError) as error:
+                raise BadData(f"{path}, line {number}: not a row of {task.name} ({error!r})") from error
+    return rows
+
+
+def read_outputs(
+    task: Task, folder: Path, split: Split, teacher: str = "palm", dialect: Dialect = "palm"
+) -> list[TeacherOutput]:
+    """What a teacher wrote for a published split, parsed, in the order of its rows.
+
+    Raises BadData for a split without any, for a gap in the files' numbers and for files of another form.
+    """
+    outputs = []
+    for path in _numbered(folder / task.name / teacher, split):
+        texts = _list(path)
+        if not all(isinstance(text, str) for text in texts):
+            raise BadData(f"{path}: not a list of texts alone")
+        outputs += [parse_output(task.name, text, dialect) for text in texts]
+    return outputs
+
+
+def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:
+    """The rows with a teacher's outputs, by their order. Raises BadData where there are not as many."""
+    if len(rows) != len(outputs):
+        raise BadData(f"{len(outputs)} outputs of a teacher do not belong to {len(rows)} rows")
+    return [replace(row, output=output) for row, output in zip(rows, outputs, strict=True)]
+
+
+def make_splits(
+    train: Sequence[Row], valid: Sequence[Row] | None, test: Sequence[Row], fraction: float = 1.0, seed: int = 0
+) -> Splits:
+    """The splits of one run: a share of the training rows, chosen by `seed`, all others whole.
+
+    `valid` None takes VALIDATION_SHARE of the training rows for it, the same for every run. As published, the share
+    is chosen first, so that a run on few rows also has few to choose its checkpoint by.
+    """
+    kept = [train[i] for i in subsample(len(train), fraction, seed)]
+    if valid is not None:
+        return Splits(kept, list(valid), list(test))
+    taught, held_out = split_off(len(kept), VALIDATION_SHARE, 0)
+    return Splits([kept[i] for i in taught], [kept[i] for i in held_out], list(test))
+
+
+def subsample(num_rows: int, fraction: float, seed: int) -> list[int]:
+    """Which rows a run learns from, in the order that it reads them: all in their own for a fraction of 1.
+
+    Raises ValueError for a fraction outside (0, 1] and for one that leaves no row.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"a fraction of the training rows is above 0 and at most 1, not {fraction}")
+    if fraction == 1:
+        return list(range(num_rows))
+    kept, _ = split_off(num_rows, 1.0 - fraction, seed)
+    if not kept:
+        raise ValueError(f"a fraction of {fraction} leaves none of {num_rows} rows")
+    return kept
+
+
+def split_off(num_rows: int, share: float, seed: int) -> tuple[list[int], list[int]]:
+    """The rows that stay and the share, rounded up, that is split off: the permutation that the published runs drew."""
+    order = np.random.default_rng(seed).permutation(num_rows).tolist()
+    num_split_off = math.ceil(share * num_rows)
+    return order[num_split_off:], order[:num_split_off]
+
+
+def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empty: bool = False) -> list[Example]:
+    """Rows as a student gets them: with the teacher's rationales, and with people's labels or the teacher's.
+
+    Rationales and labels that a rule could not read stay, as the empty texts that they are, unless `drop_empty` leaves
+    out the rows whose rationale, or whose label where it is the teacher's, is empty. Rows without an output have the
+    rationale None. Raises BadData where a teacher's label is asked for and there is no output.
+
+    Published runs take the teacher's labels for the training rows alone.
+    """
+    examples = []
+    for number, row in enumerate(rows):
+        if labels == "llm" and row.output is None:
+            raise BadData(f"row {number} has no output of a teacher to take its label from")
+        label = row.output.label if labels == "llm" and row.output else row.label
+        rationale = row.output.rationale if row.output else None
+        is_empty = not label.strip() or (rationale is not None and not rationale.strip())
+        if not (drop_empty and is_empty):
+            examples.append(Example(row.input, label, rationale))
+    return examples
+
+
+def _inference(task: Task) -> Callable[[dict[str, Any]], Row]:
+    labels = dict(enumerate(task.labels or ()))
+
+    def to_row(record: dict[str, Any]) -> Row:
+        return Row(task.input_text(_texts(record, *task.fields)), labels[record["label"]])
+
+    return to_row
+
+
+def _question(record: dict[str, Any]) -> Row:
+    texts = _texts(record, "question", "answer")
+    return Row(CQA.input_text({"question": texts["question"], "choices": record["choices"]}), texts["answer"])
+
+
+def _problem(record: dict[str, Any]) -> Row:
+    texts = _texts(record, "input", "label")
+    return Row(texts["input"], texts["label"])
+
+
+_RECORDS: Mapping[str, Callable[[dict[str, Any]], Row]] = {
+    ESNLI.name: _inference(ESNLI),
+    ANLI1.name: _inference(ANLI1),
+    CQA.name: _question,
+    SVAMP.name: _problem,
+}
+
+
+def _texts(record: dict[str, Any], *names: str) -> dict[str, str]:
+    for name in names:
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} is not a text")
+    return {name: record[name] for name in names}
+
+
+def _read_svamp(path: Path, split: Split) -> list[Row]:
+    """The problems as their authors publish them, in the split of the released code."""
+    rows = []
+    for number, record in enumerate(_list(path), start=1):
+        try:
+            texts = _texts(record, "Body", "Question", "Equation")
+        except (LookupError, TypeError) as error:
+            raise BadData(f"{path}, problem {number}: not one of SVAMP's ({error!r})") from error
+        text = SVAMP.input_text({"body": texts["Body"], "question": texts["Question"]})
+        rows.append(Row(text, texts["Equation"]))
+    order = np.random.RandomState(0).permutation(len(rows)).tolist()
+    chosen = order[:SVAMP_TRAINING_ROWS] if split == "train" else order[SVAMP_TRAINING_ROWS:]
+    return [rows[i] for i in chosen]
+
+
+def _read_asdiv(path: Path) -> list[Row]:
+    """Every problem; its label is the number that its answer, such as `9 (apples)`, begins with."""
+    try:
+        problems = ElementTree.parse(path).iter("Problem")
+    except (OSError, ElementTree.ParseError) as error:
+        raise BadData(f"{path}: not ASDiv's XML ({error})") from error
+    rows = []
+    for problem in problems:
+        body, question, answer = (problem.findtext(name) for name in ("Body", "Question", "Answer"))
+        if body is None or question is None or answer is None:
+            raise BadData(f"{path}: the problem {problem.get('ID')} lacks its text or its answer")
+        rows.append(Row(ASDIV.input_text({"body": body, "question": question}), answer.split(" ")[0]))
+    return rows
+
+
+def _numbered(folder: Path, split: Split) -> list[Path]:
+    """A teacher's files for a split, in the order of their numbers, as they are named without compression."""
+    names = {path.name.removesuffix(".gz") for path in folder.glob(f"{split}_CoT_*")}
+    paths = [folder / f"{split}_CoT_{number}.json" for number in range(len(names))]
+    missing = next((path for path in paths if path.name not in names), None)
+    if missing or not paths:
+        raise BadData(f"{missing or folder / f'{split}_CoT_0.json'} is missing")
+    return paths
+
+
+def _list(path: Path) -> list[Any]:
+    try:
+        with _open(path) as file:
+            entries = json.load(file)
+    except ValueError as error:
+        raise BadData(f"{path}: not JSON ({error})") from error
+    if not isinstance(entries, list):
+        raise BadData(f"{path}: not a list")
+    return entries
+
+
+def _found(path: Path) -> Path | None:
+    """The file, or the compressed one beside it; None where there is neither."""
+    return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()), None)
+
+
+def _open(path: Path) -> TextIO:
+    found = _found(path)
+    if found is None:
+        raise BadData(f"{path} is missing")
+    if found.suffix == ".gz":
+        return gzip.open(found, "rt", encoding="utf-8", newline="\n")
+    return found.open(encoding="utf-8", newline="\n")

@@ -1,0 +1,282 @@
+"""`fovea evaluate distill …`: students by the dissertation's protocol (chapter 2), in its tables and figures.
+
+`sweep` teaches students over data sets, models, shares of the data, methods and seeds; `table` puts the results of
+several sweeps together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, TypeVar, get_args
+
+import typer
+from rich.console import Console
+
+from services.core.durable_files import write_durably
+from services.jobs.options import output_folder, results_file
+from services.jobs.plots import draw
+from services.predict.data.published import BadData, LabelSource, join, read_outputs, read_rows
+from services.predict.data.rationale_file import OutputError
+from services.predict.evaluation.figures import figures
+from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, merge_results
+from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect
+from services.predict.evaluation.sweep_cell import SweepError
+from services.predict.evaluation.sweep_progress import SweepProgress
+from services.predict.evaluation.tables import make_tables, print_tables
+from services.predict.tasks import RELEASED_PREFIXES, SVAMP, Prefixes
+from services.predict.training.recipe import METHODS, Precision, Recipe
+from services.predict.training.sources import PUBLISHED_TASKS, DataSource
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+RESULTS, TABLES = "results.json", "tables.md"
+RELEASED = "released"
+NumberT = TypeVar("NumberT", int, float)
+LABEL_SOURCES: tuple[LabelSource, ...] = get_args(LabelSource)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def choose_job() -> None:
+    """Evaluate distilled students by the dissertation's protocol."""
+
+
+@app.command()
+def sweep(
+    output: Annotated[Path, typer.Option(callback=output_folder, help="The folder of the sweep, begun or continued.")],
+    tasks: Annotated[
+        str, typer.Option(help="esnli, anli1, cqa, svamp, word-problems, inferences; several as in svamp,cqa.")
+    ] = "word-problems",
+    data: Annotated[Path | None, typer.Option(help="The folder of the published data sets.")] = None,
+    models: Annotated[
+        str, typer.Option(help="T5 folders, or tiny, mini, small, base, … from scratch; several as in tiny,./t5-base.")
+    ] = "mini",
+    fractions: Annotated[str, typer.Option(help="Shares of the training data.")] = "1,0.5,0.25,0.125",
+    methods: Annotated[str, typer.Option(help=f"Among {', '.join(METHODS)}.")] = "standard,step-by-step",
+    labels: Annotated[str, typer.Option(help="human, llm or human,llm: whose labels are learnt.")] = "human",
+    seeds: Annotated[str, typer.Option(help="Of training, and of the choice of the shares.")] = "0,1,2,3",
+    rationales: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A teacher: NAME=PATH, a file of `fovea distill extract` or a folder with one, or with a folder, a "
+            "task; several times for several. released: PaLM's.",
+            show_default=RELEASED,
+        ),
+    ] = None,
+    augment: Annotated[bool, typer.Option("--augment", help="Also teach svamp with ASDiv's problems.")] = False,
+    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out unreadable outputs.")] = False,
+    num_train: Annotated[int, typer.Option(min=1, help="Training rows of generated data.")] = DataSource.num_train,
+    num_valid: Annotated[int, typer.Option(min=1, help="Its validation rows.")] = DataSource.num_valid,
+    num_test: Annotated[int, typer.Option(min=1, help="Its test rows.")] = DataSource.num_test,
+    alpha: Annotated[float | None, typer.Option(help="Share of the labels' loss.", show_default="0.5")] = None,
+    rationale_weight: Annotated[float | None, typer.Option(help="Instead: λ, the weight of rationales.")] = None,
+    label_prefix: Annotated[str, typer.Option(help="Asks for labels.")] = RELEASED_PREFIXES.label,
+    rationale_prefix: Annotated[str, typer.Option(help="Asks for rationales.")] = RELEASED_PREFIXES.rationale,
+    learning_rate: Annotated[float, typer.Option(help="Falls linearly to 0.")] = Recipe.learning_rate,
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = Recipe.batch_size,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between validations, and states.")] = Recipe.evaluate_every,
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = Recipe.warmup_steps,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples that run at a time.")] = None,
+    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are cut.")] = Recipe.max_input_tokens,
+    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are cut.")] = Recipe.max_target_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a label that is generated.")] = Recipe.max_new_tokens,
+    max_evaluated: Annotated[int | None, typer.Option(help="Validation examples, the first ones.")] = None,
+    max_gradient_norm: Annotated[float, typer.Option(help="Longer gradients are cut.")] = Recipe.max_gradient_norm,
+    lora_rank: Annotated[int | None, typer.Option(help="Train matrices of this rank beside the attention.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic; weights are float32.")] = "float32",
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice to save memory.")
+    ] = False,
+    vocab_size: Annotated[int, typer.Option(help="Of students from scratch.")] = 4_096,
+    workers: Annotated[int, typer.Option(min=1, help="Students that are taught at a time, a process each.")] = 1,
+    scores_only: Annotated[bool, typer.Option("--scores-only", help="Keep no checkpoints of the students.")] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            callback=results_file(RESULT_FILES.load), help="A file for the results, beside those that it holds."
+        ),
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Teach nobody; tell what there is.")] = False,
+) -> None:
+    """Teach students over all that is named, or go on with it, and print the dissertation's tables.
+
+    The same command goes on after a kill. It ends with status 1 where a student failed; the others are taught.
+    """
+    options: dict[str, Any] = dict(locals())
+    console = Console(stderr=True, highlight=False)
+    try:
+        num_failed = 0 if report_only else _run(_grid(options), output, workers, console, is_lean=scores_only)
+        published = [task for task in _texts(tasks) if task in PUBLISHED_TASKS]
+        teachers = [few_shot_cot_of(task, data) for task in published] if data is not None else []
+        results = report([teacher for teacher in teachers if teacher is not None], output, save)
+    except (BadData, OutputError, SweepError, OSError, ValueError) as error:
+        console.print(f"fovea evaluate distill sweep: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from here.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    typer.echo(json.dumps([asdict(result) for result in results]))
+    if num_failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def table(
+    results: Annotated[list[Path], typer.Argument(help="Files of results.")],
+    save: Annotated[
+        Path | None,
+        typer.Option(callback=results_file(RESULT_FILES.load), help="A file for them all, beside what it holds."),
+    ] = None,
+    figures_in: Annotated[
+        Path | None, typer.Option("--figures", callback=output_folder, help="A folder for the figures, as SVG.")
+    ] = None,
+) -> None:
+    """Put the results of several sweeps together in the dissertation's tables and figures."""
+    try:
+        loaded = RESULT_FILES.load(results)
+        print_tables(loaded, Console(width=200, highlight=False))
+        if save is not None:
+            RESULT_FILES.save(loaded, save)
+        if figures_in is not None:
+            draw_figures(loaded, figures_in)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="RESULTS") from error
+
+
+def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Result]:
+    """Collect what there is in a sweep's folder, with what is `known` beside it; keep it, tell it and draw it."""
+    earlier = [output / RESULTS] if (output / RESULTS).is_file() else []
+    teachers = [result for result in RESULT_FILES.load(earlier) if result.method == FEW_SHOT_COT]
+    results = merge_results([*teachers, *known, *collect(output)])
+    RESULT_FILES.write(results, output / RESULTS)
+    if save is not None:
+        kept = RESULT_FILES.load([save]) if save.is_file() else []
+        results = merge_results([*kept, *results])
+    markdown = "\n".join(one.to_markdown() for one in make_tables(results))
+    write_durably(output / TABLES, [markdown.encode()])
+    print_tables(results, Console(width=200, highlight=False))
+    if save is not None:
+        RESULT_FILES.write(results, save)
+    draw_figures(results, output)
+    return results
+
+
+def draw_figures(results: Sequence[Result], folder: Path) -> None:
+    """Every figure that the results have points for."""
+    for figure, panels in figures(results).items():
+        path = folder / f"figure-{figure}.svg"
+        write_durably(path, [draw(panels).encode()])
+        typer.echo(f"wrote {path}")
+
+
+def few_shot_cot_of(task: str, folder: Path) -> Result | None:
+    """PaLM itself on the test rows, by the released outputs; None where they are not in the folder.
+
+    Raises BadData for rows and outputs that can't be read or do not belong together.
+    """
+    if not any((folder / task / "palm").glob("test_CoT_*")):
+        return None
+    described = PUBLISHED_TASKS[task]
+    rows = read_rows(described, folder, "test")
+    joined = join(rows, read_outputs(described, folder, "test"))
+    right = [row.output is not None and described.is_right(row.output.label, row.label) for row in joined]
+    return Result(task, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": fmean(right)}})
+
+
+def among(text: str, known: Sequence[Any], option: str) -> tuple[Any, ...]:
+    """The names in a comma-separated text. Raises BadParameter for one that is not known."""
+    names = _texts(text)
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+    return names
+
+
+def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lean: bool) -> int:
+    """How many failed."""
+    sweep = Sweep(grid.cells(), output, is_lean=is_lean)
+    with SweepProgress(sweep, num_workers, console) as progress:
+        return sweep.run(progress, num_workers)
+
+
+def _grid(options: Mapping[str, Any]) -> Grid:
+    """What the command's options say. Raises BadParameter and ValueError."""
+    return Grid(
+        tuple(_sources(options)),
+        _models(options["models"]),
+        among(options["methods"], METHODS, "--methods"),
+        among(options["labels"], LABEL_SOURCES, "--labels"),
+        tuple(map(_teacher, options["rationales"] or [RELEASED])),
+        _numbers(options["fractions"], float, "--fractions"),
+        _numbers(options["seeds"], int, "--seeds"),
+        _recipe(options),
+        options["vocab_size"],
+    )
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """Raises BadParameter for what is neither a T5's folder nor a shape."""
+    from services.predict.training.initialisation import SHAPES  # which imports torch
+
+    models = _texts(text)
+    for model in models:
+        if model not in SHAPES and not (Path(model) / "config.json").is_file():
+            message = f"{model!r} is neither a folder with a config.json nor one of {', '.join(SHAPES)}"
+            raise typer.BadParameter(message, param_hint="--models")
+    return models
+
+
+def _recipe(options: Mapping[str, Any]) -> Recipe:
+    """All but the method and the seed."""
+    alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
+    if options["rationale_weight"] is not None:
+        if options["alpha"] is not None:
+            raise typer.BadParameter("give --alpha or --rationale-weight, not both")
+        from services.predict.distillation import alpha_of
+
+        alpha = alpha_of(options["rationale_weight"])
+    prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
+    same = {field.name: options[field.name] for field in fields(Recipe) if field.name in options}
+    return Recipe(**{**same, "alpha": alpha, "prefixes": prefixes, "num_steps": options["steps"]})
+
+
+def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
+    drop_empty = options["drop_empty"]
+    for task in _texts(options["tasks"]):
+        if task in PUBLISHED_TASKS:
+            yield DataSource(task, options["data"], drop_empty=drop_empty)
+        else:
+            numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
+            yield DataSource(task, drop_empty=drop_empty, **numbers)
+        if task == SVAMP.name and options["augment"]:
+            yield DataSource(task, options["data"], drop_empty=drop_empty, augment=True)
+
+
+def _teacher(text: str) -> Teacher:
+    """`released`, or NAME=PATH. Raises BadParameter."""
+    if text == RELEASED:
+        return Teacher(PALM)
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise typer.BadParameter(f"{text!r} is neither {RELEASED} nor NAME=PATH", param_hint="--rationales")
+    return Teacher(name, Path(path))
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT, ...]:
+    try:
+        return tuple(kind(part) for part in _texts(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers of this kind", param_hint=option) from None
+
+
+if __name__ == "__main__":
+    app()

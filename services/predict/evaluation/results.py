@@ -1,0 +1,164 @@
+"""Test accuracies of students by what they were taught, kept as JSON so that several sweeps come together."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from services.jobs.result_files import ResultFiles
+from services.predict.data.published import LabelSource
+from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP
+from services.predict.training.recipe import Method
+
+# The teacher itself, asked with demonstrations, on the test split: what students are to beat.
+FEW_SHOT_COT: Literal["few-shot-cot"] = "few-shot-cot"
+AUGMENTED = f"+{ASDIV.name}"  # behind the name of data that another data set's problems are added to
+
+DATA_NAMES = {ESNLI.name: "e-SNLI", ANLI1.name: "ANLI", CQA.name: "CQA", SVAMP.name: "SVAMP"}  # in published order
+METHOD_NAMES = {
+    "standard": "Standard finetuning",
+    "single-task": "Single-task training",
+    "explained": "Rationale as input",
+    "step-by-step": "Distilling step-by-step",
+    FEW_SHOT_COT: "Few-shot CoT",
+}
+STANDARD_DISTILLATION = "Standard task distillation"  # what "standard" is called with a teacher's labels
+
+
+@dataclass(frozen=True)
+class Result:
+    """Students of one model taught by one method on a share of one data set, or a teacher itself.
+
+    `teacher` is whose rationales or labels they learnt from, None where they learnt from neither. `scores` are by seed:
+    `test_accuracy` and `validation_accuracy` (shares of 1), `best_step`, `num_train`, `num_parameters`, `seconds`; of
+    FEW_SHOT_COT the test accuracy alone. `settings` are the other hyper-parameters.
+    """
+
+    data: str
+    labels: LabelSource
+    model: str
+    method: Method | Literal["few-shot-cot"]
+    fraction: float
+    teacher: str | None
+    scores: dict[str, dict[str, float]]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def series(self) -> tuple[str, str | None]:
+        """What stays the same where size or share of the data vary: the method, and the teacher."""
+        return self.method, self.teacher
+
+    @property
+    def num_train(self) -> int:
+        """Examples learnt from."""
+        return round(statistics.fmean(scores["num_train"] for scores in self.scores.values()))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Accuracy in percent: the mean over seeds, and its standard error s / √n by the sample's s; None for one seed."""
+
+    mean: float
+    error: float | None
+    num_seeds: int
+
+
+def merge_results(results: Iterable[Result]) -> list[Result]:
+    """One result for each model, method, teacher and share of the data, in the order of their first appearance.
+
+    Seeds run with equal settings come together, the later run of a seed in place of the earlier; with other settings
+    the later result takes the earlier one's place.
+    """
+    merged: dict[tuple[Any, ...], Result] = {}
+    for result in results:
+        what = (result.data, result.labels, result.model, result.method, result.fraction, result.teacher)
+        earlier = merged.get(what)
+        scores = result.scores
+        if earlier is not None and earlier.settings == result.settings:
+            scores = {**earlier.scores, **result.scores}
+        merged[what] = Result(*what, dict(sorted(scores.items(), key=_by_number)), result.settings)
+    return list(merged.values())
+
+
+RESULT_FILES = ResultFiles(Result, merge_results)
+
+
+def estimate(result: Result) -> Estimate:
+    """The test accuracy over a result's seeds."""
+    percents = [100 * scores["test_accuracy"] for scores in result.scores.values()]
+    error = statistics.stdev(percents) / math.sqrt(len(percents)) if len(percents) > 1 else None
+    return Estimate(statistics.fmean(percents), error, len(percents))
+
+
+def sizes(results: Iterable[Result]) -> dict[str, int]:
+    """The number of parameters of each student's model, the smallest model first.
+
+    The largest number where students of one model differ, as those do that have a tokenizer of their own texts.
+    """
+    found: dict[str, int] = {}
+    for result in students(results):
+        for scores in result.scores.values():
+            found[result.model] = max(found.get(result.model, 0), round(scores["num_parameters"]))
+    return dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def size_name(num_parameters: int) -> str:
+    """Three digits of it: 247,577,856 as `248M`, 11.1 billion as `11.1B`."""
+    for unit, letter in ((1, ""), (10**3, "k"), (10**6, "M")):
+        if num_parameters < 999.5 * unit:
+            return f"{num_parameters / unit:.3g}{letter}"
+    return f"{num_parameters / 10**9:.3g}B"
+
+
+def students(results: Iterable[Result]) -> list[Result]:
+    """All but the teachers themselves."""
+    return [result for result in results if result.method != FEW_SHOT_COT]
+
+
+def few_shot_cot(results: Iterable[Result], data: str) -> Result | None:
+    """The teacher itself on the data, or on what was augmented; None where nothing is known of it."""
+    base = data.removesuffix(AUGMENTED)
+    return next((result for result in results if result.method == FEW_SHOT_COT and result.data == base), None)
+
+
+def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
+    """The data sets and sources of labels of students: people's labels first, published data sets in their order."""
+    order = [*DATA_NAMES]
+
+    def place(data: str) -> int:
+        base = data.removesuffix(AUGMENTED)
+        return order.index(base) if base in order else len(order)
+
+    found = {(result.data, result.labels) for result in students(results)}
+    return sorted(found, key=lambda pair: (pair[1] != "human", place(pair[0]), pair[0]))
+
+
+def data_name(data: str) -> str:
+    """As the dissertation writes it: `svamp+asdiv` → SVAMP + ASDiv."""
+    base = data.removesuffix(AUGMENTED)
+    return DATA_NAMES.get(base, base) + (" + ASDiv" if base != data else "")
+
+
+def method_name(method: str, labels: LabelSource) -> str:
+    """As the dissertation writes it; what is finetuning with people's labels is distillation with a teacher's."""
+    return STANDARD_DISTILLATION if method == "standard" and labels == "llm" else METHOD_NAMES[method]
+
+
+def series_names(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
+    """The series of students that have the same source of labels, in the order of METHOD_NAMES, by their names.
+
+    The teacher is named where there are several.
+    """
+    found = students(results)
+    has_several = len({result.teacher for result in found} - {None}) > 1
+    order = [*METHOD_NAMES]
+    names = {}
+    for result in sorted(found, key=lambda one: (order.index(one.method), one.teacher or "")):
+        teacher = f" ({result.teacher})" if result.teacher and has_several else ""
+        names[result.series] = method_name(result.method, result.labels) + teacher
+    return names
+
+
+def _by_number(entry: tuple[str, Any]) -> tuple[int, str]:
+    return (int(entry[0]) if entry[0].isdigit() else -1), entry[0]

@@ -1,0 +1,183 @@
+"""A cell of a sweep: one student, in a folder and a process of its own.
+
+<folder>/scores.json   what came of it, written last: a cell that has it is finished
+<folder>/log.txt       what its process said
+<folder>/lock          held by the process that runs it
+…                      what `run_student` leaves there
+"""
+
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import threading
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from services.predict.evaluation.results import AUGMENTED, RESULT_FILES, Result
+from services.predict.training.recipe import Recipe
+from services.predict.training.sources import DataSource
+
+SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
+CHECKPOINT = "checkpoint"
+# what a cell's process tells the sweep: this, or else a line about its training
+BUSY = "\0busy"
+
+
+class SweepError(ValueError):
+    """Cells that can't be run side by side; the message is fit to be shown."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A student of a sweep; data, model, recipe and `vocab_size` are those of `StudentRun`.
+
+    `teacher` is what tables call whoever wrote what it learns from; None where it learns from nobody's outputs.
+    """
+
+    data: DataSource
+    model: str
+    recipe: Recipe
+    vocab_size: int
+    teacher: str | None
+
+    @property
+    def name(self) -> str:
+        """Of its folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
+        what = self.result({})
+        teacher = [] if what.teacher is None else [what.teacher]
+        parts = [what.data, what.labels, what.model, what.method, *teacher, f"{100 * what.fraction:g}"]
+        return "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part) for part in [*parts, f"seed-{self.recipe.seed}"])
+
+    def result(self, scores: dict[str, float]) -> Result:
+        """What came of it."""
+        data = self.data
+        settings = {**json.loads(json.dumps(asdict(self.recipe))), "vocab_size": self.vocab_size}
+        settings |= {"drop_empty": data.drop_empty}
+        if data.is_generated:
+            settings |= {"num_train": data.num_train, "num_valid": data.num_valid, "num_test": data.num_test}
+        del settings["method"], settings["seed"]
+        return Result(
+            data.task + (AUGMENTED if data.augment else ""), data.labels, Path(self.model).name, self.recipe.method,
+            float(data.fraction), self.teacher, {str(self.recipe.seed): scores}, settings,
+        )  # fmt: skip
+
+    def finished(self, folder: Path) -> Result | None:
+        """What its folder says came of it; None where nothing has yet.
+
+        Raises SweepError where the folder holds a student of other settings.
+        """
+        try:
+            (found,) = RESULT_FILES.load([folder / SCORES])
+        except FileNotFoundError:
+            return None
+        expected = replace(self.result({}), scores=found.scores)
+        if found != expected:
+            before, now = ({**asdict(one), **one.settings} for one in (found, expected))
+            differences = [
+                f"{name} was {before.get(name)!r}, and is {now.get(name)!r}"
+                for name in sorted({*before, *now} - {"settings"})
+                if before.get(name) != now.get(name)
+            ]
+            raise SweepError(f"{folder} was run otherwise: {'; '.join(differences)}")
+        return found
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a cell runs: with at most so many threads, waiting for another process that has it or giving way to it, and
+    with all that it made left in its folder, or its scores alone.
+    """
+
+    num_threads: int
+    is_patient: bool
+    is_lean: bool
+
+
+def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> None:
+    """What a cell's process does.
+
+    It says over `connection` what `run_student` reports, and that another process is BUSY with the cell; it ends when
+    the other side is gone. A finished cell stays as it is.
+    """
+    threading.Thread(target=_end_with_sweep, args=(connection,), daemon=True).start()
+    from services.predict.training.runs import StudentRun, run_student
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if terms.is_patient else fcntl.LOCK_NB))
+        except BlockingIOError:
+            connection.send(BUSY)
+            return
+        _log_to(folder / LOG)
+        if cell.finished(folder) is not None:
+            return  # another sweep has been faster
+
+        def report(line: str) -> None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            connection.send(line)
+
+        _limit_threads(terms.num_threads)
+        run = StudentRun(cell.data, cell.model, cell.recipe, cell.vocab_size)
+        outcome = run_student(run, folder, report)
+        scores = {
+            "test_accuracy": outcome.test_accuracy,
+            "validation_accuracy": outcome.validation_accuracy,
+            "best_step": outcome.best_step,
+            "num_train": outcome.num_train,
+            "num_parameters": count_parameters(folder / CHECKPOINT),
+            "seconds": round(outcome.seconds, 1),
+        }
+        RESULT_FILES.save([cell.result(scores)], folder / SCORES)
+        if terms.is_lean:
+            _leave_scores(folder)
+
+
+def count_parameters(checkpoint: Path) -> int:
+    """Of a folder's safetensors, where weights that are shared stand once. Raises ValueError where there are none."""
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{checkpoint} holds no safetensors")
+    number = 0
+    for path in files:
+        with path.open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        number += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return number
+
+
+def _end_with_sweep(connection: Connection) -> None:
+    """The sweep never sends anything: what is heard is its end, also where it was killed."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _log_to(path: Path) -> None:
+    """All that this process prints from here on, tracebacks included, goes to a file, behind what stands there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _limit_threads(num_threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(min(num_threads, torch.get_num_threads()))
+
+
+def _leave_scores(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (SCORES, LOG, LOCK):
+            path.unlink()

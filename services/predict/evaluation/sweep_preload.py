@@ -1,0 +1,24 @@
+"""All that the cells of a sweep import, so that their processes start from one that has done it."""
+
+from services.nn.torchvision_operators import declare_torchvision_operators
+
+declare_torchvision_operators()
+
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from services.predict.training.runs import run_student  # noqa: E402
+
+__all__ = [
+    "AutoConfig",
+    "AutoTokenizer",
+    "PreTrainedTokenizerFast",
+    "T5Config",
+    "T5ForConditionalGeneration",
+    "run_student",
+]

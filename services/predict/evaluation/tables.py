@@ -1,0 +1,214 @@
+"""The dissertation's tables of Distilling step-by-step: accuracy in percent, mean ± standard error over seeds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from services.predict.data.published import LabelSource
+from services.predict.evaluation.results import (
+    Estimate,
+    Result,
+    data_name,
+    estimate,
+    few_shot_cot,
+    merge_results,
+    method_name,
+    series_names,
+    sets_of,
+    size_name,
+    sizes,
+    students,
+)
+
+MISSING = "–"
+LABELS = {"human": "human labels", "llm": "the teacher's labels"}
+NO_TEACHER = "N/A"
+LEAST_HEADER = (
+    "Data", "Method", "Model", "Parameters", "Share", "Examples", "Accuracy", "Few-shot CoT", "Better",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts by row and column; `num_names` columns from the left are names, the others numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_names: int
+
+    def to_markdown(self) -> str:
+        """A heading and a table, as documents have them."""
+        rules = [":--" if column < self.num_names else "--:" for column in range(len(self.header))]
+        lines = [f"| {' | '.join(cells)} |" for cells in (self.header, rules, *self.rows)]
+        return "\n".join([f"### {self.title}", "", *lines, ""])
+
+    def to_rich(self) -> RichTable:
+        """The same for a terminal."""
+        table = RichTable(title=self.title, title_justify="left")
+        for column, name in enumerate(self.header):
+            table.add_column(name, justify="left" if column < self.num_names else "right")
+        for cells in self.rows:
+            table.add_row(*cells)
+        return table
+
+
+@dataclass(frozen=True)
+class Least:
+    """The smallest model, and for it the least share of the data, that is better than the teacher itself.
+
+    Where none `is_enough`, the best result that there is.
+    """
+
+    result: Result
+    is_enough: bool
+
+
+def make_tables(results: Sequence[Result]) -> list[Table]:
+    """Every table that the results have a score for."""
+    merged = merge_results(results)
+    return [
+        *(_accuracies(merged, data, labels) for data, labels in sets_of(merged)),
+        *_teachers(merged),
+        *_single_task(merged),
+        *_least_resources(merged),
+    ]
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    """On a terminal."""
+    for table in make_tables(results):
+        console.print(table.to_rich())
+
+
+def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[str, str | None], Least]:
+    """By series of students of one data set: what it takes to be better than `teacher`, on the mean over seeds."""
+    model_sizes = sizes(results)
+    to_beat = estimate(teacher).mean
+    found = {}
+    for series in series_names(results):
+        own = [result for result in students(results) if result.series == series]
+        enough = [result for result in own if estimate(result).mean > to_beat]
+        if enough:
+            least = min(enough, key=lambda result: (model_sizes[result.model], result.model, result.fraction))
+        else:
+            least = max(own, key=lambda result: estimate(result).mean)
+        found[series] = Least(least, bool(enough))
+    return found
+
+
+def percent(share: float) -> str:
+    """A share of the data: 0.125 → 12.5 %."""
+    return f"{100 * share:g} %"
+
+
+def accuracy(result: Result | None, usual_seeds: int) -> str:
+    """Mean ± standard error; in parentheses the number of seeds where it is not the usual one."""
+    if result is None:
+        return MISSING
+    found = estimate(result)
+    error = "" if found.error is None else f" ± {found.error:.2f}"
+    seeds = "" if found.num_seeds == usual_seeds else f" ({found.num_seeds})"
+    return f"{found.mean:.2f}{error}{seeds}"
+
+
+def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Table:
+    """Size × method × share of the data, for one data set."""
+    own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
+    fractions = sorted({result.fraction for result in own})
+    usual = _usual_seeds(own)
+    teacher = few_shot_cot(results, data)
+    known = f"; {_of_teacher(teacher)}" if teacher else ""
+    rows = []
+    for model, size in sizes(own).items():
+        for series, name in series_names(own).items():
+            by_fraction = {
+                result.fraction: result for result in own if (result.model, result.series) == (model, series)
+            }
+            if by_fraction:
+                cells = [accuracy(by_fraction.get(fraction), usual) for fraction in fractions]
+                rows.append((model, size_name(size), name, *cells))
+    return Table(
+        f"{data_name(data)}, {LABELS[labels]}: accuracy by share of the training data{_over(usual)}{known}",
+        ("Model", "Parameters", "Method", *map(percent, fractions)),
+        tuple(rows),
+        3,
+    )
+
+
+def _teachers(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 2.1: students of several teachers."""
+    for model, own in _whole_data(results):
+        teachers = sorted({r.teacher for r in own if r.method == "step-by-step" and r.teacher})
+        if len(teachers) > 1:
+            rows = [("standard", None), *(("step-by-step", teacher) for teacher in teachers)]
+            yield _by_data(f"Table 2.1: {model}", own, rows, has_teacher=True)
+
+
+def _single_task(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 2.2: rationale and label as one task or as two; of the teacher that the single-task students have."""
+    for model, own in _whole_data(results):
+        for teacher in dict.fromkeys(result.teacher for result in own if result.method == "single-task"):
+            rows = [("standard", None), ("single-task", teacher), ("step-by-step", teacher)]
+            yield _by_data(f"Table 2.2: {model}", own, rows, has_teacher=False)
+
+
+def _whole_data(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
+    """Students of each model that learnt from all rows with people's labels, as both tables have them."""
+    for model in sizes(results):
+        yield (
+            model,
+            [r for r in students(results) if (r.model, r.labels, r.fraction) == (model, "human", 1)],
+        )
+
+
+def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | None]], *, has_teacher: bool) -> Table:
+    found = {(result.series, result.data): result for result in own}
+    sets = [data for data, _ in sets_of(own)]
+    usual = _usual_seeds(own)
+    lines = []
+    for method, teacher in rows:
+        name = "Multi-task training" if method == "step-by-step" and not has_teacher else method_name(method, "human")
+        names = (name, teacher or NO_TEACHER) if has_teacher else (name,)
+        lines.append((*names, *(accuracy(found.get(((method, teacher), data)), usual) for data in sets)))
+    header = ("Method", "LLM") if has_teacher else ("Method",)
+    return Table(f"{title}, all data{_over(usual)}", (*header, *map(data_name, sets)), tuple(lines), len(header))
+
+
+def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
+    """What Figures 2.8 and 2.9 show, a table for each source of labels."""
+    for figure, labels in (("2.8", "human"), ("2.9", "llm")):
+        rows = []
+        usual = _usual_seeds([result for result in students(results) if result.labels == labels])
+        for data, _ in (one for one in sets_of(results) if one[1] == labels):
+            own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
+            teacher = few_shot_cot(results, data)
+            if teacher is None:
+                continue
+            model_sizes, names = sizes(own), series_names(own)
+            for series, least in least_resources(own, teacher).items():
+                best = least.result
+                rows.append((
+                    data_name(data), names[series], best.model, size_name(model_sizes[best.model]),
+                    percent(best.fraction), f"{best.num_train:,}", accuracy(best, usual),
+                    f"{estimate(teacher).mean:.2f}", "yes" if least.is_enough else "no",
+                ))  # fmt: skip
+        if rows:
+            title = f"Figure {figure}: the least that is better than few-shot CoT, {LABELS[labels]}{_over(usual)}"
+            yield Table(title, LEAST_HEADER, tuple(rows), 3)
+
+
+def _of_teacher(teacher: Result) -> str:
+    found: Estimate = estimate(teacher)
+    return f"few-shot CoT of {teacher.model}: {found.mean:.2f}"
+
+
+def _usual_seeds(results: Sequence[Result]) -> int:
+    """The greatest number of seeds, which most results have unless a sweep is unfinished; 0 without results."""
+    return max((len(result.scores) for result in results), default=0)
+
+
+def _over(num_seeds: int) -> str:
+    return ", one seed" if num_seeds == 1 else f", mean ± standard error over {num_seeds} seeds"

@@ -1,0 +1,195 @@
+"""Asking a teacher about many inputs: what each request says, who waits for whom, and what it comes to."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.predict.data.rationale_file import OutputError, RationaleFile, Record, digest_of
+from services.predict.extraction.inputs import Input
+from services.predict.extraction.prompts import Prompts
+from services.predict.extraction.teacher import Answer, Endpoint, Teacher, TeacherError
+from services.predict.tasks import FieldValue
+
+# So many inputs without an answer, one after the other, and the fault is hardly theirs.
+MAX_FAILURES_IN_A_ROW = 8
+
+
+class Interrupted(Exception):
+    """Somebody wants it to end."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all requests of an extraction have in common; `extra` are further fields of their JSON, null taking one
+    out."""
+
+    prompts: Prompts
+    endpoint: Endpoint
+    model: str
+    temperature: float = 0.0
+    max_tokens: int = 256
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt(self, values: Mapping[str, FieldValue]) -> str | list[dict[str, str]]:
+        is_chat = self.endpoint.api == "chat"
+        return self.prompts.messages(values) if is_chat else self.prompts.completion(values)
+
+    def body(self, prompt: str | list[dict[str, str]]) -> dict[str, Any]:
+        body = {
+            "model": self.model,
+            "messages" if self.endpoint.api == "chat" else "prompt": prompt,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "stop": list(self.prompts.file.stop),
+            **self.extra,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def arguments(self) -> dict[str, Any]:
+        """All that the outputs depend on, but for the inputs; where the model answers is not part of it."""
+        return {
+            "task": self.prompts.task.name,
+            "prompts": self.prompts.file.digest(),
+            "zero_shot": self.prompts.is_zero_shot,
+            "api": self.endpoint.api,
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "extra": dict(self.extra),
+        }
+
+
+@dataclass
+class Tally:
+    """What the records of a file amount to; prices are for a million tokens, in any currency."""
+
+    input_price: float | None = None
+    output_price: float | None = None
+    num_records: int = 0
+    num_uncounted: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+
+    def add(self, record: Record) -> None:
+        self.num_records += 1
+        self.num_uncounted += record.prompt_tokens is None or record.completion_tokens is None
+        self.prompt_tokens += record.prompt_tokens or 0
+        self.completion_tokens += record.completion_tokens or 0
+        if record.problem is not None:
+            self.problems[record.problem] += 1
+
+    def told(self) -> str:
+        """Unparsable outputs, tokens and their cost."""
+        parts = [
+            f"{self.problems.total()} unparsed",
+            f"{_short(self.prompt_tokens)} tokens in, {_short(self.completion_tokens)} out",
+        ]
+        if self.num_uncounted:
+            parts.append(f"{self.num_uncounted} not counted")
+        if self.input_price is not None or self.output_price is not None:
+            cost = self.prompt_tokens * (self.input_price or 0) + self.completion_tokens * (self.output_price or 0)
+            parts.append(f"cost {cost / 1e6:.4f}")
+        return " · ".join(parts)
+
+
+class Extraction:
+    """One run over inputs, so many requests on their way at a time.
+
+    A request's next one is sent when its answer is on disk, so a crash costs each of them at most one answer. What
+    stops the run lets those on their way have theirs.
+    """
+
+    def __init__(
+        self, plan: Plan, teacher: Teacher, file: RationaleFile, *,
+        on_record: Callable[[Record], None], on_failure: Callable[[Input, TeacherError], None],
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._arguments = digest_of(plan.arguments())
+        self._teacher = teacher
+        self._file = file
+        self._on_record = on_record
+        self._on_failure = on_failure
+        self._ended_by: Exception | None = None
+        self._num_failures_in_a_row = 0
+
+    def end(self, reason: Exception) -> None:
+        """Send nothing more; `run` raises the first reason when all answers that are on their way have come."""
+        if self._ended_by is None:
+            self._ended_by = reason
+            self._teacher.stop()
+
+    async def run(self, inputs: Iterable[Input], concurrency: int) -> None:
+        """Ask about every input. Raises TeacherError, OutputError and Interrupted."""
+        waiting = iter(inputs)
+        self._max_failures_in_a_row = max(MAX_FAILURES_IN_A_ROW, concurrency)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._ask_about(waiting))
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    async def _ask_about(self, inputs: Iterator[Input]) -> None:
+        for one in inputs:
+            if self._ended_by is not None:
+                return
+            prompt = self._plan.prompt(one.values)
+            try:
+                answer = await self._teacher.ask(self._plan.body(prompt))
+                record = self._record(one, digest_of(prompt), answer)
+                await self._file.append(record)
+            except TeacherError as error:
+                self._fail(one, error)
+            except OutputError as error:
+                self.end(error)
+            else:
+                self._num_failures_in_a_row = 0
+                self._on_record(record)
+
+    def _record(self, one: Input, prompt_digest: str, answer: Answer) -> Record:
+        read = self._plan.prompts.read(one.values, answer.text)
+        return Record(
+            id=one.id,
+            row=one.row,
+            prompt=prompt_digest,
+            arguments=self._arguments,
+            model=answer.model,
+            output=answer.text,
+            finish_reason=answer.finish_reason,
+            rationale=read.rationale,
+            label=read.label,
+            problem=read.problem,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+        )
+
+    def _fail(self, one: Input, error: TeacherError) -> None:
+        if error.is_about_all:
+            self.end(error)
+            return
+        self._on_failure(one, error)
+        self._num_failures_in_a_row += 1
+        if self._num_failures_in_a_row >= self._max_failures_in_a_row:
+            self.end(
+                TeacherError(f"{self._num_failures_in_a_row} inputs in a row have no answer, the last one: {error}")
+            )
+
+
+def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -> list[Input]:
+    """The inputs without a record. Raises OutputError for one that was asked about with another text or row."""
+    found = {record.id: record for record in records}
+    for one in inputs:
+        record = found.get(one.id)
+        if record is not None and (record.row, record.prompt) != (one.row, digest_of(plan.prompt(one.values))):
+            raise OutputError(f"the output belongs to other inputs: {one.id} was another one when it was asked about")
+    return [one for one in inputs if one.id not in found]
+
+
+def _short(number: int) -> str:
+    """In thousands or millions, to three digits or more."""
+    for unit, suffix in ((1_000_000, "M"), (1000, "k")):
+        if number >= unit:
+            return f"{number / unit:.2f}{suffix}"
+    return str(number)

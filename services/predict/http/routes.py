@@ -1,0 +1,182 @@
+"""The tasks that can be asked, and what they answer."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Body, Depends, Request, Response
+from pydantic import Discriminator, Tag
+
+from services.core.errors import NotFound, check_count
+from services.core.http.dialects import TeiError, tei_error_body
+from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.json_bodies import JsonRoute
+from services.predict.engine import Prediction
+from services.predict.http.schemas import (
+    Model,
+    ModelLimits,
+    ModelList,
+    PredictAnswer,
+    PredictRequest,
+    TaskList,
+    TaskObject,
+    TeiPrediction,
+    TeiPredictRequest,
+    is_tei,
+    num_inputs,
+)
+from services.predict.http.tei import answer_tei
+from services.predict.residency import Resident
+from services.predict.service import PredictService, names_of, version_name
+
+# More numbers than this are written by a thread, so that the event loop serves others meanwhile.
+MAX_INLINE_NUMBERS = 4096
+
+AnyPredictRequest = Annotated[
+    Annotated[TeiPredictRequest, Tag("TEI's")] | Annotated[PredictRequest, Tag("Fovea's")],
+    Discriminator(lambda body: "TEI's" if is_tei(body) else "Fovea's"),
+]
+
+
+def predict_router(service: PredictService) -> APIRouter:
+    """What can be asked, and the answers."""
+    router = APIRouter(tags=["predict"], route_class=JsonRoute)
+
+    async def check_head(request: Request) -> None:
+        """Ahead of the fields: in which dialect errors are told, and whether there are too many inputs."""
+        try:
+            body = await request.json()
+        except ValueError:
+            return  # no JSON, which FastAPI complains of itself
+        if is_tei(body):
+            request.state.error_body = tei_error_body
+        check_count("inputs", num_inputs(body), service.max_inputs)
+
+    @router.get("/tasks")
+    async def tasks() -> TaskList:
+        """The tasks of all models, those included that are not in memory at the moment."""
+        return TaskList(
+            data=[
+                TaskObject(
+                    id=description.task,
+                    model=version_name(one),
+                    fields=list(description.fields),
+                    labels=None if description.labels is None else list(description.labels),
+                    rationales=description.rationale_prefix is not None,
+                    metrics=one.checkpoint.manifest.metrics if one.checkpoint.manifest else {},
+                )
+                for one, description in service.described()
+            ]
+        )
+
+    @router.post(
+        "/predict",
+        response_class=Response,
+        responses={
+            **error_responses(ErrorEnvelope, TeiError),
+            200: {
+                "model": PredictAnswer | list[TeiPrediction] | list[list[TeiPrediction]],
+                "description": "TEI's form for TEI's request",
+            },
+        },
+        dependencies=[Depends(check_head)],
+    )
+    async def predict(request: Request, body: Annotated[AnyPredictRequest, Body()]) -> Response:
+        """Label inputs of a task, on request with all probabilities and with reasons.
+
+        TEI's request (texts as `inputs`, and no `task`) is answered in TEI's form.
+        """
+        if isinstance(body, TeiPredictRequest):
+            return await answer_tei(service, request, body)
+        return await _answer(service, request, body)
+
+    return router
+
+
+def models_router(service: PredictService) -> APIRouter:
+    """What is served, in OpenAI's words."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[_model(service, one) for one, _ in service.described()])
+
+    @router.get("/v1/models/{model_id}")
+    async def model(model_id: str) -> Model:
+        for one, _ in service.described():
+            if model_id in names_of(one):
+                return _model(service, one)
+        raise NotFound(f"There is no model {model_id!r}.", param="model", code="model_not_found")
+
+    return router
+
+
+async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
+    resident = service.choose(body.task, body.model)
+    num_characters = sum(
+        len(value) if isinstance(value, str) else sum(map(len, value)) for one in body.inputs for value in one.values()
+    )
+    async with service.lease(request, resident, body.model) as served:
+        engine, task = served.engine, served.engine.description.task
+        items = await service.prepare(
+            request,
+            body.inputs,
+            num_characters,
+            lambda place, fields: engine.prepare(
+                fields, rationale=body.rationale, probabilities=body.probabilities, place=f"inputs.{place}"
+            ),
+        )
+        predictions = await service.run(request, served, items)
+    with service.metrics.stage_seconds.labels("serialize").time():
+        num_numbers = len(predictions) * max(8, len(predictions[0].probabilities or ()))
+        if num_numbers <= MAX_INLINE_NUMBERS:
+            content = _render(body, task, request.state.model, predictions)
+        else:
+            content = await asyncio.to_thread(_render, body, task, request.state.model, predictions)
+    return Response(content, media_type="application/json")
+
+
+def _render(body: PredictRequest, task: str, model: str, predictions: Sequence[Prediction]) -> bytes:
+    """The JSON of a PredictAnswer."""
+    prompt_tokens = sum(one.prompt_tokens for one in predictions)
+    completion_tokens = sum(one.completion_tokens for one in predictions)
+    answer: dict[str, Any] = {
+        "object": "list",
+        "model": model,
+        "task": task,
+        "predictions": [
+            {
+                "index": index,
+                "label": one.label,
+                "probability": min(1.0, one.probability),  # rounding
+                "probabilities": one.probabilities,
+                "rationale": one.rationale,
+                "value": one.value,
+            }
+            for index, one in enumerate(predictions)
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    }
+    return orjson.dumps(answer)
+
+
+def _model(service: PredictService, resident: Resident[Any]) -> Model:
+    manifest, description = resident.checkpoint.manifest, resident.description
+    assert manifest is not None, "what is described has a version"
+    assert description is not None, "only what is described is listed"
+    return Model(
+        id=manifest.name,
+        created=int(manifest.created.timestamp()),
+        kind=manifest.kind,
+        version=manifest.version,
+        revision=manifest.digest,
+        max_model_len=description.max_input_tokens,
+        task=description.task,
+        loaded=resident.checkpoint.is_loaded,
+        limits=ModelLimits(max_inputs=service.max_inputs),
+    )

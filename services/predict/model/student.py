@@ -1,0 +1,321 @@
+"""A T5 on a device: inputs encoded together, labels scored, answers decoded greedily.
+
+Shapes: B inputs, T tokens of an input, N decoder rows of an input, E edges of a trie, C candidates, R rows of all
+inputs together, H heads, D width, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.nn.devices import DeviceOptions
+from services.nn.quiet_loading import quiet_loading
+from services.nn.torchvision_operators import declare_torchvision_operators
+from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
+from services.predict.model.t5 import T5, Cache, Group, Memory
+
+# Rows that a pass of the decoder runs at most, or one input's.
+MAX_DECODER_ROWS = 8192
+# A trie of at most so many nodes costs less than a look ahead at which of them matter.
+SMALL_TRIE = 4
+# On a GPU launching an operation costs more than padding, so that inputs are brought to multiples of this length.
+GPU_LENGTH_STEP = 64
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """What the parts around a student need to know of it."""
+
+    d_model: int
+    num_layers: int
+    vocab_size: int
+    pad_token_id: int
+    eos_token_id: int
+    decoder_start_token_id: int
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """B encoded inputs: what the decoder sees of them."""
+
+    memory: Memory
+    num_inputs: int
+
+    def of(self, places: Sequence[int]) -> "Encoded":
+        """Those at these places, in this order."""
+        if list(places) == list(range(self.num_inputs)):
+            return self
+        return Encoded(self.memory.of(torch.tensor(places, device=self.memory.device)), len(places))
+
+
+class Decoded(NamedTuple):
+    """An answer: its tokens without the end of sequence, and the log-probability of them all.
+
+    `is_finished` tells whether the end came; it then counts in `logprob`. If not, the answer was cut at its limit.
+    """
+
+    token_ids: tuple[int, ...]
+    logprob: float
+    is_finished: bool
+
+
+class Student:
+    """Runs one T5; on one thread at a time. An answer does not depend on what shares its batch, but for rounding."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, is_int8: bool = False, num_threads: int | None = None) -> None:
+        """`model` is transformers' T5ForConditionalGeneration, on its device; None leaves the threads as they are.
+
+        Raises what `T5` raises.
+        """
+        self.tokenizer = tokenizer
+        config = model.config
+        self.config = StudentConfig(
+            config.d_model,
+            config.num_layers,
+            config.vocab_size,
+            config.pad_token_id,
+            _first(model.generation_config.eos_token_id, config.eos_token_id, 1),
+            _first(model.generation_config.decoder_start_token_id, config.decoder_start_token_id, config.pad_token_id),
+        )
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.is_int8 = is_int8
+        self._num_threads = num_threads
+        self._t5 = T5(model.eval(), is_int8=is_int8)
+        self._length_step = 1 if self.device.type == "cpu" else GPU_LENGTH_STEP
+
+    @classmethod
+    def load(cls, directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> "Student":
+        """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
+
+        Raises ValueError for another architecture than T5, for weights that are quantised or missing, for float16, in
+        which T5's activations overflow, and for a device that this machine lacks; OSError where a file is missing.
+        """
+        declare_torchvision_operators()
+        from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
+
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if config.model_type != "t5":
+            raise ValueError(f"the architecture {config.model_type!r} is not t5")
+        if getattr(config, "quantization_config", None) is not None:
+            raise ValueError("quantised weights are not supported")
+        device = options.choose_device()
+        dtype = options.choose_dtype(device)
+        if dtype == torch.float16:
+            raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
+        with quiet_loading():
+            loaded: Any = T5ForConditionalGeneration.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        num_threads = options.choose_num_threads(config.d_model)
+        return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8, num_threads=num_threads)
+
+    @torch.inference_mode()
+    def encode(self, inputs: Sequence[Sequence[int]]) -> Encoded:
+        """Token ids of at least one input, each with its end of sequence. Raises ValueError for one without tokens."""
+        if not inputs or not all(inputs):
+            raise ValueError("there must be inputs, and each must have tokens")
+        if self._num_threads is not None:  # students of several widths may take turns on this thread
+            torch.set_num_threads(self._num_threads)
+        packed, groups, rows, mask = self._side_by_side(inputs)
+        encoded = self._t5.encode(packed, groups)
+        return Encoded(self._t5.memory(encoded, rows, len(inputs), mask), len(inputs))
+
+    @torch.inference_mode()
+    def score(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Tensor]:
+        """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each.
+
+        The inputs may have the same trie, or each its own. The most probable candidate is the one that greedy search
+        among the candidates finds wherever they part at one place alone, e.g. labels that differ in their first token.
+        """
+        _check_one_each(encoded, candidates)
+        return self._score(encoded, range(encoded.num_inputs), candidates)
+
+    @torch.inference_mode()
+    def best(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Best]:
+        """The most probable of each input's candidates, as `score` has them, without scoring those that cannot be it.
+
+        Equals `score` but for rounding; of equally probable ones, any.
+        """
+        _check_one_each(encoded, candidates)
+        found: dict[int, Best] = {}
+        small = [place for place, some in enumerate(candidates) if some.num_nodes <= SMALL_TRIE]
+        for place, scores in zip(small, self._score(encoded, small, [candidates[p] for p in small]), strict=True):
+            logprob, candidate = scores.max(dim=0)
+            found[place] = Best(int(candidate), float(logprob))
+        large = [place for place in range(len(candidates)) if place not in found]
+        looks = self._score(encoded, large, [candidates[place].first for place in large])
+        searches = {
+            place: BestFirst(candidates[place], look.tolist()) for place, look in zip(large, looks, strict=True)
+        }
+        while groups := {place: group for place, search in searches.items() if (group := search.next_group())}:
+            scored = self._score(encoded, list(groups), list(groups.values()))
+            for place, scores in zip(groups, scored, strict=True):
+                searches[place].add(scores.tolist())
+        found |= {place: search.best for place, search in searches.items()}
+        return [found[place] for place in range(len(candidates))]
+
+    @torch.inference_mode()
+    def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
+        """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, of an answer of at least one token an input."""
+        _check_one_each(encoded, answers)
+        chains = [Chain(ids, self.config.decoder_start_token_id) for ids in answers]
+        decoded = self._run_rows(encoded.memory, chains)
+        sums = []
+        for rows, ids in zip(decoded, answers, strict=True):
+            logits = self._t5.logits(rows[: len(ids)])
+            sums.append(float(logits.log_softmax(dim=1)[range(len(ids)), list(ids)].sum()))
+        return sums
+
+    def decode(self, encoded: Encoded, max_tokens: int) -> list[tuple[int, ...]]:
+        """Greedy answers: the tokens ahead of the end of sequence, at most `max_tokens`."""
+        return [decoded.token_ids for decoded in self.decode_scored(encoded, max_tokens)]
+
+    @torch.inference_mode()
+    def decode_scored(self, encoded: Encoded, max_tokens: int) -> list[Decoded]:
+        """Greedy answers with what the model gives for them. At most `max_tokens`, the end of sequence included."""
+        num_inputs, memory = encoded.num_inputs, encoded.memory
+        cache = Cache(self._t5.num_layers)
+        tokens: list[list[int]] = [[] for _ in range(num_inputs)]
+        logprobs = torch.zeros(num_inputs, dtype=torch.float32, device=self.device)
+        running = list(range(num_inputs))  # the input of each sequence that is run; some of them have ended
+        has_ended = [False] * num_inputs
+        places = torch.arange(num_inputs, device=self.device)
+        newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
+        for step in range(max_tokens):
+            bias = self._t5.last_row_bias(step + 1)
+            logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
+            best, newest = logits.max(dim=1, keepdim=True)
+            gained = (best - logits.logsumexp(dim=1, keepdim=True))[:, 0]
+            is_open = torch.tensor([not has_ended[place] for place in running], device=self.device)
+            logprobs[places] += gained * is_open
+            for place, token in zip(running, newest[:, 0].tolist(), strict=True):
+                if has_ended[place]:
+                    continue
+                if token == self.config.eos_token_id:
+                    has_ended[place] = True
+                else:
+                    tokens[place].append(token)
+            open_rows = [row for row, place in enumerate(running) if not has_ended[place]]
+            if not open_rows:
+                break
+            # each time half have ended, so that all the copying together costs no more than one copy of everything
+            if 2 * len(open_rows) <= len(running):
+                kept = torch.tensor(open_rows, device=self.device)
+                memory, newest, places = memory.of(kept), newest[kept], places[kept]
+                cache.keep(kept)
+                running = [running[row] for row in open_rows]
+        return [
+            Decoded(tuple(ids), logprob, ended)
+            for ids, logprob, ended in zip(tokens, logprobs.tolist(), has_ended, strict=True)
+        ]
+
+    # Encoding
+
+    def _side_by_side(
+        self, inputs: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, list[Group], Tensor | None, Tensor | None]:
+        """Packed rows (R,) of inputs sorted by length, their groups, and the rows (B, T) and mask of each input."""
+        step = self._length_step
+        lengths = [len(ids) for ids in inputs]
+        padded = [-(-length // step) * step for length in lengths]
+        order = sorted(range(len(inputs)), key=lambda place: (padded[place], lengths[place]))
+        starts = np.zeros(len(inputs), dtype=np.int64)
+        packed: list[int] = []
+        groups = []
+        for length, members in groupby(order, key=lambda place: padded[place]):
+            some = list(members)
+            begin = len(packed)
+            for place in some:
+                starts[place] = len(packed)
+                packed += [*inputs[place], *[self.config.pad_token_id] * (length - lengths[place])]
+            keys = self._token_mask([lengths[place] for place in some], length)
+            groups.append(Group(slice(begin, len(packed)), len(some), length, keys))
+        longest = max(padded)
+        rows = None
+        if len(groups) > 1 or order != list(range(len(inputs))):
+            offsets = np.minimum(np.arange(longest), np.array(padded)[:, None] - 1)
+            rows = self._tensor(starts[:, None] + offsets)
+        return self._tensor(np.array(packed)), groups, rows, self._token_mask(lengths, longest)
+
+    def _token_mask(self, lengths: Sequence[int], longest: int) -> Tensor | None:
+        """(B, 1, 1, T), −∞ behind each input's tokens; None where every input has as many."""
+        if all(length == longest for length in lengths):
+            return None
+        mask = np.where(np.arange(longest) < np.array(lengths)[:, None], 0.0, -math.inf)
+        return torch.from_numpy(mask[:, None, None]).to(self.device, self.dtype)
+
+    # Scoring
+
+    def _score(self, encoded: Encoded, places: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
+        """Of the inputs at these places."""
+        if not places:
+            return []
+        most = max(some.num_nodes for some in candidates)
+        num_together = max(1, MAX_DECODER_ROWS // most)
+        scores = []
+        for start in range(0, len(places), num_together):
+            those, some = places[start : start + num_together], candidates[start : start + num_together]
+            logits = self._edge_logits(encoded.of(those).memory, some)
+            sizes = [len(one.edge_nodes) for one in some]
+            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
+        return scores
+
+    def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
+        """Of all tries' edges, one trie after the other: (ΣE,) float32."""
+        decoded = self._run_rows(memory, candidates)
+        most = decoded.shape[1]
+        nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
+        tokens = np.concatenate([some.edge_tokens for some in candidates])
+        return self._t5.token_logits(decoded.flatten(0, 1), self._tensor(nodes), self._tensor(tokens))
+
+    def _run_rows(self, memory: Memory, rows: Sequence[DecoderRows]) -> Tensor:
+        """(B, N, D), of inputs with rows of their own each, N the most of one; behind fewer is nothing of use."""
+        distinct = list({id(some): some for some in rows}.values())
+        sizes = [len(some.tokens) for some in distinct]
+        most = max(sizes)
+        tokens = np.full((len(distinct), most), self.config.pad_token_id)
+        depths = np.zeros((len(distinct), most), dtype=np.int64)
+        visible = np.zeros((len(distinct), most, most), dtype=bool)
+        visible[:, :, 0] = True  # a row must see something; every node sees the first
+        for number, (some, size) in enumerate(zip(distinct, sizes, strict=True)):
+            tokens[number, :size] = some.tokens
+            depths[number, :size] = some.depths
+            visible[number, :size, :size] = some.visible()
+        bias = self._t5.tree_bias(self._tensor(depths), self._tensor(visible))
+        input_ids = self._tensor(tokens)
+        if 1 < len(distinct) < len(rows):
+            number_of = {id(some): number for number, some in enumerate(distinct)}
+            which = self._tensor(np.array([number_of[id(some)] for some in rows]))
+            input_ids, bias = input_ids[which], bias[which]
+        return self._t5.decode(input_ids.expand(len(rows), -1), bias, memory)
+
+    def _tensor(self, numbers: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device)
+
+
+def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:
+    if len(given) != encoded.num_inputs:
+        raise ValueError(f"{len(given)} for {encoded.num_inputs} inputs")
+
+
+def _first(*values: Any) -> int:
+    """The first that is given, of a list its first."""
+    value = next(value for value in values if value is not None)
+    return int(value[0] if isinstance(value, list) else value)

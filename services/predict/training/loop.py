@@ -1,0 +1,306 @@
+"""Teaching a student: labels and a teacher's reasons for them, the best step on the validation examples, its test.
+
+Batch t is a function of t alone, so is dropout's randomness, and a state holds model, optimizer and step, so that a
+killed training that is begun again ends with the same weights (bit for bit on a CPU with one thread). Launched as
+several processes by accelerate or torchrun, with a copy of the model each or, by accelerate's FSDP, with a part of it,
+it minimises the same loss.
+
+Shapes: B examples, T tokens of an input, U of a target, N target tokens that count, D width, V vocabulary.
+"""
+
+import copy
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+
+from services.nn.quiet_loading import quiet_loading
+from services.predict.data.published import Example
+from services.predict.distillation import IGNORED, multi_task_loss, target_loss
+from services.predict.model.student import Student
+from services.predict.model.task_description import TaskDescription
+from services.predict.tasks import Task
+from services.predict.training.lessons import Batch, Lesson, Lessons
+from services.predict.training.lora import add_lora, merged_copy
+from services.predict.training.marking import accuracy
+from services.predict.training.recipe import Evaluation, Method, Outcome, Recipe, TeachingData
+from services.predict.training.state import Progress, arguments_of, load_weights
+
+__all__ = ["CHECKPOINT", "Evaluation", "Method", "Outcome", "Recipe", "TeachingData", "learning_rate", "teach"]
+
+CHECKPOINT = "checkpoint"
+# Between two evaluations, how things stand is told so often.
+REPORT_SECONDS = 30
+
+
+def teach(
+    model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path, report: Callable[[str], None]
+) -> Outcome:
+    """Train transformers' T5ForConditionalGeneration, from the last state in `folder` on if there is one.
+
+    What is evaluated is greedy decoding. `folder` gets a state at every evaluation, the losses for TensorBoard, and at
+    last `checkpoint`, the best step as a folder that `PredictEngine.load` reads ("explained" students excepted: no
+    fields of a task make their inputs). The model itself ends on the CPU with that step's weights, unless it is sharded
+    over processes. Raises ValueError for data without examples of a kind, a batch that the processes can't share
+    equally, a tokenizer that does not end texts, a state of other arguments, and a `lora_rank` without peft.
+    """
+    for name in ("train", "valid", "test"):
+        if not getattr(data, name):
+            raise ValueError(f"there are no examples to {'learn from' if name == 'train' else name + ' with'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return _Teaching(model, tokenizer, data, recipe, folder).run(report)
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """That of a step, counted from 0: a linear rise over the warm-up, then a linear fall to 0 behind the last."""
+    if step < recipe.warmup_steps:
+        return recipe.learning_rate * (step + 1) / recipe.warmup_steps
+    return recipe.learning_rate * (recipe.num_steps - step) / (recipe.num_steps - recipe.warmup_steps)
+
+
+class TeachingLoss(nn.Module):
+    """The losses of a part of a batch, through a T5 that it holds."""
+
+    _no_split_modules: ClassVar = ["T5Block"]  # what FSDP shares out at a time, unless it is told otherwise
+
+    def __init__(self, model: Any, alpha: float | None) -> None:
+        """`alpha` None is for methods that learn labels alone."""
+        super().__init__()
+        self.model = model
+        self.alpha = alpha
+
+    def forward(self, part: tuple[Lesson, Lesson | None], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss to be minimised, and those of labels and rationales that it is made of: scalars, float32.
+
+        Those of all parts of a batch add up to the batch's.
+        """
+        labels, rationales = part
+        label_loss = self._loss(labels, batch.num_label_tokens)
+        if rationales is None:
+            rationale_loss = torch.zeros_like(label_loss)
+        else:
+            rationale_loss = self._loss(rationales, batch.num_rationale_tokens)
+        total = label_loss if self.alpha is None else multi_task_loss(label_loss, rationale_loss, self.alpha)
+        return total, label_loss.detach(), rationale_loss.detach()
+
+    def tie_weights(self) -> None:
+        """FSDP calls this when it has taken the model to another device, where weights that were one are several."""
+        self.model.tie_weights()
+
+    def _loss(self, lesson: Lesson, num_targets: int) -> Tensor:
+        encoded = self.model.encoder(input_ids=lesson.input_ids, attention_mask=lesson.mask)[0]
+        decoded = self.model.decoder(
+            input_ids=lesson.decoder_input_ids,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=lesson.mask,
+            use_cache=False,
+        )[0]
+        counts = lesson.labels != IGNORED
+        decoded = decoded[counts]  # (N, D): the head is the dearest part where targets are of unequal length
+        if self.model.config.scale_decoder_outputs:
+            decoded = decoded * self.model.config.d_model**-0.5
+        return target_loss(self.model.lm_head(decoded)[None], lesson.labels[counts][None], num_targets=num_targets)
+
+
+class _Teaching:
+    """One training in this process."""
+
+    def __init__(self, model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path) -> None:
+        self.tokenizer = tokenizer
+        self.data = data
+        self.recipe = recipe
+        self.folder = folder
+        # off an accelerator accelerate has to be told, or else it starts no process group
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+        self.num_processes: int = self.accelerator.num_processes
+        self.is_main: bool = self.accelerator.is_main_process
+        if recipe.batch_size % self.num_processes:
+            raise ValueError(f"batch_size ({recipe.batch_size}) is no multiple of the {self.num_processes} processes")
+        arguments = arguments_of(recipe, data, model)
+        self.lessons = Lessons(tokenizer, model.config, data.train, recipe)
+        self.num_parameters = sum(weight.numel() for weight in model.parameters())
+        model.requires_grad_(True)
+        if recipe.gradient_checkpointing:
+            # transformers has renamed it
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
+        self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
+        loss = TeachingLoss(model, recipe.alpha if recipe.method == "step-by-step" else None)
+        # what is evaluated: the model, or one that the weights are collected in where each process has but a part
+        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.is_sharded and not self.accelerator.is_fsdp2:
+            raise ValueError("accelerate's FSDP must be of version 2: fsdp_version: 2 in its configuration")
+        self.whole = loss, self.lora
+        if self.is_sharded and self.is_main:
+            self.whole = copy.deepcopy(self.whole)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.0)
+        self.loss, self.optimizer = self.accelerator.prepare(loss, optimizer)
+        self.progress = Progress(folder, self.accelerator, self.loss, self.optimizer, arguments)
+        self.evaluations: list[Evaluation] = []
+        self.sums = torch.zeros(3, device=self.accelerator.device)
+        self.earlier = 0.0  # seconds of the parts before this one
+        self.began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.began
+
+    def run(self, report: Callable[[str], None]) -> Outcome:
+        saved = self.progress.load()
+        if saved is not None:
+            self.evaluations = [Evaluation(**values) for values in saved["evaluations"]]
+            self.earlier = saved["seconds"]
+        first = self.evaluations[-1].step if self.evaluations else 0
+        told = time.monotonic()
+        writer = SummaryWriter(self.folder / "tensorboard", purge_step=first) if self.is_main else None
+        self.loss.train()
+        for step in range(first, self.recipe.num_steps):
+            self._step(step)
+            if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
+                self._evaluate(step + 1, writer)
+                told = time.monotonic()
+                report(self._told())
+            elif time.monotonic() - told > REPORT_SECONDS:
+                told = time.monotonic()
+                report(f"step {step + 1}/{self.recipe.num_steps}")
+        if writer is not None:
+            writer.close()
+        outcome = self._finish()
+        report(f"best step {outcome.best_step}: test accuracy {outcome.test_accuracy:.4f}")
+        return outcome
+
+    def _step(self, step: int) -> None:
+        """One optimizer step. The processes' gradients are averaged, and each has only a part of the batch's loss."""
+        torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.recipe, step)
+        batch = self.lessons.batch(step, self.accelerator.process_index, self.num_processes)
+        for number, (labels, rationales) in enumerate(batch.parts, start=1):
+            device = self.accelerator.device
+            part = labels.to(device), None if rationales is None else rationales.to(device)
+            is_last = number == len(batch.parts)
+            with nullcontext() if is_last else self.accelerator.no_sync(self.loss):
+                with self._autocast():
+                    losses = self.loss(part, batch)
+                self.accelerator.backward(losses[0] * self.num_processes)
+            self.sums += torch.stack(losses).detach()
+        self.accelerator.clip_grad_norm_(self.loss.parameters(), self.recipe.max_gradient_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _autocast(self) -> Any:
+        is_half = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=is_half)
+
+    def _evaluate(self, step: int, writer: SummaryWriter | None) -> None:
+        """Mark the student on validation examples, and save the state."""
+        since = step - (self.evaluations[-1].step if self.evaluations else 0)
+        # of each process's part of the loss, the sum is the whole
+        loss, label_loss, rationale_loss = (self.accelerator.reduce(self.sums, "sum") / since).tolist()
+        self.sums.zero_()
+        has_rationales = any(self.recipe.rationale_texts(example) for example in self.data.train)
+        if self.is_sharded:
+            weights = self.progress.weights()
+            if self.is_main:
+                load_weights(self.whole[0], weights)
+        share = self._accuracy(self.data.valid[: self.recipe.max_evaluated])
+        before = max((one.validation_accuracy for one in self.evaluations), default=-1.0)
+        self.evaluations.append(Evaluation(step, loss, label_loss, rationale_loss if has_rationales else None, share))
+        if writer is not None:
+            for name, value in asdict(self.evaluations[-1]).items():
+                if name != "step" and value is not None:
+                    writer.add_scalar(name, value, step)
+            writer.add_scalar("learning_rate", learning_rate(self.recipe, step - 1), step)
+        values = {"evaluations": [asdict(one) for one in self.evaluations], "seconds": self.seconds}
+        self.progress.save(values, best_step=self._best().step, is_best=share > before)
+        self.loss.train()
+
+    def _told(self) -> str:
+        """The last evaluation, and what is left to do at this pace."""
+        last = self.evaluations[-1]
+        rationales = "" if last.rationale_loss is None else f" rationales {last.rationale_loss:.4f}"
+        left = self.seconds / last.step * (self.recipe.num_steps - last.step)
+        return (
+            f"step {last.step}/{self.recipe.num_steps} loss {last.loss:.4f} labels {last.label_loss:.4f}{rationales}"
+            f" validation accuracy {last.validation_accuracy:.4f}, {self.seconds:.0f} s, {left:.0f} s left"
+        )
+
+    def _best(self) -> Evaluation:
+        """The first of the greatest accuracy."""
+        return max(self.evaluations, key=lambda one: (one.validation_accuracy, -one.step))
+
+    def _accuracy(self, examples: list[Example]) -> float:
+        """Of the whole model on the main process, told to all."""
+        shares = [0.0]
+        if self.is_main:
+            loss, lora = self.whole
+            loss.to(self.accelerator.device)
+            model = loss.model if lora is None else merged_copy(lora)
+            if self.recipe.precision == "bfloat16" and self.accelerator.device.type != "cpu":
+                model = copy.deepcopy(model).to(torch.bfloat16)  # as it is served there
+            shares = [accuracy(Student(model, self.tokenizer), self.data.task, examples, self.recipe)]
+            if self.is_sharded:
+                loss.to("cpu")
+        share: float = broadcast_object_list(shares)[0]
+        return share
+
+    def _finish(self) -> Outcome:
+        """Test the best step, and write its checkpoint."""
+        best = self._best()
+        loss, lora = self.whole
+        if self.is_main or not self.is_sharded:
+            load_weights(loss, self.progress.best_weights(best.step))
+        test_accuracy = self._accuracy(self.data.test)
+        if self.is_main or not self.is_sharded:
+            model = loss.model if lora is None else lora.merge_and_unload()
+            model.to("cpu").eval()
+            if self.is_main:
+                self._write(model)
+        self.accelerator.wait_for_everyone()
+        return Outcome(
+            tuple(self.evaluations),
+            best.step,
+            best.validation_accuracy,
+            test_accuracy,
+            len(self.data.train),
+            self.num_parameters,
+            self.seconds,
+        )
+
+    def _write(self, model: Any) -> None:
+        """The checkpoint's folder."""
+        recipe = self.recipe
+        unfinished = self.folder / f"{CHECKPOINT}.partial"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with quiet_loading():
+            model.save_pretrained(unfinished)
+        self.tokenizer.save_pretrained(unfinished)
+        if recipe.method != "explained":
+            describe(self.data.task, recipe).write(unfinished)
+        shutil.rmtree(self.folder / CHECKPOINT, ignore_errors=True)
+        unfinished.replace(self.folder / CHECKPOINT)
+
+
+def _dropout_seed(*numbers: int) -> int:
+    """One of 32 bits, of which a CPU's generator takes no more."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def describe(task: Task, recipe: Recipe) -> TaskDescription:
+    """What a student's checkpoint says of itself. The answer of a single-task student is free text: both in one."""
+    limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
+    if recipe.method == "single-task":
+        task = replace(task, labels=None, choices=None, metric="exact_match")
+    has_rationales = recipe.method == "step-by-step"
+    return TaskDescription.of(task, recipe.used_prefixes, has_rationales=has_rationales, **limits)

@@ -1,0 +1,169 @@
+"""How a student is taught, from what, and what came of it: plain values, read by the training and by tables of runs."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from services.predict.data.published import Example
+from services.predict.tasks import (
+    MAX_INPUT_TOKENS,
+    MAX_NEW_TOKENS,
+    MAX_TARGET_TOKENS,
+    NO_PREFIXES,
+    RELEASED_PREFIXES,
+    Prefixes,
+    Task,
+    explained_input,
+    joint_target,
+)
+
+# "standard" is finetuning with people's labels and distillation with a teacher's (Eq. 2.1), "explained" is given the
+# teacher's rationale with its input (Eq. 2.2), "step-by-step" learns label and rationale as two tasks (Eq. 2.3), and
+# "single-task" writes the rationale and then the label (Eq. 2.5).
+Method = Literal["standard", "single-task", "step-by-step", "explained"]
+METHODS: tuple[Method, ...] = get_args(Method)
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The published hyper-parameters, unless others are given.
+
+    AdamW without weight decay; the learning rate rises linearly over `warmup_steps`, and falls linearly to 0 at
+    `num_steps`. `alpha` is the labels' share of the step-by-step loss, `prefixes` are those of step-by-step; the other
+    methods have neither. `micro_batch_size` examples run at a time in each process, all of its part of the batch where
+    it is None; the loss is the whole batch's in any case. Of the validation examples an evaluation takes the first
+    `max_evaluated`. Sequences count with their end, and what is longer is cut; `max_new_tokens` are of a label, where
+    a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained beside the
+    attention's weights, which stay.
+
+    Raises ValueError for what makes no training.
+    """
+
+    method: Method = "step-by-step"
+    alpha: float = 0.5
+    prefixes: Prefixes = RELEASED_PREFIXES
+    learning_rate: float = 5e-5
+    batch_size: int = 64
+    num_steps: int = 10_000
+    evaluate_every: int = 250
+    warmup_steps: int = 0
+    micro_batch_size: int | None = None
+    max_input_tokens: int = MAX_INPUT_TOKENS
+    max_target_tokens: int = MAX_TARGET_TOKENS
+    max_new_tokens: int = MAX_NEW_TOKENS
+    max_evaluated: int | None = None
+    seed: int = 0
+    lora_rank: int | None = None
+    precision: Precision = "float32"
+    max_gradient_norm: float = 1.0
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, not {self.precision!r}")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha is a share from 0 to 1, not {self.alpha}")
+        for name in ("learning_rate", "max_gradient_norm"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
+        for name in ("max_input_tokens", "max_target_tokens"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} is at least 2, a token and the end of sequence, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed is 0 or more, not {self.seed}")
+        if not 0 <= self.warmup_steps < self.num_steps:
+            raise ValueError(f"warmup_steps is 0 or more and below num_steps ({self.num_steps}): {self.warmup_steps}")
+
+    @property
+    def used_prefixes(self) -> Prefixes:
+        """What stands ahead of the inputs of this method."""
+        return self.prefixes if self.method == "step-by-step" else NO_PREFIXES
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Of an answer that is generated to be compared with a label."""
+        return self.max_target_tokens if self.method == "single-task" else self.max_new_tokens
+
+    def input_text(self, example: Example) -> str:
+        """What the student is given when it is asked for a label.
+
+        Raises ValueError for an example without a rationale where the method's inputs have one.
+        """
+        if self.method != "explained":
+            return self.used_prefixes.label + example.input
+        if example.rationale is None:
+            raise ValueError(f"there is no rationale to explain the input {example.input[:60]!r}")
+        return explained_input(example.input, example.rationale)
+
+    def label_text(self, example: Example) -> str:
+        """What it learns to answer; a single-task answer without a rationale is its label behind the marker."""
+        if self.method == "single-task":
+            return joint_target(example.rationale or "", example.label).lstrip()
+        return example.label
+
+    def rationale_texts(self, example: Example) -> tuple[str, str] | None:
+        """The input that asks for a rationale and what is learnt for it; None where the method or the example has none.
+
+        An empty rationale is learnt as such: the published runs keep what their rules could not read.
+        """
+        if self.method != "step-by-step" or example.rationale is None:
+            return None
+        return self.used_prefixes.rationale + example.input, example.rationale
+
+
+_AT_LEAST_ONE = (
+    "batch_size",
+    "num_steps",
+    "evaluate_every",
+    "micro_batch_size",
+    "max_new_tokens",
+    "max_evaluated",
+    "lora_rank",
+)
+
+
+@dataclass(frozen=True)
+class TeachingData:
+    """Examples to learn from, to choose the step by, and to test it on once."""
+
+    task: Task
+    train: list[Example]
+    valid: list[Example]
+    test: list[Example]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """After `step` steps: the means of the training losses since the one before, and the share of right answers.
+
+    `rationale_loss` is None where no rationale was learnt.
+    """
+
+    step: int
+    loss: float
+    label_loss: float
+    rationale_loss: float | None
+    validation_accuracy: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished training: the step of the greatest validation accuracy, the first of equals, and that step's test.
+
+    `num_train` counts examples, `num_parameters` those of the student; `seconds` are those of all parts together of a
+    training that was interrupted, but for what was lost.
+    """
+
+    evaluations: tuple[Evaluation, ...]
+    best_step: int
+    validation_accuracy: float
+    test_accuracy: float
+    num_train: int
+    num_parameters: int
+    seconds: float

@@ -1,0 +1,111 @@
+"""A student from its data, a model and a recipe: what the job that trains one runs, and a sweep over many.
+
+<folder>/checkpoint/   the student, as `PredictEngine.load` reads it
+<folder>/result.json   what was run and what came of it; written last
+<folder>/tensorboard/  the losses
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+
+from services.core.durable_files import write_durably
+from services.nn.refusals import readable_weights
+from services.nn.torchvision_operators import declare_torchvision_operators
+from services.predict.training.initialisation import SHAPES, create_t5
+from services.predict.training.loop import teach
+from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
+from services.predict.training.sources import DataSource, read_teaching_data
+from services.predict.training.state import agree, forget
+from services.predict.training.tokenizer_build import MIN_VOCABULARY, build_tokenizer
+
+__all__ = ["RESULT", "SHAPES", "DataSource", "StudentRun", "load_student", "run_student"]
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class StudentRun:
+    """One training. `model` is a Hugging Face T5 directory, or a shape of SHAPES from scratch, by the recipe's seed.
+
+    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. Raises
+    ValueError for so few that they do not hold every byte.
+    """
+
+    data: DataSource
+    model: str
+    recipe: Recipe
+    vocab_size: int = 4_096
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < MIN_VOCABULARY:
+            raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
+
+    def as_json(self) -> dict[str, Any]:
+        """All that changes the result, as JSON has it."""
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return values
+
+
+def run_student(run: StudentRun, folder: Path, report: Callable[[str], None]) -> Outcome:
+    """Teach a student, or go on where it was interrupted; what was finished is read from `folder`.
+
+    Raises ValueError where another run began in `folder` and for what `teach` and `load_student` refuse, BadData and
+    OutputError for data that can't be read.
+    """
+    path = folder / RESULT
+    if path.is_file():
+        result = json.loads(path.read_bytes())
+        agree(path, result["run"], run.as_json())
+        values = result["outcome"]
+        evaluations = tuple(Evaluation(**one) for one in values.pop("evaluations"))
+        return Outcome(evaluations=evaluations, **values)
+    data = read_teaching_data(run.data, run.recipe.method, run.recipe.seed)
+    model, tokenizer = load_student(run, data)
+    outcome = teach(model, tokenizer, data, run.recipe, folder, report)
+    if PartialState().is_main_process:
+        result = {"run": run.as_json(), "outcome": asdict(outcome)}
+        write_durably(path, [json.dumps(result, indent=1).encode() + b"\n"])
+        forget(folder)
+    return outcome
+
+
+def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
+    """The model before it is taught, float32 on the CPU, and its tokenizer.
+
+    Raises ValueError for what is neither a T5's directory nor a shape and for damaged weights, and OSError for a
+    directory without weights.
+    """
+    declare_torchvision_operators()
+    from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
+
+    if run.model in SHAPES:
+        tokenizer = build_tokenizer(training_texts(data, run.recipe), run.vocab_size)
+        return create_t5(run.model, len(tokenizer), run.recipe.seed), tokenizer
+    directory = Path(run.model)
+    if not (directory / "config.json").is_file():
+        raise ValueError(
+            f"model {run.model!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}"
+        )
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if config.model_type != "t5":
+        raise ValueError(f"{run.model}: the architecture {config.model_type!r} is not t5")
+    with readable_weights(directory):
+        model: Any = T5ForConditionalGeneration.from_pretrained(
+            directory, config=config, dtype="float32", local_files_only=True
+        )
+    return model, AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:
+    """What a tokenizer is learnt from: the same for each method, so that they differ in nothing else."""
+    return [
+        *(recipe.prefixes.label + example.input for example in data.train),
+        *(recipe.prefixes.rationale + example.input for example in data.train),
+        *(example.label for example in data.train),
+        *(example.rationale for example in data.train if example.rationale is not None),
+    ]

@@ -1,0 +1,180 @@
+"""What a training leaves behind so that it can go on: its state, and the weights of the best step so far.
+
+    resume.pt       step, weights, optimizer and evaluations, with the arguments that they belong to
+    best-<step>.pt  the weights that were best on the validation examples
+
+A file is there whole or not at all. The best weights are written ahead of the state that speaks of them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from services.predict.training.recipe import Recipe, TeachingData
+
+STATE_FILE = "resume.pt"
+
+
+class Progress:
+    """A training's files in a folder, for a module and its optimizer as accelerate has prepared them.
+
+    All processes read the same folder; only the main one writes.
+    """
+
+    def __init__(
+        self, folder: Path, accelerator: Accelerator, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """`arguments` are what a state must have been saved with to be gone on from; JSON values."""
+        self._folder = folder
+        self._accelerator = accelerator
+        self._module = module
+        self._optimizer = optimizer
+        self._arguments = json.loads(json.dumps(arguments))
+
+    def load(self) -> dict[str, Any] | None:
+        """The values that were saved with the last state, whose weights then stand in the module; None without one.
+
+        Raises ValueError for a state of other arguments.
+        """
+        path = self._folder / STATE_FILE
+        if not path.is_file():
+            return None
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        agree(path, json.loads(state["arguments"]), self._arguments)
+        load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
+        optimizer = state["optimizer"]
+        for number, weight in enumerate(self._trained().values()):
+            moments = optimizer["state"][number]
+            # all but the step's number are of the weight's shape
+            optimizer["state"][number] = {
+                name: _part_of(weight, moment) if moment.dim() else moment for name, moment in moments.items()
+            }
+        self._optimizer.load_state_dict(optimizer)
+        values: dict[str, Any] = state["values"]
+        return values
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights, whole, by their names in the module; every process must ask. Empty off the main one."""
+        return {name: whole for name, weight in self._trained().items() if (whole := self._whole(weight)) is not None}
+
+    def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
+        """Save the state, and its weights as the best where they are; every process must call."""
+        weights, optimizer = self.weights(), self._optimizer.state_dict()
+        for number, moments in optimizer["state"].items():
+            optimizer["state"][number] = {name: self._whole(moment) for name, moment in moments.items()}
+        if not self._accelerator.is_main_process:
+            return
+        if is_best:
+            _write(self.best_path(best_step), weights)
+        state = {
+            "arguments": json.dumps(self._arguments),
+            "values": dict(values),
+            "weights": weights,
+            "optimizer": optimizer,
+        }
+        _write(self._folder / STATE_FILE, state)
+        for path in self._folder.glob("best-*.pt"):
+            if path != self.best_path(best_step):
+                path.unlink()
+
+    def best_weights(self, step: int) -> dict[str, Tensor]:
+        """The weights that were saved as the best, of this step."""
+        weights: dict[str, Tensor] = torch.load(self.best_path(step), map_location="cpu", weights_only=True)
+        return weights
+
+    def best_path(self, step: int) -> Path:
+        """Where they lie."""
+        return self._folder / f"best-{step}.pt"
+
+    def _trained(self) -> dict[str, Tensor]:
+        return trained_weights(self._accelerator.unwrap_model(self._module))
+
+    def _whole(self, tensor: Tensor) -> Tensor | None:
+        """A tensor from its parts, on the main process."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        whole: Tensor = tensor.full_tensor()
+        return whole.cpu() if self._accelerator.is_main_process else None
+
+
+def forget(folder: Path) -> None:
+    """Remove what a finished training needs no more."""
+    for path in (folder / STATE_FILE, *folder.glob("best-*.pt")):
+        path.unlink(missing_ok=True)
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Those that require a gradient, by name, each once."""
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put whole weights into the trained ones of such a module. Raises KeyError for one that is missing."""
+    for name, weight in trained_weights(module).items():
+        weight.copy_(_part_of(weight, weights[name]))
+
+
+def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
+    """What changes the result of a training, in short: the recipe, and digests of the examples and of the model.
+
+    Of each of the model's weights the first numbers stand for the rest.
+    """
+    examples = hashlib.sha256(repr(data.task).encode())
+    for split in (data.train, data.valid, data.test):
+        examples.update(f"{len(split)}".encode())
+        for example in split:
+            examples.update(repr(example).encode())
+    first = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        first.update(f"{name} {tuple(weight.shape)}".encode())
+        first.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return {**asdict(recipe), "examples": examples.hexdigest()[:12], "model": first.hexdigest()[:12]}
+
+
+def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the differences, where a file was begun with other arguments; JSON objects."""
+    before, after = _flat(begun), _flat(now)
+    differences = [
+        f"{name} was {json.dumps(before.get(name))}, and is {json.dumps(after.get(name))}"
+        for name in sorted(before.keys() | after)
+        if before.get(name) != after.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
+            " folder"
+        )
+
+
+def _part_of(like: Tensor, whole: Tensor) -> Tensor:
+    """What a process has of a tensor that is shared out as another one is."""
+    if not isinstance(like, DTensor):
+        return whole
+    # every process has read the whole, so that none needs to be sent anything
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects inside of objects by their path: {"a": {"b": 1}} → {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": one for inner, one in _flat(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _write(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".partial")
+    torch.save(content, unfinished)
+    unfinished.replace(path)  # a kill leaves the old file or the new one

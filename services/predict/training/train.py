@@ -1,0 +1,182 @@
+"""`fovea train distill`: teach a T5 a task with a teacher's rationales, and publish it.
+
+The same command, given again, goes on where it was interrupted. `accelerate launch -m
+services.predict.training.train …` or `torchrun -m services.predict.training.train …` share the work out among several processes.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from accelerate import PartialState
+from rich.console import Console
+
+from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.errors import StoreError
+from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN, CheckpointInfo
+from services.core.store.store import Store
+from services.jobs.options import output_folder
+from services.predict.data.published import BadData, LabelSource
+from services.predict.data.rationale_file import OutputError
+from services.predict.distillation import alpha_of
+from services.predict.tasks import RELEASED_PREFIXES, Prefixes
+from services.predict.training.loop import CHECKPOINT
+from services.predict.training.recipe import Method, Outcome, Precision, Recipe
+from services.predict.training.runs import SHAPES, DataSource, StudentRun, run_student
+
+KIND = "t5-student"
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "deductions", "denoising"]
+
+
+@app.command()
+def distill(
+    task: Annotated[TaskName, typer.Argument(help="What is taught: a published data set, or generated data.")],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the result and the resume state go.")
+    ],
+    model: Annotated[str, typer.Option(help=f"A Hugging Face T5 directory; from scratch: {', '.join(SHAPES)}.")],
+    data: Annotated[Path | None, typer.Option(help="The folder of the published data sets.")] = None,
+    rationales: Annotated[
+        Path | None, typer.Option(help="What `fovea distill extract` wrote, a file or a folder.", show_default="PaLM's")
+    ] = None,
+    labels: Annotated[LabelSource, typer.Option(help="Whose labels are learnt: people's, or the teacher's.")] = "human",
+    fraction: Annotated[float, typer.Option(help="The share of the training rows, chosen by the seed.")] = 1.0,
+    augment: Annotated[bool, typer.Option("--augment", help="Add ASDiv's problems to svamp.")] = False,
+    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out unreadable outputs.")] = False,
+    num_train: Annotated[int, typer.Option(min=1, help="Training rows of generated data.")] = DataSource.num_train,
+    method: Annotated[Method, typer.Option(help="explained: the rationale is part of the input.")] = Recipe.method,
+    alpha: Annotated[float | None, typer.Option(help="Share of the labels' loss.", show_default="0.5")] = None,
+    rationale_weight: Annotated[float | None, typer.Option(help="Instead: λ, the weight of rationales.")] = None,
+    label_prefix: Annotated[str, typer.Option(help="Asks for labels.")] = RELEASED_PREFIXES.label,
+    rationale_prefix: Annotated[str, typer.Option(help="Asks for rationales.")] = RELEASED_PREFIXES.rationale,
+    learning_rate: Annotated[float, typer.Option(help="Falls linearly to 0.")] = Recipe.learning_rate,
+    batch_size: Annotated[int, typer.Option(help="Examples a step, over all processes.")] = Recipe.batch_size,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between validations, and states.")] = Recipe.evaluate_every,
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = Recipe.warmup_steps,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples that run at a time.")] = None,
+    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are cut.")] = Recipe.max_input_tokens,
+    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are cut.")] = Recipe.max_target_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a label that is generated.")] = Recipe.max_new_tokens,
+    max_evaluated: Annotated[int | None, typer.Option(help="Validation examples, the first ones.")] = None,
+    max_gradient_norm: Annotated[float, typer.Option(help="Longer gradients are cut.")] = Recipe.max_gradient_norm,
+    seed: Annotated[int, typer.Option(help="Of weights, order, dropout and share of the data.")] = 0,
+    lora_rank: Annotated[int | None, typer.Option(help="Train matrices of this rank beside the attention.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic; weights are float32.")] = "float32",
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice to save memory.")
+    ] = False,
+    vocab_size: Annotated[int, typer.Option(help="Of a student from scratch.")] = StudentRun.vocab_size,
+    name: Annotated[str | None, typer.Option(help="In the model store.", show_default="the task's")] = None,
+    licence: Annotated[str | None, typer.Option(help="Of the published checkpoint.")] = None,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Teach a student, choose its best step on validation examples, test it once, and publish it.
+
+    The defaults are the published hyper-parameters. The same command goes on where it was interrupted.
+    """
+    options: dict[str, Any] = dict(locals())
+    console = Console(highlight=False)
+    with _one_line_errors():
+        run = _run(options)
+        if publish and method == "explained":
+            raise ValueError("a student that is explained its inputs by a teacher can't be served: give --no-publish")
+        if publish:
+            _store(store_url).names()  # better refused now than when there is something to publish
+        outcome = run_student(run, output, lambda line: _tell(console, line))
+        if PartialState().is_main_process:
+            _finish(run, outcome, options, console)
+
+
+def _run(options: dict[str, Any]) -> StudentRun:
+    """The run that the options describe. Raises ValueError."""
+    alpha, weight = options["alpha"], options["rationale_weight"]
+    if alpha is not None and weight is not None:
+        raise ValueError("give --alpha or --rationale-weight, and not both")
+    if options["name"] is not None and NAME_PATTERN.fullmatch(options["name"]) is None:
+        raise ValueError(f"name is of a-z, 0-9, '.', '_' and '-', at most {MAX_NAME_LENGTH}, not {options['name']!r}")
+    values = {name: options[name] for name in Recipe.__dataclass_fields__ if name in options}
+    values["alpha"] = alpha if alpha is not None else Recipe.alpha if weight is None else alpha_of(weight)
+    prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
+    source = DataSource(
+        options["task"],
+        options["data"],
+        options["rationales"],
+        options["labels"],
+        options["fraction"],
+        options["augment"],
+        options["drop_empty"],
+        options["num_train"],
+    )
+    recipe = Recipe(**values, num_steps=options["steps"], prefixes=prefixes)
+    return StudentRun(source, options["model"], recipe, options["vocab_size"])
+
+
+def _tell(console: Console, line: str) -> None:
+    """One process tells for all."""
+    if PartialState().is_main_process:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any], console: Console) -> None:
+    """Write what the publisher knows beside the weights, and publish."""
+    directory = options["output"] / CHECKPOINT
+    name = options["name"] or run.data.task
+    metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
+    kept = {key: value for key, value in options.items() if key not in ("output", "publish", "store_url", "licence")}
+    kept["alpha"] = run.recipe.alpha
+    info = CheckpointInfo(
+        kind=KIND,
+        base=None if run.model in SHAPES else Path(run.model).resolve().name,
+        training=json.loads(json.dumps(kept, default=str)),
+        seed=run.recipe.seed,
+        metrics=metrics,
+        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
+        licence=options["licence"],
+    )
+    console.print_json(json.dumps(metrics))
+    if options["publish"]:
+        console.print(f"published {_store(options['store_url']).publish(name, directory, info)}")
+    description = {"name": name, **info.model_dump(mode="json")}
+    (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _store(url: str | None) -> Store:
+    return Store.open(url or ServiceSettings(port=0).store_url)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What is refused is told in one line, by the option's name where it is of one."""
+    try:
+        yield
+    except (BadData, OutputError, StoreError, ValueError, OSError) as error:
+        first, _, rest = str(error).partition(" ")
+        option = _OPTIONS.get(first, first)
+        Console(stderr=True, highlight=False).print(
+            f"fovea train distill: {option} {rest}", markup=False, soft_wrap=True
+        )
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. The same command goes on from the last state.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+_NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size")
+_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _NAMED} | {"num_steps": "--steps"}
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,97 @@
+"""What an endpoint has answered, one JSON object a line: a run that was killed goes on without asking again.
+
+A line counts once it is on disk. What a crash leaves at the end of the file that is no whole line is cut off.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.score.evaluation.judges import CannotJudge
+
+
+class LoggedAnswer(BaseModel):
+    """An answer, and to what: `question` is a digest of all that was sent; the rest is for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: str
+    task: str
+    record: str
+    order: str
+    model: str
+    answer: str
+
+
+class AnswerLog:
+    """Answers by their questions. One without a file remembers nothing beyond its end."""
+
+    def __init__(self, descriptor: int | None, answers: dict[str, str]) -> None:
+        self._descriptor = descriptor
+        self._answers = answers
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path | None) -> Iterator[Self]:
+        """The log in a file, made where there is none.
+
+        Raises CannotJudge where another process writes to it, or it holds something else.
+        """
+        if path is None:
+            yield cls(None, {})
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CannotJudge(f"{path}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CannotJudge(f"another evaluation is writing to {path}") from None
+            answers, num_bytes = _parsed(path)
+            os.ftruncate(descriptor, num_bytes)
+            yield cls(descriptor, answers)
+        finally:
+            os.close(descriptor)
+
+    def find(self, question: str) -> str | None:
+        """The answer, if there is one already."""
+        return self._answers.get(question)
+
+    def keep(self, answer: LoggedAnswer) -> None:
+        """Write an answer; it is on disk when this returns. Raises CannotJudge."""
+        self._answers[answer.question] = answer.answer
+        if self._descriptor is None:
+            return
+        content = answer.model_dump_json().encode() + b"\n"
+        try:
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise CannotJudge(f"answers can't be kept: {error.strerror}") from error
+
+
+def _parsed(path: Path) -> tuple[dict[str, str], int]:
+    """The answers of a file, and how many of its bytes hold them."""
+    answers, num_bytes = {}, 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            logged = LoggedAnswer.model_validate_json(line)
+        except ValidationError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break
+            raise CannotJudge(f"{path}, line {number}: not an answer that was kept") from error
+        if not line.endswith(b"\n"):
+            break
+        answers[logged.question] = logged.answer
+        num_bytes += len(line)
+    return answers, num_bytes

@@ -1,0 +1,148 @@
+"""Published benchmarks, file → tasks. Another one is another small function like these.
+
+Images stay where their owners' archives put them; a record only names their files.
+"""
+
+import ast
+import csv
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.jobs.published_data import MissingData, Source
+from services.jobs.sugarcrepe import COCO, load_sugarcrepe
+from services.score.evaluation.records import Record, Task
+
+VALSE = Source("VALSE", "https://github.com/Heidelberg-NLP/VALSE")
+NEGCLIP = Source("NegCLIP's captions", "https://github.com/mertyg/vision-language-models-are-bows")
+COCO_2014 = Source("COCO's images of 2014", "https://cocodataset.org")
+WINOGROUND = Source("Winoground", "https://huggingface.co/datasets/facebook/winoground")
+IMAGECODE = Source("ImageCoDe", "https://github.com/McGill-NLP/imagecode")
+
+VALSE_TASKS = (
+    *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
+    *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it"),
+)
+# People who agreed that the caption is true and the foil is not, of three that were asked.
+VALSE_MIN_VOTES = 2
+# The folder of each data set that VALSE took images from; COCO's of 2014 tell theirs in their names.
+VALSE_FOLDERS = {
+    "visual7w": "visual7w",
+    "coco2017": "val2017",
+    "coco_2017": "val2017",
+    "SWiG": "swig",
+    "VisDial_v1.0": "VisualDialog_val2018",
+}
+
+
+def load_sugarcrepe_tasks(
+    directory: Path, images: Path, *, swap_obj: Path | None = None, limit: int | None = None
+) -> list[Task]:
+    """SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises MissingData.
+
+    `swap_obj` takes the place of that type's file: the first published one holds one choice more.
+    """
+    tasks = []
+    for kind, choices in load_sugarcrepe(directory, swap_obj=swap_obj, limit=limit).items():
+        path = swap_obj if kind == "swap_obj" and swap_obj is not None else directory / f"{kind}.json"
+        ids = list(json.loads(path.read_text(encoding="utf-8")))
+        records = (
+            Record(name, (images / choice.filename,), (choice.caption, choice.negative_caption))
+            for name, choice in zip(ids[:limit], choices, strict=True)
+        )
+        with _described(path, "SugarCrepe", "choices"):
+            tasks.append(Task(kind, "sugarcrepe", tuple(records), COCO))
+    return tasks
+
+
+def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit: int | None = None) -> list[Task]:
+    """VALSE's eleven files, `<task>.json` or `.json.gz`, with the images of VALSE_FOLDERS and COCO's of 2014.
+
+    `valid_only` leaves out what fewer than two of three people agreed with. Raises MissingData.
+    """
+    tasks = []
+    for name in VALSE_TASKS:
+        zipped = directory / f"{name}.json.gz"
+        path = zipped if zipped.is_file() else VALSE.existing(directory / f"{name}.json")
+        with _described(path, "VALSE", "captions and foils"):
+            content = gzip.decompress(path.read_bytes()) if path == zipped else path.read_bytes()
+            records = tuple(
+                Record(key, (images / _valse_file(entry),), (entry["caption"], entry["foil"]))
+                for key, entry in json.loads(content).items()
+                if not valid_only or entry["mturk"]["caption"] >= VALSE_MIN_VOTES
+            )
+            tasks.append(Task(name, "valse", records[:limit], VALSE))
+    return tasks
+
+
+def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """`valid_neg_clip.tsv`, NegCLIP's validation captions: an image of COCO and its caption among one to five swaps.
+
+    The file's own paths, such as `coco/val2014/…`, are those below `images`. Raises MissingData.
+    """
+    with (
+        _described(NEGCLIP.existing(path), NEGCLIP.name, "captions and their negatives"),
+        path.open(newline="", encoding="utf-8") as file,
+    ):
+        records = tuple(
+            Record(row[""], (images / row["filepath"],), (row["title"], *ast.literal_eval(row["neg_caption"])))
+            for row in csv.DictReader(file, delimiter="\t")
+        )
+        return [Task("negclip", "negclip", records[:limit], COCO_2014)]
+
+
+def load_winoground(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Winoground's `examples.jsonl`: two images and two captions of the same words. Raises MissingData."""
+    path = WINOGROUND.existing(directory / "examples.jsonl")
+    with _described(path, WINOGROUND.name, "examples"):
+        records = tuple(
+            Record(
+                str(row["id"]),
+                (images / f"{row['image_0']}.png", images / f"{row['image_1']}.png"),
+                (row["caption_0"], row["caption_1"]),
+            )
+            for row in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        )
+        return [Task("winoground", "winoground", records[:limit], WINOGROUND)]
+
+
+def load_imagecode(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """ImageCoDe's `valid_data.json`: a description and the ten images of a set, in its folder, by their numbers.
+
+    Sets are of video frames or static. Raises MissingData.
+    """
+    with _described(IMAGECODE.existing(path), IMAGECODE.name, "descriptions"):
+        by_task: dict[str, list[Record]] = {"videos": [], "static": []}
+        for name, descriptions in json.loads(path.read_text(encoding="utf-8")).items():
+            files = _frames(IMAGECODE.existing(images / name))
+            for number, text in descriptions.items():
+                true = files[int(number)]
+                record = Record(f"{name}/{number}", (true, *(file for file in files if file != true)), (text,))
+                by_task["static" if "open-images" in name else "videos"].append(record)
+        return [Task(name, "imagecode", tuple(some[:limit]), IMAGECODE) for name, some in by_task.items() if some]
+
+
+def _frames(folder: Path) -> list[Path]:
+    """The images `img<number>.jpg` of a folder, by number."""
+    return sorted(folder.glob("img*.jpg"), key=lambda path: int(path.stem.removeprefix("img")))
+
+
+def _valse_file(entry: Mapping[str, Any]) -> Path:
+    """An entry's image, below the folder of all."""
+    file = Path(entry["image_file"])
+    if file.name.startswith("COCO_"):
+        return Path(file.name.split("_")[1]) / file
+    return Path(VALSE_FOLDERS[entry["dataset"]]) / file
+
+
+@contextmanager
+def _described(path: Path, name: str, what: str) -> Iterator[None]:
+    """Raises MissingData, with the file's name, for a file of something else."""
+    try:
+        yield
+    except (AttributeError, EOFError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
+        told = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise MissingData(f"{path} holds no {what} of {name}: {told}") from error

@@ -1,0 +1,166 @@
+"""Vision-language models behind an OpenAI-compatible address: which caption describes the image best?
+
+They lean towards the option that comes first, so each record is asked in two orders of its captions and counts by the
+half. An answer that names no option is wrong.
+
+Shapes: C captions of a record.
+"""
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from PIL import Image
+
+from services.score.evaluation.answer_log import AnswerLog, LoggedAnswer
+from services.score.evaluation.chat_endpoint import Chat, Endpoint, Pace, Refused
+from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.records import Record, Scores, Task
+
+ORDERS = ("positive-first", "negative-first")
+# So many requests refused before any was answered: the endpoint takes none of them.
+MAX_REFUSED_AT_FIRST = 4
+MAX_TOKENS = 16
+
+Ask = Callable[[Record, str, Sequence[str]], Awaitable[str]]
+
+_CHOICE = re.compile(r"\(?([0-9]{1,4})\)?\.?")
+
+
+def prompt(captions: Sequence[str]) -> str:
+    """The question that SugarCrepe's authors asked GPT-4V, for any number of captions from two on."""
+    options = "\n".join(f"({number}) {caption}" for number, caption in enumerate(captions, start=1))
+    *others, last = (f"({number})" for number in range(1, len(captions) + 1))
+    return f"Which caption best describes the image?\n{options}\nOutput {', '.join(others)} or {last}."
+
+
+def choice(answer: str, num_captions: int) -> int | None:
+    """The place of the caption that an answer names, and nothing besides: `(1)`, `1`, `(1).`; None for another."""
+    match = _CHOICE.fullmatch(answer.strip())
+    if match is None or not 1 <= int(match[1]) <= num_captions:
+        return None
+    return int(match[1]) - 1
+
+
+class ChatJudge:
+    """A model behind an endpoint; what is answered is kept in `log`, where there is one, and never asked again."""
+
+    reads_images = True
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        name: str,
+        log: Path | None = None,
+        pace: Pace | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._log = log
+        self._pace = pace or Pace()
+        self._max_tokens = max_tokens
+        self._num_answers = 0
+        self._num_unreadable = 0
+        self._num_refused = 0
+
+    def notes(self) -> Mapping[str, Any]:
+        """How many answers name no option, and how many questions the endpoint refused: all of them count as wrong."""
+        counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._num_refused}
+        return {"model": self._endpoint.model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Both orders of each record's captions.
+
+        Raises CannotJudge for a choice of images, and where the endpoint fails.
+        """
+        if task.kind != "image-to-text":
+            raise CannotJudge(f"{self.name} is asked about one image at a time, and {task.name} is a choice of images")
+        asyncio.run(self._score(task, on_scores))
+
+    async def _score(self, task: Task, on_scores: OnScores) -> None:
+        records = iter(enumerate(task.records))
+        with AnswerLog.opened(self._log) as log:
+            async with Chat(self._endpoint, self._pace) as chat:
+                ask = self._asking(chat, log, task.name)
+
+                async def work() -> None:
+                    for place, record in records:
+                        on_scores(place, await self._both_orders(ask, record))
+
+                try:
+                    async with asyncio.TaskGroup() as workers:
+                        for _ in range(self._pace.concurrency):
+                            workers.create_task(work())
+                except* CannotJudge as failed:
+                    raise failed.exceptions[0] from None
+
+    async def _both_orders(self, ask: Ask, record: Record) -> Scores:
+        """1 for what was chosen and 0 for the rest, (2, 1, C); all 0 where nothing was."""
+        places = range(len(record.captions))
+        scores = np.zeros((len(ORDERS), 1, len(places)))
+        for row, (order, shown) in enumerate(zip(ORDERS, (places, places[::-1]), strict=True)):
+            try:
+                answer = await ask(record, order, [record.captions[place] for place in shown])
+            except Refused as refused:
+                self._count_refused(record, refused)
+                continue
+            self._num_answers += 1
+            chosen = choice(answer, len(shown))
+            if chosen is None:
+                self._num_unreadable += 1
+            else:
+                scores[row, 0, shown[chosen]] = 1.0
+        return scores
+
+    def _asking(self, chat: Chat, log: AnswerLog, task: str) -> Ask:
+        """How to have one order of a record's captions answered, or find that it was answered before."""
+
+        async def ask(record: Record, order: str, captions: Sequence[str]) -> str:
+            body = self._body(record, captions)
+            question = hashlib.sha256(orjson.dumps(body)).hexdigest()
+            known = log.find(question)
+            if known is not None:
+                return known
+            answer = await chat.ask(body)
+            about = {"task": task, "record": record.id, "order": order, "model": self._endpoint.model}
+            log.keep(LoggedAnswer(question=question, answer=answer, **about))
+            return answer
+
+        return ask
+
+    def _count_refused(self, record: Record, refused: Refused) -> None:
+        self._num_refused += 1
+        if not self._num_answers and self._num_refused >= MAX_REFUSED_AT_FIRST:
+            raise CannotJudge(f"{self.name} answers no question, at last about record {record.id}: {refused}")
+
+    def _body(self, record: Record, captions: Sequence[str]) -> dict[str, Any]:
+        (path,) = record.images
+        parts = [
+            {"type": "image_url", "image_url": {"url": data_url(path)}},
+            {"type": "text", "text": prompt(captions)},
+        ]
+        return {
+            "model": self._endpoint.model,
+            "messages": [{"role": "user", "content": parts}],
+            "temperature": 0,
+            "max_tokens": self._max_tokens,
+        }
+
+
+def data_url(path: Path) -> str:
+    """An image's file as it is, in an address of its own. Raises CannotJudge where it is none."""
+    try:
+        content = path.read_bytes()
+        with Image.open(path) as image:
+            kind = Image.MIME[str(image.format)]
+    except (OSError, KeyError) as error:
+        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,142 @@
+"""Whoever is evaluated, behind one interface, and what its scores of all records come to.
+
+Shapes: R records of a task, O orders, I images and C captions of a record.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+
+from services.jobs.published_data import read_image
+from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
+from services.score.evaluation.records import Outcomes, Scores, Task, category_index, outcomes, percent
+from services.score.evaluation.results import Result
+
+Similarity = Literal["mix", "global", "local"]
+
+CONFIDENCE = 0.95
+OnScores = Callable[[int, Scores], None]
+
+
+class CannotJudge(Exception):
+    """A judge can't answer what a task asks, or at all; the message says why."""
+
+
+class Judge(Protocol):
+    """Scores how well captions suit images.
+
+    `name` heads its row in a table. One that never looks at images does not need them to be there.
+    """
+
+    name: str
+    reads_images: bool
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Hand over the scores (O, I, C) of each record, with its place, in any order.
+
+        O is 1, unless the answer depends on the order in which captions are shown and was asked for in several. Equal
+        captions of one image have equal scores. Raises CannotJudge.
+        """
+        ...
+
+    def notes(self) -> Mapping[str, Any]:
+        """What a reader of the scores must know, of all tasks so far."""
+        ...
+
+
+def open_image(path: Path) -> Image.Image:
+    """A record's image, RGB. Raises CannotJudge, with its name, for a file that is none."""
+    try:
+        return read_image(path)
+    except OSError as error:
+        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How often records are drawn anew, with replacement, for intervals; 0 for none."""
+
+    num_resamples: int = 0
+    seed: int = 0
+
+
+def evaluate(
+    judge: Judge,
+    tasks: Sequence[Task],
+    settings: Mapping[str, Any] | None = None,
+    resampling: Resampling | None = None,
+) -> list[Result]:
+    """One result for each benchmark of the tasks, with the judge's notes among its settings.
+
+    Raises MissingData before the first image is read, if one is not there, and CannotJudge.
+    """
+    if judge.reads_images:
+        for task in tasks:
+            task.check_images()
+    right = [(task, outcomes(score(judge, task))) for task in tasks]
+    notes = {**(settings or {}), **judge.notes()}
+    resampling = resampling or Resampling()
+    results = []
+    for benchmark in dict.fromkeys(task.benchmark for task in tasks):
+        own = [(task, found) for task, found in right if task.benchmark == benchmark]
+        columns = [_columns(*pair) for pair in own]
+        scores = {name: percent(*column) for of_task in columns for name, column in of_task.items()}
+        sizes = {task.name: len(task.records) for task, _ in own}
+        intervals = _intervals(benchmark, columns, sizes, resampling) if resampling.num_resamples else {}
+        results.append(Result(judge.name, benchmark, scores, sizes, notes, intervals))
+    return results
+
+
+def score(judge: Judge, task: Task) -> list[Scores]:
+    """The scores of each record, in the task's order, with a progress bar on a terminal. Raises CannotJudge."""
+    found: list[Scores | None] = [None] * len(task.records)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"{judge.name}, {task.name}", total=len(found))
+
+        def keep(place: int, scores: Scores) -> None:
+            found[place] = scores
+            progress.advance(bar)
+
+        judge.score(task, keep)
+    scored = [scores for scores in found if scores is not None]
+    assert len(scored) == len(found), f"{judge.name} left out records of {task.name}"
+    return scored
+
+
+Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
+
+
+def _columns(task: Task, found: Outcomes) -> Columns:
+    """By name of a score: how right each record of a task is, and its category."""
+    category = category_index(task)
+    columns = {task.name: (found.both, category)}
+    if task.kind == "group":
+        columns[task.name + TEXT] = found.text, category
+        columns[task.name + IMAGE] = found.image, category
+    return columns
+
+
+def _intervals(
+    benchmark: str, columns: Sequence[Columns], sizes: Mapping[str, int], resampling: Resampling
+) -> dict[str, list[float]]:
+    """Percentile intervals of scores and aggregates; each task's records are drawn by themselves."""
+    rng = np.random.default_rng(resampling.seed)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(resampling.num_resamples):
+        scores = {}
+        for of_task in columns:
+            num_records = len(next(iter(of_task.values()))[0])
+            rows = rng.integers(num_records, size=num_records)
+            scores.update({name: percent(right[rows], category[rows]) for name, (right, category) in of_task.items()})
+        for name, value in {**scores, **aggregates(benchmark, scores, sizes)}.items():
+            drawn.setdefault(name, []).append(value)
+    tail = 100 * (1 - CONFIDENCE) / 2
+    return {name: np.percentile(values, [tail, 100 - tail]).tolist() for name, values in drawn.items()}

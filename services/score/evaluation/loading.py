@@ -1,0 +1,117 @@
+"""Judges by what a command line calls them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from safetensors import SafetensorError
+
+from services.core.settings import ServiceSettings
+from services.core.store.errors import StoreError
+from services.core.store.starters import packaged_starters
+from services.core.store.store import Store
+from services.nn.devices import DeviceName, DeviceOptions
+from services.score.evaluation.chat_endpoint import Endpoint, Pace
+from services.score.evaluation.judges import CannotJudge, Judge, Similarity
+
+JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """What all judges of a run have in common; the endpoint's are for `chat` alone, `similarity` for `clip`."""
+
+    kind: JudgeKind
+    device: DeviceName = "auto"
+    store_url: str | None = None
+    similarity: Similarity = "mix"
+    base_url: str = "http://127.0.0.1:8000/v1"
+    key: str | None = None
+    log: Path | None = None
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True)
+class Named:
+    """How a judge is called in tables, and where it is."""
+
+    name: str
+    reference: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Named":
+        """`NAME=REFERENCE`, or a reference that is its own name, as any existing path is.
+
+        Raises CannotJudge where one of both is empty.
+        """
+        name, separator, reference = text.partition("=")
+        if not separator or Path(text).exists():
+            return cls(text, text)
+        if not (name and reference):
+            raise CannotJudge(f"{text!r} is not NAME=REFERENCE")
+        return cls(name, reference)
+
+
+def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]:
+    """One after the other, so that only one is in memory.
+
+    `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; Hugging Face folders
+    of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises
+    CannotJudge: at once where one is not there, later where it can't be loaded.
+    """
+    named = [Named.parse(model) for model in models]
+    if len({one.name for one in named}) < len(named):
+        raise CannotJudge(f"several judges of one name among {', '.join(one.name for one in named)}: call them NAME=…")
+    places = [_find(one.reference, options) for one in named]
+    return (_load(one, place, options) for one, place in zip(named, places, strict=True))
+
+
+def _find(reference: str, options: JudgeOptions) -> Path | str:
+    """Where a judge's files are; what an endpoint or open_clip knows is a name."""
+    if options.kind == "chat":
+        return reference
+    path = Path(reference)
+    if path.exists():
+        return path
+    if options.kind != "clip":
+        raise CannotJudge(f"{path} is missing")
+    if ":" in reference:
+        return reference
+    try:
+        store = Store.open(options.store_url or ServiceSettings(port=0).store_url)
+        store.publish_starters(packaged_starters())
+        name, _, version = reference.partition("@")
+        return store.fetch(name, store.resolve(name, version or "latest"), ServiceSettings(port=0).checkpoint_cache_dir)
+    except StoreError as error:
+        raise CannotJudge(str(error)) from error
+
+
+def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
+    """What a judge needs is imported with it: transformers for texts, an HTTP client for endpoints."""
+    if isinstance(place, str) and options.kind == "chat":
+        from services.score.evaluation.chat_judge import ChatJudge
+
+        endpoint = Endpoint(options.base_url, place, options.key)
+        return ChatJudge(endpoint, name=named.name, log=options.log, pace=options.pace)
+    if isinstance(place, Path) and options.kind == "answers":
+        from services.score.evaluation.released_answers import ReleasedAnswers
+
+        return ReleasedAnswers(place, name=named.name)
+    try:
+        device = DeviceOptions(device=options.device).choose_device()
+    except ValueError as error:
+        raise CannotJudge(str(error)) from error
+    if isinstance(place, Path) and options.kind in ("vera", "grammar"):
+        from services.score.evaluation.text_judges import load_grammar, load_vera
+
+        load = load_vera if options.kind == "vera" else load_grammar
+        return load(place, name=named.name, device=device)
+    from services.score.evaluation.clip_judge import Clip, ClipJudge
+
+    try:
+        clip = Clip.load(place, device=device)
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+        raise CannotJudge(f"{named.reference} can't be loaded: {error}") from error
+    name = named.name if options.similarity == "mix" else f"{named.name}, {options.similarity}"
+    return ClipJudge(clip, name=name, similarity=options.similarity)

@@ -1,0 +1,150 @@
+"""What every benchmark of compositionality asks: which captions and which images belong together.
+
+One record is of one of three kinds, by its shape: an image and several captions, a caption and several images, or as
+many images as captions. In all of them images and captions of equal place belong together, and what has no partner is
+false. Ties are wrong.
+
+Shapes: I images and C captions of a record, R records of a task, O orders in which a record is asked.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.jobs.published_data import Source
+
+Kind = Literal["image-to-text", "text-to-image", "group"]
+# (O, I, C): how well each caption suits each image, once for each order in which the captions were shown.
+Scores = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Images (I) by their files and captions (C): I = 1 and C > 1, C = 1 and I > 1, or I = C > 1.
+
+    `category` is what tasks that average over categories average over. Raises ValueError for another shape, which
+    leaves nothing to choose.
+    """
+
+    id: str
+    images: tuple[Path, ...]
+    captions: tuple[str, ...]
+    category: str = ""
+
+    def __post_init__(self) -> None:
+        num_images, num_captions = len(self.images), len(self.captions)
+        if min(num_images, num_captions) == 0 or (min(num_images, num_captions) > 1 and num_images != num_captions):
+            raise ValueError(f"{num_images} images and {num_captions} captions: one of either, or as many of both")
+        if num_images == num_captions == 1:
+            raise ValueError("one image and one caption: there is nothing to choose")
+
+    @property
+    def kind(self) -> Kind:
+        """What is chosen: a caption, an image, or both ways."""
+        if len(self.images) == 1:
+            return "image-to-text"
+        return "text-to-image" if len(self.captions) == 1 else "group"
+
+
+@dataclass(frozen=True)
+class Task:
+    """R records of one kind, under one name of a benchmark; `source` tells where its images come from.
+
+    A task's score is the mean over records or, with `by_category`, the mean over categories of the mean over theirs.
+    Raises ValueError for no records, records of several kinds, or two of one id.
+    """
+
+    name: str
+    benchmark: str
+    records: tuple[Record, ...]
+    source: Source
+    by_category: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = sorted({record.kind for record in self.records})
+        if not kinds:
+            raise ValueError(f"{self.name} holds no record")
+        if len(kinds) > 1:
+            raise ValueError(f"{self.name} holds records of several kinds: {', '.join(kinds)}")
+        ids = [record.id for record in self.records]
+        if len(set(ids)) < len(ids):
+            twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+            raise ValueError(f"{self.name} holds {twice!r} twice")
+
+    @property
+    def kind(self) -> Kind:
+        """That of all records."""
+        return self.records[0].kind
+
+    def first(self, limit: int | None) -> "Task":
+        """The task of the first `limit` records."""
+        return self if limit is None else replace(self, records=self.records[:limit])
+
+    def check_images(self) -> None:
+        """Raises MissingData where an image's file is not there."""
+        for path in sorted({path for record in self.records for path in record.images}):
+            self.source.existing(path)
+
+
+def text_is_right(scores: Scores) -> NDArray[np.bool_]:
+    """Whether every image that has a caption has its own as the strictly best one: (…, I, C) → (…)."""
+    pairs = min(scores.shape[-2:])
+    own = np.diagonal(scores, axis1=-2, axis2=-1)[..., :, None]
+    # a comparison with NaN is false, so what could not be scored is wrong
+    is_best = (own > scores[..., :pairs, :]).sum(axis=-1) == scores.shape[-1] - 1
+    return np.asarray(is_best.all(axis=-1))
+
+
+def image_is_right(scores: Scores) -> NDArray[np.bool_]:
+    """Whether every caption that has an image has its own as the strictly best one: (…, I, C) → (…)."""
+    return text_is_right(np.swapaxes(scores, -2, -1))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How right each record is: (R,) in 0..1, the mean over orders.
+
+    `text` is the choice of captions, `image` that of images, `both` of both: all there is where one of them has
+    nothing to choose from.
+    """
+
+    text: NDArray[np.float64]
+    image: NDArray[np.float64]
+    both: NDArray[np.float64]
+
+
+def outcomes(scores: Iterable[Scores]) -> Outcomes:
+    """Of R records' scores, (O, I, C) each."""
+    rows = []
+    for one in scores:
+        text, image = text_is_right(one), image_is_right(one)
+        rows.append((text.mean(), image.mean(), (text & image).mean()))
+    columns: NDArray[np.float64] = np.asarray(rows, np.float64).reshape(-1, 3)
+    return Outcomes(*columns.T)
+
+
+def category_index(task: Task) -> NDArray[np.int64]:
+    """The number of each record's category, (R,); all 0 for a task that does not average over them."""
+    if not task.by_category:
+        return np.zeros(len(task.records), np.int64)
+    return np.unique([record.category for record in task.records], return_inverse=True)[1].astype(np.int64)
+
+
+def percent(right: NDArray[np.float64], category: NDArray[np.int64]) -> float:
+    """The mean over categories of the mean over their records, (R,) and (R,), in percent.
+
+    A category without a record does not count.
+    """
+    counts = np.bincount(category)
+    sums = np.bincount(category, weights=right)
+    return 100 * float(np.mean(sums[counts > 0] / counts[counts > 0]))
+
+
+def count(tasks: Sequence[Task]) -> str:
+    """What there is, for people: the whole and its parts."""
+    parts = ", ".join(f"{task.name} {len(task.records):,}" for task in tasks)
+    return f"{sum(len(task.records) for task in tasks):,} records: {parts}"

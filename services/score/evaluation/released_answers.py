@@ -1,0 +1,57 @@
+"""A judge that has answered already: which records it got right, in a file, for each order of the captions.
+
+    {"positive-first": {"replace_obj": {"0": 1, "1": 0, …}, …}, "negative-first": {…}}
+
+So the authors of SugarCrepe released what GPT-4V chose.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.records import Task
+
+Answers = dict[str, dict[str, dict[str, bool]]]
+
+
+class ReleasedAnswers:
+    """Right is what the file says is right. Raises CannotJudge where it is of another form, or can't be read."""
+
+    reads_images = False
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        self.name = name
+        self._path = path
+        try:
+            self._by_order = TypeAdapter(Answers).validate_python(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise CannotJudge(f"{path}: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise CannotJudge(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        except ValueError as error:
+            raise CannotJudge(f"{path}: not JSON ({error})") from error
+        if not self._by_order:
+            raise CannotJudge(f"{path} holds no answers")
+
+    def notes(self) -> Mapping[str, Any]:
+        """In which orders it was asked."""
+        return {"orders": list(self._by_order)}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """1 for what belongs together and 0 for the rest where the answer was right, else a tie."""
+        for place, record in enumerate(task.records):
+            right = [self._is_right(order, task.name, record.id) for order in self._by_order]
+            pairs = np.eye(len(record.images), len(record.captions))
+            on_scores(place, np.stack([pairs * is_right for is_right in right]))
+
+    def _is_right(self, order: str, task: str, record: str) -> bool:
+        try:
+            return self._by_order[order][task][record]
+        except KeyError as error:
+            raise CannotJudge(f"{self._path} has no answer for {order}.{task}.{record}: there is no {error}") from error

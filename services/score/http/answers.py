@@ -1,0 +1,80 @@
+"""From scores to the bodies of answers, in Fovea's form and in vLLM's."""
+
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+import orjson
+
+from services.score.http.calls import ScoreCall
+from services.score.scorer import Scored
+
+
+def num_numbers(scored: Scored) -> int:
+    """About as many numbers as the answer has: what it takes to write it."""
+    heatmaps = sum(one.heatmaps.size for one in scored.explained or ())
+    return 4 * len(scored.scores) + int(heatmaps)
+
+
+def probabilities(scores: np.ndarray[Any, np.dtype[np.float32]], logit_scale: float) -> Any:
+    """The softmax of the scaled scores (N,), in float32."""
+    logits = logit_scale * scores.astype(np.float64)
+    weights = np.exp(logits - logits.max())
+    return (weights / weights.sum()).astype(np.float32)
+
+
+def render_score(call: ScoreCall, scored: Scored, model: str, logit_scale: float) -> bytes:
+    """The JSON of a ScoreAnswer."""
+    columns = (
+        scored.global_cosines,
+        scored.local_cosines,
+        scored.scores,
+        probabilities(scored.scores, logit_scale),
+    )
+    scores = [
+        {"index": index, "caption": caption.text, "global": one, "local": other, "score": score, "probability": share}
+        for index, (caption, one, other, score, share) in enumerate(zip(call.captions, *columns, strict=True))
+    ]
+    explain = None
+    if scored.explained is not None:
+        explain = [
+            {"index": index, "tokens": one.tokens, "heatmaps": np.ascontiguousarray(one.heatmaps)}
+            for index, one in enumerate(scored.explained)
+        ]
+    return _dumped(
+        {
+            "object": "list",
+            "model": model,
+            "best": int(scored.scores.argmax()),  # the first of equal ones
+            "scores": scores,
+            "explain": explain,
+            "usage": {
+                "images": scored.num_images,
+                "prompt_tokens": scored.prompt_tokens,
+                "total_tokens": scored.prompt_tokens,
+            },
+        }
+    )
+
+
+def render_vllm(scored: Scored, model: str) -> bytes:
+    """The JSON of a VllmScoreAnswer."""
+    return _dumped(
+        {
+            "id": f"score-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scored.scores)],
+            "usage": {
+                "prompt_tokens": scored.prompt_tokens,
+                "total_tokens": scored.prompt_tokens,
+                "completion_tokens": 0,
+            },
+        }
+    )
+
+
+def _dumped(answer: dict[str, Any]) -> bytes:
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

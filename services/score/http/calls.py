@@ -1,0 +1,142 @@
+"""From a request's body to what it asks about which images, whichever of the accepted forms it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import Request
+
+from services.core.errors import InvalidField, TooLarge, check_count
+from services.core.http.request_bodies import (
+    MAX_FORM_FIELDS,
+    agreed,
+    media_type_of,
+    off_loop,
+    read_form,
+    read_json,
+    unsupported,
+    validate,
+)
+from services.core.images.decoding import ImageLimits
+from services.core.images.inputs import ImageInput, image_input
+from services.score.http.schemas import ScoreOptions, ScoreRequest
+from services.score.http.vllm_calls import is_vllm, read_pairs
+
+# Of a multipart form, beside its captions.
+OPTIONS = ("explain", "truncate", "model")
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+
+    max_captions: int = 1024
+    max_images: int = 64
+    max_explained_captions: int = 64
+    max_heatmap_numbers: int = 1_000_000
+    images: ImageLimits = field(default_factory=ImageLimits)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption as the request gives it; `param` is the field to blame."""
+
+    text: str
+    param: str
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """`pairs` are places in `images` and in `captions`, in the order of the answer.
+
+    `is_vllm` calls are answered in vLLM's form; of any other, the pairs are its only image with each caption.
+    """
+
+    images: Sequence[ImageInput] = ()
+    captions: Sequence[Caption] = ()
+    pairs: Sequence[tuple[int, int]] = ()
+    model: str | None = None
+    explain: bool = False
+    truncate: bool = False
+    is_vllm: bool = False
+
+
+async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:
+    """`POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` holds what stands in the URL.
+
+    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
+    """
+    media_type = media_type_of(request)
+    if media_type.startswith("image/"):
+        call = _of_one_image(ImageInput(await request.body(), "body"), [], ScoreOptions())
+    elif media_type == "multipart/form-data":
+        call = await _read_form(request, limits)
+    elif media_type == "application/json":
+        body = await read_json(request)
+        call = await off_loop(request, lambda: _json_call(body, limits))
+    else:
+        raise await unsupported(request, "image/*, multipart/form-data or application/json")
+    return _within(_merge(query, call), limits)
+
+
+def captions_of(texts: Sequence[str]) -> list[Caption]:
+    return [Caption(text, f"captions.{index}") for index, text in enumerate(texts)]
+
+
+def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:
+    if is_vllm(body):
+        pairs = read_pairs(body, limits.images, max_pairs=limits.max_captions)
+        captions = [Caption(text, param) for text, param in pairs.texts]
+        return ScoreCall(pairs.images, captions, pairs.pairs, pairs.model, truncate=pairs.truncate, is_vllm=True)
+    parsed = validate(ScoreRequest, body)
+    image = image_input(parsed.image, "image", limits.images)
+    return _of_one_image(image, parsed.captions, parsed)
+
+
+async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
+    # as many captions more than the limit as there may be options: they are refused by name, not as too many parts
+    max_fields = limits.max_captions + MAX_FORM_FIELDS
+    form = await read_form(request, max_files=1, fields=("captions", *OPTIONS), max_fields=max_fields)
+    if len(form.files) > 1:
+        raise TooLarge(f"file: The form has {len(form.files)} images; a request scores captions of one.", param="file")
+    given: dict[str, Any] = {name: form.fields[name][-1] for name in OPTIONS if form.fields[name]}
+    options = validate(ScoreOptions, given)
+    texts = []
+    for index, value in enumerate(form.fields["captions"]):
+        param = f"captions.{index}"
+        if isinstance(value, bytes):
+            raise InvalidField(f"{param}: The part is a file, not a text field.", param=param)
+        texts.append(value)
+    return _of_one_image(ImageInput(form.files[0].data, "file"), texts, options)
+
+
+def _of_one_image(image: ImageInput, texts: Sequence[str], options: ScoreOptions) -> ScoreCall:
+    return ScoreCall(
+        [image], captions_of(texts), model=options.model, explain=options.explain, truncate=options.truncate
+    )
+
+
+def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
+    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    merged = replace(
+        call,
+        captions=agreed("captions", query.captions, call.captions) or [],
+        model=agreed("model", query.model, call.model),
+        explain=query.explain or call.explain,
+        truncate=query.truncate or call.truncate,
+    )
+    return merged if call.is_vllm else replace(merged, pairs=[(0, index) for index in range(len(merged.captions))])
+
+
+def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
+    """Raises InvalidField for a call without a caption or with a blank one, TooLarge for one over the limits."""
+    if not call.captions:
+        raise InvalidField("captions: The request holds none.", param="captions")
+    check_count("captions", len(call.captions), limits.max_captions)
+    check_count(call.images[0].param.partition(".")[0], len(call.images), limits.max_images, "images")
+    if call.explain:
+        check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
+    for caption in call.captions:
+        if not caption.text.strip():
+            raise InvalidField(f"{caption.param}: The text is empty.", param=caption.param)
+    return call

@@ -1,0 +1,136 @@
+"""vLLM's score request: two sides of texts and images that are paired one with one, one with many, or in turn.
+
+This model compares images with texts, so a pair is one of each. A string is taken for an image where it can be nothing
+else: a data URI, an `http(s)` URL, or base64 that begins as image files do.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from services.core.errors import InvalidField, check_count
+from services.core.http.request_bodies import validate
+from services.core.images.decoding import ImageLimits
+from services.core.images.inputs import ImageInput, image_input
+
+SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
+FOVEAS = ("image", "captions")
+
+_ADDRESS = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
+# JPEG, PNG, GIF, WebP and BMP; BMP's two letters are a word's as well, so base64 has to go on for a while
+_IMAGE_IN_BASE64 = re.compile(r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk[\w+/]{30})", re.ASCII)
+
+
+class VllmOptions(BaseModel):
+    """What of vLLM's other fields means something here."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Literal[-1] | None = Field(None)
+
+
+class TextSide(NamedTuple):
+    text: str
+    param: str
+
+
+_Side = TextSide | ImageInput
+
+
+@dataclass(frozen=True)
+class VllmPairs:
+    """Distinct images and texts (with the field to blame), and the places of both in each pair."""
+
+    images: Sequence[ImageInput]
+    texts: Sequence[TextSide]
+    pairs: Sequence[tuple[int, int]]
+    model: str | None
+    truncate: bool
+
+
+def is_vllm(body: dict[str, Any]) -> bool:
+    """Whether a body speaks vLLM's dialect."""
+    return not any(name in body for name in FOVEAS) and any(name in body for sides in SIDES for name in sides)
+
+
+def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> VllmPairs:
+    """The pairs of a body. Raises InvalidField where there are none or one is not an image and a text, TooLarge for
+    more than `max_pairs`, and what reading an image raises."""
+    options = validate(VllmOptions, body)
+    first_name, second_name = next(
+        (sides for sides in SIDES if all(name in body for name in sides)),
+        next(sides for sides in SIDES if any(name in body for name in sides)),
+    )
+    entries = [_entries(body, name) for name in (first_name, second_name)]
+    num_pairs = len(entries[1])
+    check_count(second_name, num_pairs, max_pairs, "pairs")
+    if len(entries[0]) not in (1, num_pairs):
+        raise InvalidField(
+            f"{first_name}: {len(entries[0])} inputs can't be paired with {num_pairs}: give one, or as many.",
+            param=first_name,
+        )
+    first, second = ([_side(value, param, limits) for value, param in side] for side in entries)
+    return _paired(first * num_pairs if len(first) < num_pairs else first, second, options)
+
+
+def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOptions) -> VllmPairs:
+    images: dict[int, ImageInput] = {}
+    texts: dict[int, TextSide] = {}
+    pairs = []
+    for one, other in zip(first, second, strict=True):
+        image, text = (one, other) if isinstance(one, ImageInput) else (other, one)
+        if not isinstance(image, ImageInput) or not isinstance(text, TextSide):
+            what = "images" if isinstance(image, ImageInput) else "texts"
+            raise InvalidField(
+                f"{other.param}: This model scores an image against a text, and here are two {what};"
+                ' an image is {"image": …}, a data URI or vLLM\'s {"content": [{"type": "image_url", …}]}.',
+                param=other.param,
+            )
+        images.setdefault(id(image), image)
+        texts.setdefault(id(text), text)
+        pairs.append((id(image), id(text)))
+    place = {key: index for keys in (images, texts) for index, key in enumerate(keys)}
+    return VllmPairs(
+        list(images.values()),
+        list(texts.values()),
+        [(place[image], place[text]) for image, text in pairs],
+        options.model,
+        options.truncate_prompt_tokens is not None,
+    )
+
+
+def _entries(body: dict[str, Any], name: str) -> list[tuple[Any, str]]:
+    """The inputs of one side with the fields to blame; of vLLM's `{"content": […]}` each part is one."""
+    if name not in body:
+        raise InvalidField(f"{name}: Field required.", param=name)
+    value = body[name]
+    if isinstance(value, dict) and isinstance(value.get("content"), list):
+        entries = [(part, f"{name}.content.{index}") for index, part in enumerate(value["content"])]
+    elif isinstance(value, list):
+        entries = [(one, f"{name}.{index}") for index, one in enumerate(value)]
+    else:
+        entries = [(value, name)]
+    if not entries:
+        raise InvalidField(f"{name}: The list is empty.", param=name)
+    return entries
+
+
+def _side(value: Any, param: str, limits: ImageLimits) -> _Side:
+    match value:
+        case str() if _ADDRESS.match(value) or _IMAGE_IN_BASE64.match(value):
+            return image_input(value, param, limits)
+        case str():
+            return TextSide(value, param)
+        case {"content": [part]}:
+            return _side(part, f"{param}.content.0", limits)
+        case {"content": _}:
+            raise InvalidField(f"{param}.content: One part makes one input of a list.", param=f"{param}.content")
+        case {"text": str(text), **rest} if "image" not in rest:
+            return TextSide(text, f"{param}.text")
+        case {"image": str() | dict() as image, **rest} if "text" not in rest:
+            return image_input(image, f"{param}.image", limits)
+        case dict():
+            return image_input(value, param, limits)
+    raise InvalidField(f"{param}: An input is a text or an image.", param=param)

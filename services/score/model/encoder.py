@@ -1,0 +1,81 @@
+"""A CLIP model on its device: pixels and token ids of host memory in, pooled features and tokens out.
+
+Shapes: B images, N texts, P patches, W text tokens, D width, E embedding width.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from services.nn.broken_model import BrokenModel
+from services.nn.clip_texts import InputIds
+from services.nn.packed_linear import can_pack
+from services.nn.vision_transformer import advance, attend, by_head, pack_tower, project
+from services.score.model.checkpoint import FscClipCheckpoint
+from services.score.model.dense_features import encode_images, encode_texts
+from services.score.model.features import Features
+
+
+class Encoder:
+    """Runs under torch.inference_mode, on one thread at a time. The checkpoint's model is its own from then on: on a
+    CPU its weights are laid out anew.
+
+    Raises BrokenModel where a number of the features is not finite.
+    """
+
+    def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = checkpoint.clip.model
+        self._transform = checkpoint.clip.transform
+        self._device = device
+        self._dtype = dtype
+        if can_pack(device, dtype):
+            pack_tower(self._model.visual)
+            text_tower = getattr(self._model, "text", self._model)
+            text_tower.transformer = _PackedBlocks(text_tower)
+
+    def encode_images(self, pixels: Tensor) -> list[Features]:
+        """Images (B, height, width, 3) uint8."""
+        normalised = self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
+        features = encode_images(self._model, normalised)
+        tokens = features.tokens.float()
+        lengths = tokens.norm(dim=-1, keepdim=True).amax(dim=1, keepdim=True)  # the longest patch of each
+        return _to_features(features.pooled, list(_to_host(tokens / lengths)))
+
+    def encode_texts(self, texts: Sequence[InputIds]) -> list[Features]:
+        """Token ids (W,) each."""
+        features = encode_texts(self._model, torch.from_numpy(np.stack(texts)).to(self._device))
+        tokens = _to_host(F.normalize(features.tokens.float(), dim=-1))
+        mask = features.mask.cpu().numpy()
+        return _to_features(features.pooled, [one[counts] for one, counts in zip(tokens, mask, strict=True)])
+
+
+class _PackedBlocks(nn.Module):
+    """Takes the place of a text tower's transformer and runs its blocks with packed weights."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__()
+        pack_tower(tower)
+        self.resblocks = tower.transformer.resblocks
+
+    def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
+        """(N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
+        for block in self.resblocks:
+            x = advance(block, x, attend(*by_head(block, project(block, x)), attn_mask))
+        return x
+
+
+def _to_host(tokens: Tensor) -> np.ndarray[Any, np.dtype[np.float16]]:
+    halves: np.ndarray[Any, np.dtype[np.float16]] = tokens.half().cpu().numpy()
+    return halves
+
+
+def _to_features(pooled: Tensor, tokens: Sequence[np.ndarray[Any, np.dtype[np.float16]]]) -> list[Features]:
+    """`pooled` (B, E) or (N, E) of any dtype with the tokens of each; a half-precision norm is only nearly 1."""
+    rows = F.normalize(pooled.float(), dim=-1).cpu().numpy()
+    if not (np.isfinite(rows).all() and all(np.isfinite(one).all() for one in tokens)):
+        raise BrokenModel("a feature holds a number that is not finite")
+    return [Features(row, one) for row, one in zip(rows, tokens, strict=True)]

@@ -1,0 +1,95 @@
+"""Hard negatives of captions: texts that say nearly the same and are not true of the picture.
+
+Four kinds: two phrases of a caption exchanged (`negclip`), a word replaced (`replace`), pairs of words shuffled
+(`bigram_shuffle`), and a spatial relation turned round (`relation`).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Literal, get_args
+
+from services.score.negatives.agreement import agreeing_articles
+from services.score.negatives.annotation import Annotator, best_annotator
+from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
+from services.score.negatives.relations import Reading
+from services.score.negatives.replacements import replace
+from services.score.negatives.swaps import bigram_shuffle, negclip, normalised
+from services.score.negatives.turns import turn
+from services.score.negatives.wordnet import find_wordnet
+from services.score.negatives.wordnet_lexicon import WordNetLexicon
+
+Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# A caption of a picture takes some 4 KB, one of as many words as are annotated up to 60: 16 MB as a rule and 256 at
+# most, in each process that makes negatives.
+MAX_CACHED = 4_096
+# longer captions are read each time, so that their texts add little to that
+MAX_CACHED_CHARACTERS = 1_000
+# how often another text is drawn where one says the same as the caption
+DRAWS = 3
+
+
+class HardNegatives:
+    """Makes hard negatives; how the last captions were read is kept, for captions come again in every epoch."""
+
+    def __init__(self, annotator: Annotator, lexicon: Lexicon, sources: Mapping[str, str | None] | None = None) -> None:
+        self.sources = dict(sources or {"tagger": annotator.name, "wordnet": None})
+        self._annotator = annotator
+        self._lexicon = lexicon
+        self._kept = lru_cache(MAX_CACHED)(self._read)
+
+    def __reduce__(self) -> tuple[type["HardNegatives"], tuple[Annotator, Lexicon, dict[str, str | None]]]:
+        return HardNegatives, (self._annotator, self._lexicon, self.sources)
+
+    def make(self, caption: str, kinds: Sequence[Kind], seed: int) -> dict[Kind, str | None]:
+        """A text of each kind, or None where the caption has no counterpart of it.
+
+        The same for the same caption, kind and seed, whatever else is asked; never the caption itself, also not in
+        other capitals or with other white space.
+        """
+        reading = self._kept(caption) if len(caption) <= MAX_CACHED_CHARACTERS else self._read(caption)
+        tail = reading.annotation.tail
+        same = normalised(caption.removesuffix(tail))
+        made: dict[Kind, str | None] = {}
+        for kind in kinds:
+            generator = _generator(caption, kind, seed)
+            texts = (self._one(reading, kind, generator) for _ in range(DRAWS))
+            # what is past the limits is the same in all of them
+            made[kind] = next((t for t in texts if t is None or normalised(t.removesuffix(tail)) != same), None)
+        return made
+
+    def _read(self, caption: str) -> Reading:
+        return Reading(self._annotator.annotate(caption))
+
+    def _one(self, reading: Reading, kind: Kind, generator: Random) -> str | None:
+        annotation = reading.annotation
+        if kind == "bigram_shuffle":
+            return bigram_shuffle(annotation, generator)
+        if kind == "negclip":
+            edits = negclip(annotation, generator)
+        elif kind == "replace":
+            edits = replace(reading, self._lexicon, generator)
+        else:
+            edits = turn(reading, generator)
+        return annotation.replaced(agreeing_articles(annotation, edits)) if edits else None
+
+
+def installed_hard_negatives(wordnet: Path | None = None) -> HardNegatives:
+    """Hard negatives with the best tagger and the WordNet that this machine has, or the one in a folder.
+
+    What the small vocabulary knows comes from there, for its colours, sizes and counts exclude each other for certain.
+    Raises ModuleNotFoundError without a tagger, FileNotFoundError where the folder holds no WordNet.
+    """
+    annotator, database = best_annotator(), find_wordnet(wordnet)
+    lexicon = Vocabulary() if database is None else FirstOf((Vocabulary(), WordNetLexicon(database)))
+    source = None if database is None else str(database.source)
+    return HardNegatives(annotator, lexicon, {"tagger": annotator.name, "wordnet": source})
+
+
+def _generator(caption: str, kind: Kind, seed: int) -> Random:
+    text = f"{kind} {seed} {caption}".encode("utf-8", "surrogatepass")
+    return Random(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()))

@@ -1,0 +1,152 @@
+"""Hard negatives by another word: a thing, a property of it, a deed or a place gives way to what excludes it.
+
+After SugarCrepe's "replace", which FSC-CLIP draws while training: a caption must name two things, and a relation or a
+property; up to PER_ELEMENT replacements of each element are drawn by weight, then one of all of them.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import accumulate
+from random import Random
+
+from services.score.negatives.agreement import QUANTITIES, agreeing_verb
+from services.score.negatives.annotation import NOUN_TAGS, Annotation, Span
+from services.score.negatives.inflection import cased_like, plural
+from services.score.negatives.lexicon import Candidates, Lexicon
+from services.score.negatives.relations import NEEDS_NO_OBJECT, OPPOSITES, PICTURES, TIMES, Reading
+
+PER_ELEMENT = 2
+_PROPERTY_KINDS = frozenset(("DET", "NUM", "ADJ", "VERB"))
+# Phrases of place by meaning, with how often each occurs in 9,060 captions of COCO. Two meanings exclude each other
+# far more often than not; `near` and `at` are true beside most of them, so they never stand in.
+_PLACES: tuple[dict[str, int], ...] = (
+    {"in": 2450, "inside": 39},
+    {"on": 2803, "on top of": 363, "atop": 4},
+    {"under": 109, "underneath": 26, "below": 15, "beneath": 5},
+    {"over": 140, "above": 52},
+    {"in front of": 317},
+    {"behind": 136},
+    {"outside": 86},
+    {"far from": 10},
+)
+# what else is said of places, and may be replaced by those
+_REPLACEABLE = frozenset(("at", "by", "near", "next to", "beside", "close to", "against", "around", "along", "through"))
+_OTHER_PREPOSITIONS: dict[str, Candidates] = {"with": (("without", 1.0),), "without": (("with", 1.0),)}
+# nothing in particular excludes these
+_KEPT = frozenset((*TIMES, "background", "foreground"))
+_NOT_COUNTED = frozenset((*PICTURES, *_KEPT, *QUANTITIES))
+_OPPOSITE_WEIGHT = 3.0
+
+
+def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span, str] | None:
+    """What stands elsewhere in the caption, by span; None where nothing can be replaced.
+
+    Beside the elements one thing that is `a` or `one` may become two or three.
+    """
+    annotation, chunks = reading.annotation, reading.things
+    says_more = reading.phrases or annotation.verb_phrases or any(_properties(annotation, chunk) for chunk in chunks)
+    if len(chunks) < 2 or not says_more:
+        return None
+    # one of all replacements that would be drawn: so many of each element
+    shares = [(span, found) for span, found in _elements(reading, lexicon) for _ in range(min(PER_ELEMENT, len(found)))]
+    counted = [chunk for chunk in chunks if _is_one(annotation, chunk)]
+    chosen = generator.randrange(len(shares) + bool(counted)) if shares or counted else None
+    if chosen is None:
+        return None
+    if chosen == len(shares):
+        return _more(annotation, counted[generator.randrange(len(counted))], generator)
+    span, candidates = shares[chosen]
+    text = _drawn(candidates, generator, is_second=chosen > 0 and shares[chosen - 1][0] == span)
+    return {span: cased_like(text, annotation.text(span))}
+
+
+def _is_one(annotation: Annotation, chunk: Span) -> bool:
+    """A thing that is said to be one, and may be said to be more."""
+    head = annotation.lowered[chunk[1] - 1]
+    is_thing = annotation.tags[chunk[1] - 1] == "NN" and head not in _NOT_COUNTED
+    return is_thing and annotation.lowered[chunk[0]] in ("a", "an", "one") and chunk[1] - chunk[0] > 1
+
+
+def _more(annotation: Annotation, chunk: Span, generator: Random) -> dict[Span, str]:
+    """One thing as two or three, with its verb."""
+    head = (chunk[1] - 1, chunk[1])
+    number = cased_like(generator.choice(("two", "two", "three")), annotation.words[chunk[0]])
+    noun = cased_like(plural(annotation.lowered[head[0]]), annotation.words[head[0]])
+    return {(chunk[0], chunk[0] + 1): number, head: noun, **agreeing_verb(annotation, chunk)}
+
+
+def _elements(reading: Reading, lexicon: Lexicon) -> Iterator[tuple[Span, Candidates]]:
+    annotation, chunks, phrases = reading.annotation, reading.things, reading.phrases
+    words, tags = annotation.lowered, annotation.tags
+    for chunk in chunks:
+        yield _head(annotation, chunk, lexicon)
+        for place in _properties(annotation, chunk):
+            yield (place, place + 1), lexicon.candidates(words[place], _property_tag(annotation, place))
+    for phrase in phrases:
+        yield phrase.span, place_candidates(phrase.text)
+    taken = {place for span in (*chunks, *(phrase.span for phrase in phrases)) for place in range(*span)}
+    for place, kind in enumerate(annotation.kinds):
+        if place in taken:
+            continue
+        if kind == "VERB":
+            yield (place, place + 1), lexicon.candidates(words[place], tags[place])
+        elif kind == "ADP" and place + 1 in taken:
+            yield (place, place + 1), place_candidates(words[place])
+
+
+def _head(annotation: Annotation, chunk: Span, lexicon: Lexicon) -> tuple[Span, Candidates]:
+    """A thing's noun, or the compound that it ends where the lexicon knows that."""
+    words, tags, end = annotation.lowered, annotation.tags, chunk[1]
+    last = (end - 1, end)
+    shows = words[end - 1] in PICTURES and words[end : end + 1] == ("of",)
+    if shows or words[end - 1] in _KEPT:
+        return last, ()
+    if end - 2 >= chunk[0] and tags[end - 2] in NOUN_TAGS:
+        compound = lexicon.candidates(f"{words[end - 2]} {words[end - 1]}", tags[end - 1])
+        if compound:
+            return (end - 2, end), compound
+    return last, lexicon.candidates(words[end - 1], tags[end - 1])
+
+
+def _properties(annotation: Annotation, chunk: Span) -> list[int]:
+    """Places of a thing's determiner, number, adjectives and nouns that stand for adjectives."""
+    return [
+        place
+        for place in range(chunk[0], chunk[1] - 1)
+        if annotation.kinds[place] in _PROPERTY_KINDS or annotation.tags[place] in NOUN_TAGS
+    ]
+
+
+def _property_tag(annotation: Annotation, place: int) -> str:
+    if annotation.kinds[place] == "NUM":
+        return "CD"
+    tag = annotation.tags[place]
+    return tag if tag in ("DT", "PRP$", "JJR", "JJS") else "JJ"
+
+
+@lru_cache
+def place_candidates(text: str) -> Candidates:
+    """Phrases that exclude one, weighted by the root of how often captions hold them; its opposites weigh most."""
+    if text in _OTHER_PREPOSITIONS:
+        return _OTHER_PREPOSITIONS[text]
+    opposites = OPPOSITES.get(text, ())
+    if not opposites and text not in _REPLACEABLE and not any(text in meaning for meaning in _PLACES):
+        return ()
+    others = [meaning for meaning in _PLACES if text not in meaning]
+    total = {phrase: math.sqrt(count) for meaning in others for phrase, count in meaning.items()}
+    is_side = text in NEEDS_NO_OBJECT or (text.endswith(" of") and not any(text in meaning for meaning in _PLACES))
+    if is_side:  # nothing is like "to the left of" but its opposite
+        total = {}
+    share = _OPPOSITE_WEIGHT * (sum(total.values()) or 1) / (len(opposites) or 1)
+    return tuple((total | dict.fromkeys(opposites, share)).items())
+
+
+def _drawn(candidates: Candidates, generator: Random, *, is_second: bool) -> str:
+    """The first of the draws by weight without replacement, or the second."""
+    sums = list(accumulate(weight for _, weight in candidates))
+    drawn = generator.choices(candidates, cum_weights=sums)[0]
+    if is_second:
+        others = [candidate for candidate in candidates if candidate != drawn]
+        drawn = generator.choices(others, [weight for _, weight in others])[0] if others else drawn
+    return drawn[0]

@@ -1,0 +1,116 @@
+"""Hard negatives made of a caption's own words: two phrases exchanged (NegCLIP), or its pairs of words shuffled.
+
+Both follow the released code of FSC-CLIP draw by draw: an equally seeded `random.Random` gives equal texts where the
+annotations are equal, but for the capital at the start of a sentence, which stays there.
+"""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import TypeVar
+
+from services.score.negatives.annotation import Annotation, Span
+from services.score.negatives.inflection import cased_like
+
+T = TypeVar("T")
+
+# How often pairs are shuffled until the outcome differs.
+SHUFFLES = 10
+# A phrase of nouns is swapped as a whole from this many words on; shorter ones are by their nouns.
+MIN_CHUNK_WORDS = 3
+
+
+def normalised(text: str) -> str:
+    """A text as far as it matters whether two are the same: neither case nor white space."""
+    return " ".join(text.casefold().split())
+
+
+def negclip(annotation: Annotation, generator: Random) -> dict[Span, str] | None:
+    """Two spans of one kind, each with the other's text: one pair of a kind is drawn, then one of the pairs.
+
+    The kinds are noun chunks of three words and more, verb phrases, singular nouns, plural nouns, adverbs and
+    adjectives. None where no kind has two spans of different texts.
+    """
+    pairs = []
+    for spans in _kinds_of_spans(annotation):
+        drawn = generator.sample(spans, 2) if len(spans) > 2 else spans
+        if len(drawn) == 2 and normalised(annotation.text(drawn[0])) != normalised(annotation.text(drawn[1])):
+            pairs.append((drawn[0], drawn[1]))
+    return exchange(annotation, *generator.sample(pairs, 1)[0]) if pairs else None
+
+
+def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
+    """Each of two spans with the other's text; the capital at the start of a sentence stays there."""
+    first, second = sorted((one, other))
+    texts = annotation.text(first), annotation.text(second)
+    if not annotation.starts_sentence(first[0]):
+        return {first: texts[1], second: texts[0]}
+    word, tag = annotation.words[first[0]], annotation.tags[first[0]]
+    # names, titles and shouts keep their capitals
+    is_title = " " in texts[0] and texts[0].istitle()
+    keeps = tag.startswith("NNP") or word == "I" or is_title or (len(word) > 1 and word.isupper()) or texts[0].isupper()
+    moved = texts[0] if keeps else texts[0][:1].lower() + texts[0][1:]
+    return {first: cased_like(texts[1], texts[0]), second: moved}
+
+
+def _kinds_of_spans(annotation: Annotation) -> Iterable[Sequence[Span]]:
+    yield [span for span in annotation.noun_chunks if span[1] - span[0] >= MIN_CHUNK_WORDS]
+    yield annotation.verb_phrases
+    for values, wanted in (
+        (annotation.tags, "NN"),
+        (annotation.tags, "NNS"),
+        (annotation.kinds, "ADV"),
+        (annotation.kinds, "ADJ"),
+    ):
+        yield [(place, place + 1) for place, value in enumerate(values) if value == wanted]
+
+
+def bigram_shuffle(annotation: Annotation, generator: Random) -> str | None:
+    """The caption's consecutive pairs of words in another order; None for a pair or less, or where all are alike.
+
+    A last word that is punctuation and stands alone is put back behind a pair at random. What white space stood
+    between the words is not kept.
+    """
+    same = _without_edges(annotation, range(len(annotation.words)))
+    for _ in range(SHUFFLES):
+        pairs = _shuffled_pairs(annotation, generator)
+        if pairs is None:
+            return None
+        order = [place for pair in pairs for place in pair]
+        if _without_edges(annotation, order) != same:
+            return " ".join(_joined(annotation, pair) for pair in pairs) + annotation.tail
+    return None
+
+
+def _shuffled_pairs(annotation: Annotation, generator: Random) -> list[list[int]] | None:
+    places = range(len(annotation.words))
+    pairs = [list(places[start : start + 2]) for start in places[::2]]
+    if len(pairs) < 2:
+        return None
+    last = pairs[-1]
+    if len(last) == 1 and annotation.kinds[last[0]] == "PUNCT":
+        if len(pairs) == 2:
+            return None
+        pairs.pop()
+        generator.shuffle(pairs)
+        behind = generator.randint(0, len(pairs))
+        if behind == 0:
+            pairs.insert(0, last)
+        else:
+            pairs[behind - 1].extend(last)
+    else:
+        generator.shuffle(pairs)
+    return pairs
+
+
+def _joined(annotation: Annotation, places: Sequence[int]) -> str:
+    parts = []
+    for position, place in enumerate(places):
+        clings = annotation.kinds[place] == "PUNCT" or (place in places[1:] and not annotation.spaces[place - 1])
+        parts.append(annotation.words[place] if position == 0 or clings else f" {annotation.words[place]}")
+    return "".join(parts)
+
+
+def _without_edges(annotation: Annotation, order: Sequence[int]) -> str:
+    ends = (0, len(order) - 1)
+    kept = [p for at, p in enumerate(order) if not (at in ends and annotation.kinds[p] == "PUNCT")]
+    return normalised(" ".join(annotation.words[place] for place in kept))

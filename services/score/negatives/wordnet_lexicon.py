@@ -1,0 +1,165 @@
+"""What WordNet offers in place of a word: its opposites, and what falls under the same or a neighbouring notion.
+
+After SugarCrepe's replacements as the released code of FSC-CLIP draws them: antonyms, co-hyponyms (other kinds of the
+same) and cousin co-hyponyms (kinds of the parent's siblings), weighted by how often each was met in WordNet's tagged
+texts. An adjective is in no such tree: it is led over the nouns derived from it. Unlike there, a replacement also
+weighs what share the word's sense has in its use, names and words that insult are left out, and so are the word's own
+synonyms, hypernyms and hyponyms in any sense, of which the caption would remain true.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import islice
+from zlib import crc32
+
+from services.score.negatives.inflection import inflected
+from services.score.negatives.lexicon import Candidates
+from services.score.negatives.wordnet import Pos, Synset, WordNet
+
+# the most frequent replacements of a word are kept, and of this many words
+MAX_CANDIDATES = 64
+_KEPT_WORDS = 8_192
+_KEPT_NOTIONS = 2_048
+_KEPT_JUDGEMENTS = 32_768
+# a word's rarer senses are not what a caption means
+_MAX_SENSES = 6
+# some notions have thousands of kinds: no more of them are looked at
+_MAX_KINDS = 2_000
+# above this height of the nouns' tree everything is a kind of the same: a person and a place are cousins there
+_MIN_DEPTH = 4
+# an opposite is certainly not true; a cousin may be
+_ANTONYM_WEIGHT = 10
+# said of words that insult, or that no caption has
+_INDECENT = (
+    *("offensive", "disparag", "derogat", "slur", "obscen", "vulgar", "contemptuous", "insult", "profan", "stupid"),
+    *("sexual", "genital", "prostitut", "copulat", "excre", "feces", "urin", "semen", "intercourse", "term of abuse"),
+    *("racial", "ethnic", "slave", "dislike", "lacks good judgment", "foolish"),
+)
+# words that no tagged text holds are exotic ones
+_RARE_WEIGHT = 0.05
+_PLAIN = re.compile(r"[a-z]+(?:[_-][a-z]+)?")
+_POS: dict[str, Pos] = {
+    **dict.fromkeys(("NN", "NNS"), "n"),
+    **dict.fromkeys(("VB", "VBD", "VBG", "VBN", "VBP", "VBZ"), "v"),
+    **{"JJ": "a", "RB": "r"},
+}
+
+
+class WordNetLexicon:
+    """Replacements of nouns, verbs, adjectives and adverbs, in the form of the word that they replace."""
+
+    def __init__(self, wordnet: WordNet) -> None:
+        self.wordnet = wordnet
+        self.candidates = lru_cache(_KEPT_WORDS)(self._candidates)
+        self._kinds = lru_cache(_KEPT_NOTIONS)(self._words_below)
+        self._is_decent = lru_cache(_KEPT_JUDGEMENTS)(self._is_decent_word)
+
+    def __reduce__(self) -> tuple[type["WordNetLexicon"], tuple[WordNet]]:
+        return WordNetLexicon, (self.wordnet,)
+
+    def _candidates(self, word: str, tag: str) -> Candidates:
+        pos = _POS.get(tag)
+        if pos is None:
+            return ()
+        senses = self.wordnet.synsets(word.replace(" ", "_"), pos)[:_MAX_SENSES]
+        forms = self.wordnet.base_forms(word.replace(" ", "_"), pos)
+        # senses stand by how often they are meant, also where no text was tagged with any
+        counts = [
+            0.5**place + sum(self._counts(sense).get(form, 0) for form in forms) for place, sense in enumerate(senses)
+        ]
+        weights: defaultdict[str, float] = defaultdict(float)
+        for sense, count in zip(senses, counts, strict=True):
+            share = count / sum(counts)
+            for lemma, times in self._cousins(sense):
+                weights[lemma] += times * share
+            for lemma, times in self._antonyms(sense):
+                weights[lemma] += _ANTONYM_WEIGHT * times * share
+        for lemma in self._still_true(senses):
+            weights.pop(lemma, None)
+        best = sorted(weights.items(), key=lambda item: (-item[1], crc32(item[0].encode())))
+        decent = islice((item for item in best if self._is_decent(item[0], pos)), MAX_CANDIDATES)
+        return tuple((self._inflected(lemma, tag, pos), weight) for lemma, weight in decent)
+
+    def _inflected(self, lemma: str, tag: str, pos: Pos) -> str:
+        """The form that a tag names: where English doubles a consonant, WordNet's list of exceptions knows."""
+        endings = {"VBG": "ing", "VBD": "ed", "VBN": "ed"}
+        for form in self.wordnet.irregular_forms(lemma, pos):
+            if tag in endings and form.endswith(endings[tag]):
+                return form
+        return inflected(lemma.replace("_", " "), tag)
+
+    def _counts(self, sense: Synset) -> dict[str, int]:
+        """How often each word of a sense was met in it."""
+        return {lemma: self.wordnet.count(sense, place) for place, lemma in enumerate(sense.lemmas)}
+
+    def _antonyms(self, sense: Synset) -> Iterator[tuple[str, int]]:
+        """Opposites of a sense's words; of an adjective that is like another, that one's too."""
+        heads = self.wordnet.related(sense, "&") if sense.is_satellite else ()
+        for one in (sense, *heads):
+            for other, place in self.wordnet.related_lemmas(one, "!"):
+                yield other.lemmas[place], max(1, self.wordnet.count(other, place))
+
+    def _cousins(self, sense: Synset) -> Iterable[tuple[str, float]]:
+        """Words of the senses below the parents and the grandparents; for adjectives those derived from such words."""
+        related = [other for other, _ in self.wordnet.related_lemmas(sense, "+")] if sense.pos == "a" else [sense]
+        notions = dict.fromkeys(
+            (tree.pos, notion.offset, steps)
+            for tree in related
+            if tree.pos != "a"
+            for notion, steps in self._notions(tree)
+        )
+        return dict(pair for notion in notions for pair in self._kinds(*notion, sense.pos)).items()
+
+    def _least(self, lemma: str) -> float:
+        return 1 if lemma in self.wordnet.met_lemmas else _RARE_WEIGHT
+
+    def _notions(self, sense: Synset) -> Iterator[tuple[Synset, int]]:
+        """Grandparents, two steps above the sense, and parents that have none but too general ones, one step above."""
+        for parent in self.wordnet.related(sense, "@"):
+            above = [up for up in self.wordnet.related(parent, "@") if up.pos == "v" or self._depth(up) >= _MIN_DEPTH]
+            yield from [(up, 2) for up in above] or [(parent, 1)]
+
+    def _depth(self, sense: Synset) -> int:
+        """Steps to the root over the first hypernyms."""
+        steps = 0
+        while above := next(self.wordnet.related(sense, "@", "@i"), None):
+            sense, steps = above, steps + 1
+        return steps
+
+    def _words_below(self, pos: Pos, offset: int, steps: int, wanted: Pos) -> tuple[tuple[str, float], ...]:
+        """Words of the senses so many steps below a notion, or the adjectives derived from these, by how often met."""
+        found: dict[str, float] = {}
+        for sense in self._below(self.wordnet.synset(pos, offset), steps):
+            pairs: Iterable[tuple[Synset, int]] = ((sense, place) for place in range(len(sense.lemmas)))
+            if wanted != pos:
+                pairs = [pair for pair in self.wordnet.related_lemmas(sense, "+") if pair[0].pos == wanted]
+            for one, place in pairs:
+                lemma = one.lemmas[place]
+                if _PLAIN.fullmatch(lemma):
+                    found[lemma] = max(self._least(lemma), self.wordnet.count(one, place), found.get(lemma, 0))
+        return tuple(found.items())
+
+    def _below(self, notion: Synset, steps: int) -> list[Synset]:
+        kinds = [notion]
+        for _ in range(steps):
+            kinds = list(islice((kind for one in kinds for kind in self.wordnet.related(one, "~")), _MAX_KINDS))
+        return kinds
+
+    def _still_true(self, senses: Iterable[Synset]) -> set[str]:
+        """Synonyms, hypernyms of all heights and direct hyponyms of the senses."""
+        texts: set[str] = set()
+        for sense in senses:
+            ring, seen = [sense], {sense.offset}
+            while ring:
+                texts.update(lemma for one in ring for lemma in one.lemmas)
+                ring = [up for low in ring for up in self.wordnet.related(low, "@") if up.offset not in seen]
+                seen.update(up.offset for up in ring)
+            texts.update(lemma for kind in self.wordnet.related(sense, "~") for lemma in kind.lemmas)
+        return texts
+
+    def _is_decent_word(self, lemma: str, pos: Pos) -> bool:
+        """None of the lemma's senses insults or is about what captions do not speak of."""
+        glosses = [self.wordnet.gloss(sense) for sense in self.wordnet.synsets_of_lemma(lemma, pos)]
+        return not any(part in gloss for gloss in glosses for part in _INDECENT)

@@ -1,0 +1,135 @@
+"""Batches for tuning: images, their captions, and hard negatives of these, made online in the loader's workers.
+
+Three sources behind one interface: generated scenes, a folder with a table of captions, and webdataset shards.
+
+Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S image side in pixels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURES
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
+from services.score.data.captioned_images import CaptionedImages
+from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
+from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
+from services.score.negatives.hard_negatives import HardNegatives, Kind
+from services.score.negatives.lexicon import Candidates
+
+# Of generated scenes: how many hold two groups; lone ones rehearse what the base model knew.
+PAIR_FRACTION = 0.65
+
+
+@dataclass(frozen=True)
+class TuningBatch:
+    """`images` are scenes, rendered where they are trained on, or (B, S, S, 3) uint8.
+
+    `input_ids` (B + N, W) int64 are the captions, then the hard negatives that exist, all of the first kind in the
+    order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which do.
+    """
+
+    images: GroupScenes | Tensor
+    input_ids: Tensor
+    exists: Tensor
+
+    def to(self, device: torch.device) -> "TuningBatch":
+        return TuningBatch(self.images.to(device), self.input_ids.to(device), self.exists.to(device))
+
+    def pixels(self, transform: ImageTransform) -> Tensor:
+        """(B, 3, S, S), normalised."""
+        images = self.images if isinstance(self.images, Tensor) else render_scenes(self.images, transform.size[0])
+        return transform.normalise(images)
+
+
+class Source(Protocol):
+    """Images and captions by number."""
+
+    def draw(self, seed: int, step: int, num_images: int) -> tuple[GroupScenes | Tensor, list[str]]:
+        """Images and a caption of each: a function of the arguments alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class SceneSource:
+    """Generated scenes; every caption of two groups tells their relation, so that no exchange leaves it true."""
+
+    pair_fraction: float = PAIR_FRACTION
+
+    def draw(self, seed: int, step: int, num_images: int) -> tuple[GroupScenes, list[str]]:
+        generator = generator_of(seed, step)
+        scenes = sample_scenes(num_images, generator, pair_fraction=self.pair_fraction)
+        dice = torch.rand(num_images, 13, generator=generator).tolist()
+        captions = []
+        for facts, draws in zip(scene_facts(scenes), dice, strict=True):
+            said = sketch(facts, draws) if facts.relation else forget(facts, draws)
+            captions.append(sentence(said, int(draws[12] * NUM_STYLES)))
+        return scenes, captions
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images from disk, each cut to a random part of at least `min_area` of it before the model's own transform.
+
+    Step t of a process takes the examples behind those of step t − 1, so processes that take turns at the steps of a
+    run see what one process sees that takes larger steps.
+    """
+
+    images: CaptionedImages
+    transform: ImageTransform
+    min_area: float = 0.9
+
+    def draw(self, seed: int, step: int, num_images: int) -> tuple[Tensor, list[str]]:
+        pixels, captions = [], []
+        for position in range(step * num_images, (step + 1) * num_images):
+            image, caption = self.images.example(seed, position)
+            share, left, top = torch.rand(3, generator=generator_of(seed + 1, position)).tolist()
+            side = (1 - share * (1 - self.min_area)) ** 0.5
+            width, height = round(image.width * side), round(image.height * side)
+            x, y = round(left * (image.width - width)), round(top * (image.height - height))
+            pixels.append(torch.tensor(self.transform(image.crop((x, y, x + width, y + height)))))
+            captions.append(caption)
+        return torch.stack(pixels), captions
+
+
+@dataclass(frozen=True)
+class TuningData:
+    """Batches by step number: what `services.jobs.training.train` draws from. No kinds are no hard negatives."""
+
+    source: Source
+    tokenizer: Tokenizer
+    hard_negatives: HardNegatives
+    kinds: Sequence[Kind]
+    seed: int
+    num_images: int
+
+    def __call__(self, step: int) -> TuningBatch:
+        images, captions = self.source.draw(self.seed, step, self.num_images)
+        first = step * self.num_images
+        made = [
+            self.hard_negatives.make(caption, self.kinds, self.seed * 1_000_000_007 + first + i)
+            for i, caption in enumerate(captions)
+        ]
+        columns = [[negatives[kind] for negatives in made] for kind in self.kinds]
+        texts = [*captions, *(text for column in columns for text in column if text is not None)]
+        exists = torch.tensor([[text is not None for text in column] for column in columns], dtype=torch.bool)
+        return TuningBatch(images, self.tokenizer(texts), exists.view(len(self.kinds), len(captions)))
+
+
+class SceneLexicon:
+    """Replacements by another word that generated captions use, so that no negative is told by a foreign word."""
+
+    GROUPS = (tuple(COLORS), SHAPES, SIZES, TEXTURES, tuple(BACKGROUNDS), NUMBERS[2 : MAX_COUNT + 1])
+
+    def candidates(self, word: str, tag: str) -> Candidates:
+        """What may replace a lower-case word of a Penn tag, in the same form."""
+        plural = "es" if word == "crosses" else "s"
+        singular = word.removesuffix(plural) if tag == "NNS" else word
+        found = [other for group in self.GROUPS if singular in group for other in group if other != singular]
+        if tag == "NNS":
+            found = [other + ("es" if other == "cross" else "s") for other in found]
+        return [(other, 1.0) for other in found]

@@ -1,0 +1,115 @@
+"""`fovea convert fsc-clip`: a released CLIP that was tuned for composition, as a checkpoint of the score service."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import JsonValue
+from rich.console import Console
+
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.errors import StoreError
+from services.core.store.manifest import CheckpointInfo, check_model_name
+from services.jobs.publication import open_store
+from services.nn.clip_model import ClipModel, load_clip
+from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
+from services.score.training.released_weights import (
+    UnusableWeights,
+    leave_out,
+    load_weights,
+    merge_lora,
+    read_state_dict,
+)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("fsc-clip")
+def fsc_clip(
+    weights: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The released .pt, or a .safetensors.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Whose weights they are: an open_clip name or directory. Models tuned from OpenAI's weights are"
+            " -quickgelu ones: ViT-B-32-quickgelu."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Where the checkpoint goes.")],
+    name: Annotated[str | None, typer.Option(help="In the store.", show_default="the file's")] = None,
+    local_weight: Annotated[
+        float, typer.Option(min=0, max=1, help="How far a score looks at single words; 0 is CLIP's own score.")
+    ] = 0.0,
+    lora_alpha: Annotated[float, typer.Option(help="Low-rank matrices are added times this over their rank.")] = 1.0,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option("--leave-out", help="Names that begin so are no part of the model: training heads. Repeatable."),
+    ] = None,
+    licence: Annotated[str | None, typer.Option(help="Of the weights, for the manifest.")] = None,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Convert the weights of FSC-CLIP (plain or LoRA), NegCLIP, CE-CLIP or any other open_clip training.
+
+    Every weight is accounted for: one that is missing, or that the model does not have, is refused by its name.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        name = check_model_name(name or weights.stem.lower())
+        clip, training = _converted(weights, model, lora_alpha, leave or [])
+        save_fsc_clip(FscClipCheckpoint(clip, local_weight), output)
+        console.print(_told(training, output))
+        revision = os.environ.get("FOVEA_CODE_REVISION")
+        info = CheckpointInfo(
+            kind=FSC_CLIP_KIND, base=model, training=training, code_revision=revision, licence=licence
+        )
+        if publish:
+            console.print(f"published {open_store(store_url).publish(name, output, info)}")
+    except (StoreError, ValueError) as error:
+        typer.echo(f"fovea convert: {error}", err=True)
+        raise typer.Exit(1) from None
+    (output / DESCRIPTION_FILE).write_text(json.dumps({"name": name, **info.model_dump(mode="json")}, indent=2) + "\n")
+
+
+def _converted(
+    path: Path, model: str, lora_alpha: float, prefixes: Sequence[str]
+) -> tuple[ClipModel, dict[str, JsonValue]]:
+    """The model with its released weights, and what a manifest says of where they come from. Raises UnusableWeights."""
+    lora = merge_lora(read_state_dict(path), lora_alpha)
+    state, left_out = leave_out(lora.state, prefixes)
+    clip = _untrained(model)
+    load_weights(clip.model, state)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    of_lora: dict[str, JsonValue] = {} if lora.rank is None else {"lora_rank": lora.rank, "lora_alpha": lora_alpha}
+    return clip, {"weights": path.name, "sha256": digest, "left_out": list(left_out), **of_lora}
+
+
+def _untrained(model: str) -> ClipModel:
+    """An open_clip model whose weights are about to be replaced. Raises UnusableWeights for an unknown one."""
+    logging.disable(logging.WARNING)  # open_clip warns of weights drawn at random
+    try:
+        return load_clip(model)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UnusableWeights(f"--model: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _told(training: Mapping[str, Any], output: Path) -> str:
+    lines = [f"converted {training['weights']} to {output}"]
+    if "lora_rank" in training:
+        lines.append(
+            f"added low-rank matrices to their weights: rank {training['lora_rank']}, alpha {training['lora_alpha']:g}"
+        )
+    if training["left_out"]:
+        lines.append(f"left out: {', '.join(training['left_out'])}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,143 @@
+"""How a CLIP is tuned: method, model, constants and schedule. The published ones stand in `recipes/*.toml`.
+
+A recipe tells neither where data lie nor how many processes share its batch.
+"""
+
+import math
+import tomllib
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from services.jobs.training import Run, world_size
+from services.score.fsc_clip import FscClipWeights, Missing
+from services.score.negatives.hard_negatives import KINDS, Kind
+from services.score.training.objectives import METHODS, Method
+
+RECIPES = "recipes"
+PAPER_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The paper's hyper-parameters, unless others are given.
+
+    `base` is an open_clip name with `pretrained` weights, or a name or folder of a checkpoint. A run takes `steps`
+    optimizer steps, or `epochs` of its data where that is None. AdamW (0.9, 0.98, 1e-6); the learning rate rises over
+    `warmup_steps` and falls by a cosine to 0; `weight_decay` spares vectors and the temperature. `beta` 0 is no label
+    smoothing. With a `lora_rank` low-rank matrices are trained and all else stays; `lora_official_init` starts them
+    as the released code does. `min_area` is how much of an image a random cut keeps at least.
+
+    Raises ValueError for what makes no training.
+    """
+
+    method: Method = "fsc-clip"
+    base: str = "ViT-B-32"
+    pretrained: str | None = None
+    negatives: tuple[Kind, ...] = PAPER_KINDS
+    lambda_global: float = 0.5
+    lambda_local: float = 0.2
+    gamma: float = 2.0
+    beta: float = 0.02
+    missing: Missing = "exclude"
+    gather_negatives: bool = True
+    batch_size: int = 256
+    learning_rate: float = 5e-6
+    warmup_steps: int = 50
+    weight_decay: float = 0.1
+    epochs: int = 5
+    steps: int | None = None
+    lora_rank: int | None = None
+    lora_official_init: bool = False
+    min_area: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+        unknown = [kind for kind in self.negatives if kind not in KINDS]
+        if unknown or len(set(self.negatives)) < len(self.negatives):
+            raise ValueError(f"negatives are kinds of {', '.join(KINDS)}, each once: {', '.join(self.negatives)}")
+        if self.method != "clip" and not self.negatives:
+            raise ValueError(f"{self.method} needs at least one kind of hard negatives")
+        for name in ("batch_size", "epochs", "steps", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
+        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
+        for name in ("learning_rate", "min_area"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta is a share below 1, not {self.beta}")
+
+    @property
+    def weights(self) -> FscClipWeights:
+        """The constants of FSC-CLIP's loss."""
+        return FscClipWeights(
+            lambda_global=self.lambda_global,
+            lambda_local=self.lambda_local,
+            gamma=self.gamma,
+            beta=self.beta or None,
+            missing=self.missing,
+        )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Hard negatives that the method makes use of."""
+        return () if self.method == "clip" else self.negatives
+
+    def num_steps(self, num_examples: int | None) -> int:
+        """Optimizer steps over data of so many examples, None for endless ones.
+
+        Raises ValueError where neither steps nor the data's size are known, or no batch is full.
+        """
+        if self.steps is not None:
+            return self.steps
+        if num_examples is None:
+            raise ValueError("generated data never ends: the recipe must say how many steps it takes")
+        if num_examples < self.batch_size:
+            raise ValueError(f"{num_examples} examples do not fill a batch of {self.batch_size}")
+        return self.epochs * math.ceil(num_examples / self.batch_size)
+
+    def run(self, output: Path, num_examples: int | None, *, seed: int, accumulate: int = 1) -> Run:
+        """The schedule, as the training loop takes it; `batch_size` is that of all processes and micro-batches.
+
+        Raises ValueError as `num_steps` does, and for a batch that they can't share.
+        """
+        num_steps = self.num_steps(num_examples)
+        if self.batch_size % (world_size() * accumulate):
+            raise ValueError(f"{world_size() * accumulate} micro-batches can't share a batch of {self.batch_size}")
+        warmup_ratio = min(self.warmup_steps, num_steps) / num_steps
+        return Run(
+            output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
+            accumulate=accumulate, stage="tuning",
+        )  # fmt: skip
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the service."""
+    return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> Recipe:
+    """A recipe of the service by its name, or a TOML file. Raises OSError or ValueError, naming what is unknown."""
+    if name.endswith(".toml"):
+        text = Path(name).read_text()
+    elif name in recipe_names():
+        text = (_folder() / f"{name}.toml").read_text()
+    else:
+        raise ValueError(f"there is no recipe {name!r}: there are {', '.join(recipe_names())}, or a .toml file")
+    values: dict[str, Any] = tomllib.loads(text)
+    unknown = values.keys() - {field.name for field in fields(Recipe)}
+    if unknown:
+        raise ValueError(f"recipe {name} sets what no recipe has: {', '.join(sorted(unknown))}")
+    if "negatives" in values:
+        values["negatives"] = tuple(values["negatives"])
+    return Recipe(**values)
+
+
+def _folder() -> Any:
+    return files("services.score") / RECIPES

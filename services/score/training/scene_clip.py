@@ -1,0 +1,202 @@
+"""The small CLIP that the starter is tuned from: its configuration, what it is trained on and what it minimises.
+
+First its towers learn to see and to read, each alone and supervised: contrastive learning alone leaves shapes at chance
+for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is, and
+keep at what they know. As with large CLIPs, either tower can tell what stands where, and image and text are still
+compared as bags of words.
+
+Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, covering_objects
+from services.jobs.training import gather
+from services.nn.clip_model import MERGES, ClipModel, create_clip
+from services.nn.clip_tokenizer import Tokenizer, learn_merges, vocabulary_size, write_merges
+from services.nn.image_transform import ImageTransform
+from services.nn.text_transformer import clamped_scale, encode_text
+from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, forget, scene_vocabulary, sentence
+from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
+
+IMAGE_SIDE = 64
+HEAD_WIDTH = 32
+# How many scenes hold two groups: while the image tower learns to see, the text tower to read, and both to agree.
+SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
+# What keeping at it weighs beside the contrastive loss.
+KEEPING = 0.2
+
+
+@dataclass(frozen=True)
+class SceneBatch:
+    """Scenes, rendered where they are trained on, and tokenized captions of them, (B, W) int64 each.
+
+    `input_ids` mostly list what there is, `detailed_ids` tell how two groups stand too;
+    `is_said` (B, 4) bool tells whether a detailed caption says the size, the place, the texture, and the background.
+    """
+
+    scenes: GroupScenes
+    input_ids: Tensor
+    detailed_ids: Tensor
+    is_said: Tensor
+
+    def to(self, device: torch.device) -> "SceneBatch":
+        return SceneBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class SceneCaptions:
+    """Endless batches by step number."""
+
+    tokenizer: Tokenizer
+    seed: int
+    num_scenes: int
+    pair_fraction: float
+
+    def __call__(self, step: int) -> SceneBatch:
+        generator = generator_of(self.seed, step)
+        scenes = sample_scenes(self.num_scenes, generator, pair_fraction=self.pair_fraction)
+        dice = torch.rand(self.num_scenes, 17, generator=generator).tolist()
+        known = list(zip(scene_facts(scenes), dice, strict=True))
+        captions = [sentence(forget(facts, draws[:11]), int(draws[11] * NUM_STYLES)) for facts, draws in known]
+        detailed = [detail(facts, draws[12:16]) for facts, draws in known]
+        texts = [
+            sentence(facts, int(draws[16] * NUM_STYLES)) for facts, (_, draws) in zip(detailed, known, strict=True)
+        ]
+        rows = [(facts.groups[0].size, facts.place, facts.texture, facts.background) for facts in detailed]
+        is_said = torch.tensor([[bool(word) for word in row] for row in rows])
+        return SceneBatch(scenes, self.tokenizer(captions), self.tokenizer(texts), is_said)
+
+
+class SceneWarmup(nn.Module):
+    """What each patch token and the class token must tell of a scene. The heads are thrown away."""
+
+    def __init__(self, visual: Any, transform: ImageTransform) -> None:
+        super().__init__()
+        self.visual = visual
+        self.transform = transform
+        width = visual.class_embedding.shape[0]
+        self.patch_heads = nn.ModuleList([nn.Linear(width, len(COLORS)), nn.Linear(width, len(SHAPES))])
+        self.heads = SceneHeads(width)
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        scenes, objects = batch.scenes, batch.scenes.objects
+        tokens = self.visual.forward_intermediates(
+            self.transform.normalise(render_scenes(scenes, self.transform.size[0])), indices=1,
+            normalize_intermediates=True, intermediates_only=True, output_fmt="NLC", output_extra_tokens=True,
+        )  # fmt: skip
+        patches, cls = tokens["image_intermediates"][-1], tokens["image_intermediates_prefix"][-1][:, 0]
+        slot = covering_objects(objects, self.visual.grid_size[0])
+        loss = torch.zeros((), device=cls.device)
+        for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
+            target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
+            loss = loss + _cross_entropy(head(patches).flatten(0, 1), target.flatten())
+        of_scene: Tensor = self.heads(cls, scenes, torch.ones_like(batch.is_said))
+        return loss + of_scene
+
+
+class SceneReading(nn.Module):
+    """What the end of a caption must tell. The heads are thrown away."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+        self.heads = SceneHeads(clip.text_projection.shape[1])
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        loss: Tensor = self.heads(encode_text(self.clip, batch.detailed_ids), batch.scenes, batch.is_said)
+        return loss
+
+
+class SceneHeads(nn.Module):
+    """From one vector a scene, (B, D): what is known of the whole scene and of a lone group, and which colour and which
+    shape stand on each side of an image, in the order of RELATIONS."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = (len(SIZES), len(PLACES), len(TEXTURES), len(BACKGROUNDS), MAX_COUNT)
+        self.whole = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+        self.sides = nn.ModuleList([nn.Linear(width, len(RELATIONS) * size) for size in (len(COLORS), len(SHAPES))])
+
+    def forward(self, x: Tensor, scenes: GroupScenes, is_said: Tensor) -> Tensor:
+        """The sum of the cross-entropies of what is said, as `SceneBatch.is_said` tells."""
+        objects = scenes.objects
+        is_pair, is_several = scenes.num_groups == 2, scenes.count[:, 0] > 1
+        targets = [
+            scenes.size[:, 0].masked_fill(is_pair, -100),
+            objects.cell.masked_fill(is_pair | is_several, -100),
+            objects.texture,
+            objects.background,
+        ]
+        targets = [target.masked_fill(~said, -100) for target, said in zip(targets, is_said.unbind(1), strict=True)]
+        targets.append((scenes.count[:, 0] - 1).masked_fill(is_pair, -100))
+        loss = torch.zeros((), device=x.device)
+        for head, target in zip(self.whole, targets, strict=True):
+            loss = loss + _cross_entropy(head(x), target)
+        sides = side_groups(scenes)
+        for head, labels in zip(self.sides, (scenes.color, scenes.shape), strict=True):
+            target = labels.gather(1, sides.clamp(min=0)).masked_fill(sides < 0, -100)
+            loss = loss + _cross_entropy(head(x).view(target.numel(), -1), target.flatten())
+        return loss
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean over the rows whose target is not −100; 0 where there is none."""
+    num_known = (target != -100).sum().clamp_min(1)
+    return F.cross_entropy(logits, target, reduction="sum") / num_known
+
+
+class SceneContrast(nn.Module):
+    """CLIP's symmetric loss, where rows with the same caption are no negatives of one another; beside it, what keeps
+    both towers at what they learnt alone."""
+
+    def __init__(self, clip: Any, transform: ImageTransform) -> None:
+        super().__init__()
+        self.clip = clip
+        self.transform = transform
+        width = clip.text_projection.shape[1]
+        self.seen, self.read = SceneHeads(width), SceneHeads(width)
+
+    def forward(self, batch: SceneBatch) -> Tensor:
+        pixels = self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
+        images = self.clip.encode_image(pixels)
+        num_images = len(images)
+        texts = encode_text(self.clip, torch.cat([batch.input_ids, batch.detailed_ids]))
+        image_features = gather(F.normalize(images, dim=-1))
+        text_features = gather(F.normalize(texts[:num_images], dim=-1))
+        scale = clamped_scale(self.clip.logit_scale)
+        contrast = distinct_caption_loss(image_features, text_features, gather(batch.input_ids), scale)
+        kept: Tensor = self.seen(images, batch.scenes, torch.ones_like(batch.is_said))
+        kept = kept + self.read(texts[num_images:], batch.scenes, batch.is_said)
+        return contrast + KEEPING * kept
+
+
+def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_ids: Tensor, scale: Tensor) -> Tensor:
+    """Symmetric cross-entropy over unit features (B, E) and the distinct captions among `input_ids` (B, W).
+
+    An image chooses among the A distinct captions; a caption chooses among the images, all its own being right.
+    """
+    _, index = torch.unique(input_ids, dim=0, return_inverse=True)
+    first = torch.full((int(index.max()) + 1,), len(index), device=index.device)
+    first = first.scatter_reduce(0, index, torch.arange(len(index), device=index.device), "amin")
+    logits = scale * image_features @ text_features[first].T  # (B, A)
+    to_image = logits.log_softmax(dim=0).gather(1, index[:, None])
+    return (F.cross_entropy(logits, index) - to_image.mean()) / 2
+
+
+def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> ClipModel:
+    """A randomly initialised model with a vocabulary of its own, which is written to `directory`."""
+    merges = learn_merges(scene_vocabulary())
+    directory.mkdir(parents=True, exist_ok=True)
+    write_merges(merges, directory / MERGES)
+    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
+    text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
+    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
+    config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
+    return create_clip(config, directory / MERGES)

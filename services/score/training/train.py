@@ -1,0 +1,226 @@
+"""Offline jobs: a small CLIP on generated scenes, tuning of any CLIP on hard negatives, and WiSE-FT.
+
+`torchrun -m services.score.training.train …` splits each batch over several processes; all captions of a step are
+contrasted.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+import typer
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from services.jobs.options import MAX_SEED, finite, multiple_of, output_folder, positive
+from services.jobs.publication import Publication, check_publication, open_clip_model
+from services.jobs.training import Precision, Run, rank, train
+from services.nn.clip_model import ClipModel, create_clip, save_clip
+from services.nn.text_transformer import MAX_LOG_SCALE
+from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
+from services.score.evaluation.scene_protocol import SceneProtocol
+from services.score.fsc_clip import interpolate
+from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
+from services.score.negatives.annotation import TextBlobAnnotator
+from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
+from services.score.training.batches import ImageSource, SceneLexicon, SceneSource, Source, TuningData
+from services.score.training.lora import add_lora, merged_state_dict
+from services.score.training.objectives import TuningLoss
+from services.score.training.recipe import Recipe, read_recipe
+from services.score.training.scene_clip import (
+    CAPTION_PAIRS,
+    HEAD_WIDTH,
+    READ_PAIRS,
+    SEEN_PAIRS,
+    SceneCaptions,
+    SceneContrast,
+    SceneReading,
+    SceneWarmup,
+    create_scene_clip,
+)
+from services.score.training.wise_ft import wise_ft
+
+BASE_NAME = "clip-scenes"
+FSC_CLIP_NAME = "fsc-clip-scenes"
+CLIP_KIND = "open-clip"
+
+DataKind = Literal["scenes", "folder", "tars"]
+
+app = typer.Typer(help="Train and publish checkpoints of the score service.", no_args_is_help=True)
+app.command("wise-ft")(wise_ft)
+
+
+@app.command("clip-scenes")
+def clip_scenes(
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
+    seeing_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up; 0 for none.")
+    ] = 1000,
+    reading_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up; 0 for none.")
+    ] = 1200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 700,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step, over all processes.")] = 96,
+    warmup_batch_size: Annotated[int, typer.Option(min=1, help="The same, of both warm-ups.")] = 64,
+    learning_rate: Annotated[
+        float, typer.Option(callback=positive, help="Peak learning rate; the warm-ups' is half as high again.")
+    ] = 1e-3,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 200,
+    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task that measure the result.")] = 1000,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Train the small CLIP that the starter is tuned from, on generated scenes and captions."""
+    options = dict(locals())
+    check_publication(BASE_NAME, store_url, is_wanted=publish)
+    run = Run(
+        output, steps, batch_size, learning_rate, 0.1, 0.05, seed, stage="contrastive",
+        precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    warmup = replace(run, batch_size=warmup_batch_size, learning_rate=1.5 * learning_rate)
+    output.mkdir(parents=True, exist_ok=True)
+    set_seed(seed)
+    model = create_scene_clip(output, width=width, layers=layers)
+    visual, transform, tokenizer = model.model.visual, model.transform, model.tokenizer
+    # seeds of their own: each stage sees other scenes
+    if seeing_steps > 0:
+        data = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
+        train(replace(warmup, num_steps=seeing_steps, stage="warmup"), SceneWarmup(visual, transform), data)
+    if reading_steps > 0:
+        data = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS)
+        train(replace(warmup, num_steps=reading_steps, stage="reading"), SceneReading(model.model), data)
+    data = SceneCaptions(tokenizer, seed, run.num_examples, CAPTION_PAIRS)
+    train(run, SceneContrast(model.model, transform), data)
+    if rank() == 0:
+        directory = output / "checkpoint"
+        save_clip(model, directory)
+        metrics = SceneProtocol("test", num_evaluated).evaluate(model).metrics()
+        Publication(directory, BASE_NAME, CLIP_KIND, options, metrics).finish()
+
+
+@app.command("fsc-clip")
+def fsc_clip(
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+    ],
+    recipe: Annotated[str, typer.Option(help="The name of a recipe, or a TOML file.")] = "scenes",
+    base: Annotated[
+        str | None, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory or name.")
+    ] = None,
+    pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
+    method: Annotated[str | None, typer.Option(help="clip, negclip, global or fsc-clip.")] = None,
+    data: Annotated[
+        str, typer.Option(help="scenes (generated), folder (with a table) or tars (webdataset).")
+    ] = "scenes",
+    images: Annotated[
+        list[str] | None, typer.Option(help="The TSV or JSONL table, or tar files (shards-{000..010}.tar).")
+    ] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Where a table's images lie, if not beside it.")] = None,
+    negatives: Annotated[list[str] | None, typer.Option(help="Kinds of hard negatives, each an option.")] = None,
+    wordnet: Annotated[Path | None, typer.Option(help="WordNet's database, if not where it is looked for.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step, over all processes.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    lora: Annotated[int | None, typer.Option(help="Rank of low-rank matrices, the only weights trained then.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the data and of the negatives.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw, cut and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 100,
+    alpha: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="WiSE-FT: 1 keeps the tuned weights, 0 the base's.")
+    ] = 1.0,
+    local_weight: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="How far the published score looks at single words.")
+    ] = 0.0,
+    num_evaluated: Annotated[
+        int, typer.Option(min=0, help="Scenes of each task that measure the result; 0 for none.")
+    ] = 1000,
+    name: Annotated[str, typer.Option(help="What it is published as.")] = FSC_CLIP_NAME,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Tune a CLIP on captions and hard negatives of them, made online."""
+    chosen = _chosen(
+        recipe, base=base, pretrained=pretrained, method=method, negatives=tuple(negatives) if negatives else None,
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
+    )  # fmt: skip
+    check_publication(name, store_url, is_wanted=publish)
+    output.mkdir(parents=True, exist_ok=True)
+    set_seed(seed)
+    before, reference = open_clip_model(chosen.base, chosen.pretrained, store_url)
+    files = _files(data, images or [], image_folder)
+    try:
+        run = chosen.run(output, None if files is None else len(files), seed=seed, accumulate=accumulate)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    run = replace(run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every)
+    source: Source = SceneSource() if files is None else ImageSource(files, before.transform, chosen.min_area)
+    made = HardNegatives(TextBlobAnnotator(), SceneLexicon()) if files is None else installed_hard_negatives(wordnet)
+    theta0 = {weight: tensor.clone() for weight, tensor in before.model.state_dict().items()}
+    theta1 = _tune(
+        run, chosen, before, TuningData(source, before.tokenizer, made, chosen.kinds, seed, run.num_examples)
+    )
+    if rank() == 0:
+        tuned = create_clip(before.config, before.merges)
+        tuned.model.load_state_dict(interpolate(theta0, theta1, alpha))
+        tuned.model.eval()
+        directory = output / "checkpoint"
+        save_fsc_clip(FscClipCheckpoint(tuned, local_weight), directory)
+        metrics = SceneProtocol("test", num_evaluated).evaluate(tuned).metrics(local_weight) if num_evaluated else {}
+        options = {
+            **asdict(chosen), "base": reference, "recipe": recipe, "data": data, "images": images, "alpha": alpha,
+            "local_weight": local_weight, "seed": seed, "precision": precision, "accumulate": accumulate,
+            "sources": dict(made.sources), "publish": publish, "store_url": store_url,
+        }  # fmt: skip
+        Publication(directory, name, FSC_CLIP_KIND, options, metrics).finish()
+
+
+def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:
+    """Train `clip` in place; the tuned weights, low-rank matrices merged."""
+    if recipe.lora_rank is not None:
+        add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
+    tuned = (clip.model, clip.transform)
+    train(run, TuningLoss(tuned, recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives), data)
+    with torch.no_grad():
+        clip.model.logit_scale.clamp_(0, MAX_LOG_SCALE)
+    return clip.model.state_dict() if recipe.lora_rank is None else merged_state_dict(clip.model)
+
+
+def _chosen(name: str, **given: Any) -> Recipe:
+    """A recipe with what the command line says in place of its own."""
+    try:
+        recipe = read_recipe(name)
+        if given["base"] is not None:  # the weights of the recipe's own model are none of another's
+            recipe = replace(recipe, pretrained=None)
+        return replace(recipe, **{key: value for key, value in given.items() if value is not None})
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _files(data: str, images: list[str], image_folder: Path | None) -> CaptionedImages | None:
+    """The images on disk, None for generated scenes."""
+    if data not in get_args(DataKind):
+        raise typer.BadParameter(f"{data!r} is none of {', '.join(get_args(DataKind))}", param_hint="--data")
+    if data == "scenes":
+        return None
+    try:
+        if data == "tars":
+            return open_shards(images)
+        if len(images) != 1:
+            raise ValueError("a folder has one table of captions")
+        return open_table(Path(images[0]), image_folder)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--images") from None
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,131 @@
+"""WiSE-FT: weights between a CLIP before and after tuning, measured on held-out scenes (the paper's Figure 3).
+
+Composition mostly comes early on the way from the one to the other, and what is forgotten late. The share α is chosen
+on validation scenes, and so is how far the score looks at single words.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.jobs.options import finite, output_folder
+from services.jobs.plots import Curve, Panel, draw
+from services.jobs.publication import Publication, check_publication, open_clip_model
+from services.nn.clip_model import ClipModel
+from services.score.evaluation.scene_protocol import SceneProtocol, SceneScores
+from services.score.fsc_clip import interpolate
+from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
+
+TENTHS = tuple(i / 10 for i in range(11))
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What a share α of the tuned weights measures, in percent; `local_weight` is the best for its composition."""
+
+    alpha: float
+    local_weight: float
+    comp: float
+    global_comp: float
+    zs: float
+    i2t: float
+    t2i: float
+
+
+def wise_ft(
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Where the table, the plot and the checkpoint go.")
+    ],
+    base: Annotated[str, typer.Option(help="The CLIP before tuning: a name in the store or a folder.")],
+    tuned: Annotated[str, typer.Option(help="The same after tuning, low-rank matrices merged: likewise.")],
+    num_chosen: Annotated[int, typer.Option(min=1, help="Validation scenes of each task that α is chosen on.")] = 500,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Test scenes of each task that measure the choice.")] = 1000,
+    margin: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Points of zero-shot accuracy that may be lost.")
+    ] = 1.0,
+    name: Annotated[str, typer.Option(help="What the chosen weights are published as.")] = "fsc-clip-scenes",
+    seed: Annotated[int, typer.Option(min=0, help="That of the tuning, for the manifest.")] = 0,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+) -> None:
+    """Sweep the weights between a CLIP and its tuned self, and publish the best that forgot nothing."""
+    check_publication(name, store_url, is_wanted=publish)
+    before, reference = open_clip_model(base, None, store_url)
+    after, tuned_reference = open_clip_model(tuned, None, store_url)
+    theta0, theta1 = before.model.state_dict(), dict(after.model.state_dict())
+    theta1 = {weight: tensor.clone() for weight, tensor in theta1.items()}
+    protocol = SceneProtocol("valid", num_chosen)
+    blends = [_measure(after, interpolate(theta0, theta1, alpha), protocol, alpha) for alpha in TENTHS]
+    chosen = choose(blends, margin)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "wise_ft.json").write_text(json.dumps([asdict(blend) for blend in blends], indent=2) + "\n")
+    (output / "wise_ft.svg").write_text(plot(blends))
+    Console().print(_table(blends, chosen))
+    after.model.load_state_dict(interpolate(theta0, theta1, chosen.alpha))
+    directory = output / "checkpoint"
+    save_fsc_clip(FscClipCheckpoint(after, chosen.local_weight), directory)
+    scores = SceneProtocol("test", num_evaluated).evaluate(after)
+    alone = scores.compositionality()
+    metrics = {
+        **scores.metrics(chosen.local_weight),
+        "global_comp": fmean(alone.values()),
+        **{f"global_{kind}": accuracy for kind, accuracy in alone.items()},
+    }
+    options = {
+        "base": reference, "tuned": tuned_reference, "alpha": chosen.alpha, "local_weight": chosen.local_weight,
+        "margin": margin, "seed": seed, "publish": publish, "store_url": store_url,
+    }  # fmt: skip
+    Publication(directory, name, FSC_CLIP_KIND, options, metrics).finish()
+
+
+def choose(blends: Sequence[Blend], margin: float) -> Blend:
+    """The best composition among those that lose at most `margin` points of zero-shot accuracy and no recall to the
+    first, which is the base itself."""
+    base = blends[0]
+    kept = [
+        blend for blend in blends if blend.zs >= base.zs - margin and blend.i2t >= base.i2t and blend.t2i >= base.t2i
+    ]
+    return max(kept, key=lambda blend: blend.comp)
+
+
+def plot(blends: Sequence[Blend]) -> str:
+    """Composition against zero-shot accuracy, a mark for each α, as SVG (Figure 3)."""
+    curves = (
+        Curve("global score", tuple((blend.zs, blend.global_comp) for blend in blends)),
+        Curve("with the best local weight", tuple((blend.zs, blend.comp) for blend in blends)),
+    )
+    accuracies = sorted(blend.zs for blend in blends)
+    # the ends alone are named, for the others stand close together
+    names = dict.fromkeys(accuracies, "") | {zs: f"{zs:.1f}" for zs in (accuracies[0], accuracies[-1])}
+    axes = Panel("WiSE-FT, α from 0 to 1", "zero-shot accuracy", "compositional accuracy", curves, has_zero=False,
+                 x_names=names)  # fmt: skip
+    return draw([axes], columns=1)
+
+
+def _measure(clip: ClipModel, weights: dict[str, Any], protocol: SceneProtocol, alpha: float) -> Blend:
+    clip.model.load_state_dict(weights)
+    scores = protocol.evaluate(clip)
+    by_weight = {weight: fmean(scores.compositionality(weight).values()) for weight in TENTHS}
+    best = max(by_weight, key=lambda weight: by_weight[weight])
+    return Blend(alpha, best, by_weight[best], by_weight[0.0], *_kept(scores))
+
+
+def _kept(scores: SceneScores) -> tuple[float, float, float]:
+    return fmean(scores.zero_shot.values()), scores.image_to_text, scores.text_to_image
+
+
+def _table(blends: Sequence[Blend], chosen: Blend) -> Table:
+    table = Table(title="Validation scenes, percent", title_justify="left")
+    for header in ("α", "Comp, global", "Comp", "local weight", "ZS", "I2T R@1", "T2I R@1", ""):
+        table.add_column(header, justify="right")
+    for blend in blends:
+        values = (blend.global_comp, blend.comp, blend.local_weight, blend.zs, blend.i2t, blend.t2i)
+        table.add_row(f"{blend.alpha:g}", *(f"{value:.1f}" for value in values), "chosen" if blend == chosen else "")
+    return table

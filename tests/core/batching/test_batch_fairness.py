@@ -1,0 +1,196 @@
+"""Clients that share a Batcher: turns by cost, short batches, room in a full queue, and their deadlines."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from services.core.batching.batch_runner import BatchTimes
+from services.core.batching.batcher import Answer, Batcher, BatchLimits
+from services.core.batching.compute_thread import ComputeThread
+from services.core.caller import Caller, set_caller
+from services.core.errors import Overloaded
+from services.core.metrics import Metrics
+from tests.core.engines import RecordingEngine, submission
+
+Asked = asyncio.Task[list[Answer[str]]]
+
+
+class SlowEngine(RecordingEngine):
+    """Takes 5 ms for each item."""
+
+    def run_batch(self, items: Sequence[str]) -> list[str]:
+        time.sleep(0.005 * len(items))
+        return super().run_batch(items)
+
+
+class Shared:
+    """A Batcher whose compute thread is held until `release`, so that everything asked before waits together."""
+
+    def __init__(self, engine: RecordingEngine, limits: BatchLimits) -> None:
+        self.engine = engine
+        self.metrics = Metrics("test")
+        self.thread = ComputeThread("compute-test")
+        self.thread.start()
+        self.batcher: Batcher[str, str] = Batcher(engine, thread=self.thread, limits=limits, metrics=self.metrics)
+        self.asked: list[Asked] = []
+
+    async def hold(self) -> None:
+        self.engine.gate.clear()
+        await self.ask("one", "held")
+        assert await asyncio.to_thread(self.engine.entered.wait, 60)
+
+    async def ask(self, client: str, *items: str, cost: int = 1, deadline: float | None = None) -> Asked:
+        """One request, which waits or is refused when this returns."""
+
+        async def submit() -> list[Answer[str]]:
+            set_caller(Caller(client))
+            return await self.batcher.submit([submission(item, cost) for item in items], deadline=deadline)
+
+        task = asyncio.create_task(submit())
+        self.asked.append(task)
+        await asyncio.sleep(0)
+        return task
+
+    async def release(self) -> list[list[str]]:
+        """The batches after the held one, as they were computed."""
+        self.engine.gate.set()
+        await asyncio.wait(self.asked)
+        return self.engine.batches[1:]
+
+    async def close(self) -> None:
+        self.engine.gate.set()
+        await asyncio.gather(*self.asked, return_exceptions=True)
+        await self.batcher.close()
+        await self.thread.close()
+
+
+@pytest.fixture
+async def shared() -> AsyncIterator[Shared]:
+    shared = Shared(RecordingEngine(), BatchLimits(max_batch_cost=1000, max_batch_size=4, max_queue_cost=40))
+    await shared.hold()
+    yield shared
+    await shared.close()
+
+
+async def test_a_client_that_comes_after_thirty_items_of_another_is_in_the_next_batch(shared: Shared) -> None:
+    await shared.ask("hog", *(f"hog-{number}" for number in range(30)))
+    await shared.ask("honest", "honest")
+    batches = await shared.release()
+    assert "honest" in batches[0]
+    assert sum(map(len, batches)) == 31
+
+
+async def test_clients_share_batches_by_cost_not_by_items_or_requests(shared: Shared) -> None:
+    for number in range(5):
+        await shared.ask("dear", f"dear-{number}", cost=4)
+    for number in range(16):
+        await shared.ask("cheap", f"cheap-{number}")
+    batches = await shared.release()
+    computed = [item for batch in batches[:4] for item in batch]
+    assert sum(item.startswith("cheap") for item in computed) >= 3 * sum(item.startswith("dear") for item in computed)
+
+
+async def test_each_clients_own_items_stay_in_order(shared: Shared) -> None:
+    for number in range(6):
+        await shared.ask("a", f"a-{number}")
+        await shared.ask("b", f"b-{number}")
+    computed = [item for batch in await shared.release() for item in batch]
+    for client in "ab":
+        assert [item for item in computed if item.startswith(client)] == [f"{client}-{number}" for number in range(6)]
+
+
+async def test_a_full_queue_refuses_the_newest_request_of_the_client_with_the_largest_share(shared: Shared) -> None:
+    old, new = await shared.ask("hog", *["old"] * 20), await shared.ask("hog", *["new"] * 20)
+    honest = await shared.ask("honest", *["honest"] * 5)
+    with pytest.raises(Overloaded) as refused:
+        await new
+    assert refused.value.code == "queue_full"
+    await shared.release()
+    assert len(await old) == 20
+    assert len(await honest) == 5
+
+
+async def test_a_client_with_the_largest_share_gets_no_room_in_a_full_queue(shared: Shared) -> None:
+    await shared.ask("hog", *["hog"] * 30)
+    await shared.ask("honest", *["honest"] * 10)
+    late = await shared.ask("hog", "hog")
+    with pytest.raises(Overloaded, match="Too many requests are waiting"):
+        await late
+    assert shared.batcher.queue_depth == 40
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[Shared]:
+    shared = Shared(SlowEngine(), BatchLimits(max_batch_cost=1000, max_batch_size=64, max_queue_cost=10_000))
+    await measure(shared)
+    await shared.hold()
+    yield shared
+    for task in shared.asked:
+        task.cancel()
+    await shared.close()
+
+
+async def test_a_client_that_is_alone_has_full_batches(slow: Shared) -> None:
+    await slow.ask("one", *["a"] * 64)
+    assert await slow.release() == [["a"] * 64]
+
+
+async def test_while_several_clients_come_batches_are_no_larger_than_makes_them_faster(slow: Shared) -> None:
+    """This engine computes two small batches as fast as a large one."""
+    await slow.ask("one", *["a"] * 64)
+    await slow.ask("other", "b")
+    batches = await slow.release()
+    assert sum(map(len, batches)) == 65
+    assert max(map(len, batches)) < 64
+
+
+async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_and_others_are_not(slow: Shared) -> None:
+    await slow.ask("one", *["a"] * 5000)  # about 25 s
+    hurried = await slow.ask("one", "hurried", deadline=time.monotonic() + 2)
+    with pytest.raises(Overloaded, match="longer than its deadline") as refused:
+        await hurried
+    assert refused.value.code == "deadline_too_near"
+    assert (refused.value.retry_after_s or 0) > 0
+    assert slow.metrics.registry.get_sample_value("fovea_rejected_total", {"reason": "deadline_too_near"}) == 1
+    patient = await slow.ask("one", "patient", deadline=time.monotonic() + 600)
+    other = await slow.ask("other", "other", deadline=time.monotonic() + 60)
+    await asyncio.sleep(0)
+    assert not patient.done()
+    assert not other.done()
+
+
+async def measure(shared: Shared) -> None:
+    """Batches of several sizes, from which the Batcher knows what a batch takes."""
+    for size in (1, 8, 2, 16, 4, 32):
+        await shared.ask("one", *["a"] * size)
+        await asyncio.gather(*shared.asked)
+    shared.asked.clear()
+    shared.engine.batches.clear()
+
+
+def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    for cost in (1, 10, 100, 30, 3):
+        times.add(cost, 0.5 + 0.01 * cost)
+    assert times.s_per_cost == pytest.approx(0.01)
+    assert times.fixed_s == pytest.approx(0.5)
+    assert times.efficient_cost == pytest.approx(9 * 0.5 / 0.01)
+    assert times.full_s_per_cost == pytest.approx(0.01 + 0.5 / 100)
+
+
+def test_batches_of_one_cost_alone_tell_nothing_of_larger_ones() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    for _ in range(10):
+        times.add(7, 0.1)
+    assert times.full_s_per_cost == 0
+    assert times.efficient_cost == float("inf")
+
+
+def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    for factor in (1, 3):
+        for number in range(400):
+            times.add(1 + number % 10, factor * (0.5 + 0.01 * (1 + number % 10)))
+    assert times.fixed_s == pytest.approx(1.5, rel=0.05)

@@ -1,0 +1,214 @@
+"""What was stored is there, whole, until it is deleted: also after the process was killed or the disk full."""
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from services.core.errors import FoveaError
+from services.embed.collections.storage.database import StorageFull
+from services.embed.collections.storage.image_store import DATABASE_NAME, ImageStore
+from tests.embed.collections.killed_process import NUM_KILLS, until_killed
+from tests.embed.collections.small_disk import fill, mounted_disk
+from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "collection"
+
+
+def check_file(folder: Path) -> None:
+    connection = sqlite3.connect(folder / DATABASE_NAME)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+
+
+# What a process that is to be killed does: add or delete the images of these numbers.
+Operation = tuple[str, list[int]]
+
+
+def data_of(number: int) -> bytes:
+    """Two neighbours share their bytes; some are larger than a page of the file."""
+    return content(number // 2, 200 + number // 2 * 977 % 30_000)
+
+
+def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
+    store = ImageStore.open(folder)
+    dice = random.Random(seed)
+    there = [int(image.id) for image in store.images(None, 1_000_000)]
+    first = 100_000 * seed
+    while True:
+        if there and dice.random() < 0.4:
+            operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
+        else:
+            operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
+        kind, numbers = operation
+        reports.send((operation, False))
+        if kind == "add":
+            store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
+            there += numbers
+        else:
+            store.delete(str(numbers[0]))
+        reports.send((operation, True))
+
+
+def after(operation: Operation, there: set[int]) -> set[int]:
+    kind, numbers = operation
+    return there | set(numbers) if kind == "add" else there - set(numbers)
+
+
+@pytest.mark.timeout(60 + 5 * NUM_KILLS)
+def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
+    ImageStore.create(folder, INFO).close()
+    expected: set[int] = set()
+    for kill in range(NUM_KILLS):
+        reports = until_killed(add_and_delete, folder, kill)
+        for operation in reports.done:
+            expected = after(operation, expected)
+        store = ImageStore.open(folder)
+        found = everything(store)
+        store.close()
+        check_file(folder)
+        assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
+        there = {int(image_id) for image_id in found}
+        assert there in (expected, after(reports.begun, expected) if reports.begun else expected)
+        expected = there
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_disk(tmp_path / "disk") as path:
+        yield path
+
+
+def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk: Path) -> None:
+    folder = small_disk / "collection"
+    store = ImageStore.create(folder, INFO)
+    (small_disk / "ballast").write_bytes(bytes(400_000))
+    stored: dict[str, bytes] = {}
+    with pytest.raises(StorageFull) as raised:
+        for number in range(1000):
+            batch = {f"{number}/{part}": content(10 * number + part, 9000) for part in range(3)}
+            store.add([new_image(image_id, data) for image_id, data in batch.items()], LIMITS)
+            stored |= batch
+    assert (raised.value.status, raised.value.code, raised.value.is_retryable) == (503, "storage_full", True)
+    assert len(stored) > 3
+    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored
+    (small_disk / "ballast").unlink()
+    store.add([new_image(image_id, data) for image_id, data in batch.items()], LIMITS)
+    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
+    store.close()
+    check_file(folder)
+    store = ImageStore.open(folder)
+    assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
+    store.close()
+
+
+def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(small_disk: Path) -> None:
+    folder = small_disk / "collection"
+    store = ImageStore.create(folder, INFO)
+    with pytest.raises(StorageFull):
+        for number in range(1000):
+            store.add([new_image(str(number), content(number, 5000))], LIMITS)
+    stored = everything(store)
+    for image_id in stored:
+        store.delete(image_id)
+        store.put_condition(image_id, is_pinned=False)
+    store.close()
+    # the file has taken in its log
+    assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
+    store = ImageStore.open(folder)
+    assert everything(store) == {}
+    assert [condition.text for condition in store.conditions()] == list(stored)
+    store.close()
+
+
+def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_disk: Path) -> None:
+    store = ImageStore.create(small_disk / "collection", INFO)
+    numbers = []
+    for _ in range(3):
+        numbers.append(0)
+        with pytest.raises(StorageFull):
+            while True:
+                store.add([new_image(str(numbers[-1]), content(numbers[-1], 5000))], LIMITS)
+                numbers[-1] += 1
+        for number in range(numbers[-1]):
+            store.delete(str(number))
+    assert min(numbers) >= 0.9 * numbers[0] > 20
+    assert store.has_much_to_give_back()
+    store.give_back()
+    assert not store.has_much_to_give_back()
+    assert sum(path.stat().st_size for path in (small_disk / "collection").iterdir()) < 150_000
+    fill(small_disk / "others")
+    assert (small_disk / "others").stat().st_size > 850_000
+    store.close()
+
+
+def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: Path) -> None:
+    store = ImageStore.create(tmp_path, INFO)
+    store.add([new_image(str(number), content(number, 5000)) for number in range(200)], LIMITS)
+    before = everything(store)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA auto_vacuum = NONE")
+        connection.execute("VACUUM")  # as files were made that could not shrink
+        connection.execute("PRAGMA journal_mode = WAL")
+    store = ImageStore.open(tmp_path)
+    assert everything(store) == before
+    for image_id in before:
+        store.delete(image_id)
+    assert store.give_back() > 900_000
+    store.close()
+    assert (tmp_path / DATABASE_NAME).stat().st_size < 100_000
+    check_file(tmp_path)
+
+
+def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
+    store = ImageStore.create(small_disk / "collection", INFO)
+    for _ in range(3):
+        with pytest.raises(StorageFull):
+            store.add([new_image("large", content(1, 2_000_000))], LIMITS)
+        fill(small_disk / "others")
+        assert (small_disk / "others").stat().st_size > 800_000
+        (small_disk / "others").unlink()
+    store.add([new_image("small", content(2, 100_000))], LIMITS)
+    assert list(everything(store)) == ["small"]
+    store.close()
+
+
+def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_disk: Path) -> None:
+    store = ImageStore.create(small_disk / "collection", INFO)
+    store.add([new_image("a", content(1, 50_000))], LIMITS)
+    fill(small_disk / "ballast")
+    with pytest.raises(StorageFull):
+        store.add([new_image("b", content(2, 100_000))], LIMITS)
+    with pytest.raises(StorageFull):
+        store.put_condition("long " * 20_000, is_pinned=True)
+    assert store.data("a") == content(1, 50_000)
+    (small_disk / "ballast").unlink()
+    store.add([new_image("b", content(2, 100_000))], LIMITS)
+    assert store.delete("a") == 1
+    assert list(everything(store)) == ["b"]
+    store.close()
+
+
+def test_a_store_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -> None:
+    store = ImageStore.create(small_disk / "collection", INFO)
+    store.add([new_image("a", b"1")], LIMITS)
+    store.close()
+    fill(small_disk / "ballast")
+    with pytest.raises(StorageFull):
+        ImageStore.open(small_disk / "collection")
+    with pytest.raises(FoveaError):
+        ImageStore.create(small_disk / "another", INFO)
+    (small_disk / "ballast").unlink()
+    store = ImageStore.open(small_disk / "collection")
+    assert store.data("a") == b"1"
+    store.close()

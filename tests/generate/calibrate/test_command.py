@@ -1,0 +1,229 @@
+"""`fovea calibrate` tries, decides on held-out questions, and writes or publishes what it found."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_good, choose_calibration
+from services.generate.calibrate.command import app
+from services.generate.calibrate.search import Limits, Score, Tried
+from services.generate.data.question_sets import QuestionSet
+from services.generate.data.questions import generated_facts
+from services.generate.model.language_model import LanguageModel
+from services.generate.profile import CalibrationProfile, read_profile
+from services.jobs.checkpoints import find_checkpoint
+from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
+
+MIDDLE = (1,)
+SMALL = ("--documents", "3", "--prompts", "12", "--measured", "4", "--span-rule", "newline", "--row-scope", "last")
+PLAN = Plan((0, 1, 2), 12, 4, ("newline",), "tree", ("tree", "single"), Limits(row_scopes=("last",), finalists=2))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "tiny-llama", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(tiny_model(num_hidden_layers=2), tiny_tokenizer())
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    """The profile, the last line of a run that succeeds."""
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    profile: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return profile
+
+
+class Helped(Bench):
+    """A model whose answers are right at the ends, and in the middle wherever calibration reaches `layer`."""
+
+    layer = 1
+
+    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+        return [
+            [one.gold != 1 or (profile is not None and self.layer in profile.layers) for one in examples]
+            for profile in profiles
+        ]
+
+
+class Shifted(Helped):
+    """One where calibration takes from the ends what it gives to the middle."""
+
+    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+        return [
+            [(one.gold == 1) == (profile is not None and self.layer in profile.layers) for one in examples]
+            for profile in profiles
+        ]
+
+
+def questions() -> QuestionSet:
+    return QuestionSet("generated", "", 2, (), lambda text, answers: False, None)
+
+
+def test_a_calibration_that_helps_on_held_out_questions_is_on_with_its_gain(model: LanguageModel) -> None:
+    steps: list[tuple[str, int]] = []
+    choice = choose_calibration(
+        Helped(model, questions()), generated_facts(24, 3), PLAN, lambda what, work: steps.append((what, work))
+    )
+    profile = choice.profile
+    assert profile.enabled
+    assert 1 in profile.layers
+    # what is as good and cheaper is taken
+    assert profile.bias == "single"
+    gain = {name: value for name, value in profile.gain.items() if name != "num_prompts"}
+    assert gain == {
+        "vanilla": 0.6667,
+        "calibrated": 1.0,
+        "middle_vanilla": 0.0,
+        "middle_calibrated": 1.0,
+        "ends_vanilla": 1.0,
+        "ends_calibrated": 1.0,
+    }
+    assert [tried.profile for tried in choice.held_out] == [None, profile.model_copy(update={"gain": {}})]
+    assert [what.split(" ")[0] for what, _ in steps] == [
+        "measuring",
+        "trying",
+        "trying",
+        "trying",
+        "comparing",
+        "deciding",
+    ]
+    assert all(work > 0 for _, work in steps)
+
+
+def test_a_calibration_that_only_moves_accuracy_about_is_off_and_says_what_was_measured(model: LanguageModel) -> None:
+    choice = choose_calibration(Shifted(model, questions()), generated_facts(24, 3), PLAN)
+    assert not choice.profile.enabled
+    assert choice.profile.layers == ()
+    assert choice.profile.gain["vanilla"] == 0.6667
+
+
+def test_questions_that_choose_are_not_those_that_decide(model: LanguageModel) -> None:
+    asked: list[set[str]] = []
+
+    class Watched(Helped):
+        def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+            asked.append({one.question for one in examples})
+            return super().ask(profiles, examples)
+
+    choose_calibration(Watched(model, questions()), generated_facts(24, 3), PLAN)
+    *search, held_out = asked
+    assert not held_out & set().union(*search)
+    with pytest.raises(ValueError, match="at least two questions"):
+        choose_calibration(Watched(model, questions()), generated_facts(1, 3), PLAN)
+
+
+def score(*shares: float) -> Score:
+    return Score({k: round(100 * share) for k, share in enumerate(shares)}, dict.fromkeys(range(len(shares)), 100))
+
+
+@pytest.mark.parametrize(("single", "chosen"), [((0.9, 0.79, 0.9), "single"), ((0.9, 0.7, 0.9), "tree")])
+def test_a_cheaper_estimate_is_taken_where_it_loses_no_more_than_a_point(
+    single: tuple[float, ...], chosen: str
+) -> None:
+    def tried(bias: str, *shares: float) -> Tried:
+        fields = {"enabled": True, "bias": bias, "layers": (0,), "rel_layers": (0,)}
+        return Tried(CalibrationProfile.model_validate(fields), score(*shares))
+
+    others = [tried("exact", 0.9, 0.8, 0.9), tried("tree", 0.9, 0.8, 0.9), tried("single", *single)]
+    assert cheapest_as_good([Tried(None, score(0.9, 0.5, 0.9)), *others], MIDDLE).bias == chosen
+    with pytest.raises(ValueError, match="no estimate"):
+        cheapest_as_good([Tried(None, score(0.9))], MIDDLE)
+
+
+def test_the_middle_is_the_position_nearest_to_it_that_is_asked() -> None:
+    assert Plan((0, 4, 9), 1, 1, (), "tree", (), Limits()).middle(10) == (4,)
+    assert Plan((0, 9), 1, 1, (), "tree", (), Limits()).middle(10) == (0, 9)
+    assert Plan(tuple(range(10)), 1, 1, (), "tree", (), Limits()).middle(10) == (4, 5)
+
+
+def test_tables_of_the_cached_bias_are_means_over_prompts_of_a_length(model: LanguageModel) -> None:
+    bench = Bench(model, questions())
+    profile = CalibrationProfile(enabled=True, layers=(1,), rel_layers=(1,))
+    examples = generated_facts(30, 3)
+    tables = list(bias_tables(bench, examples, (0, 1, 2), profile))
+    assert sum(table.num_prompts for table in tables) <= 30
+    assert [table.bucket for table in tables] == sorted({table.bucket for table in tables})
+    for table in tables:
+        assert table.num_documents == 3
+        assert all(0 < attention < 1 for attention in table.attention)
+    (alone,) = bias_tables(bench, examples[:1], (0,), profile)
+    (measured,) = bench.measure(examples[:1], "newline", "tree")
+    assert alone.attention == pytest.approx(measured.bias[1].mean(dim=0).tolist())
+
+
+def test_a_profile_is_written_beside_the_checkpoint_and_recorded(checkpoint: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "records" / "record.json"
+    profile = answer(checkpoint, *SMALL, "--output", tmp_path, "--save", saved)
+    written = read_profile(tmp_path)
+    assert written is not None
+    assert written.model_dump(mode="json") == profile
+    # random weights answer nothing right, so nothing can help
+    assert not written.enabled
+    assert written.gain["vanilla"] == written.gain["calibrated"] == 0
+    record = json.loads(saved.read_text())
+    assert record["profile"] == profile
+    assert record["checkpoint"] == "tiny-llama"
+    assert len(record["rel_settings"]) == 6
+    assert len(record["rounds"][0]) > 50
+    assert record["held_out"][0]["profile"] is None
+
+
+def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the_manifest(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path / 'store'}"
+    store = Store.open(url)
+    info = CheckpointInfo(kind="causal-lm", training={"steps": 3}, seed=7, metrics={"accuracy": 0.5}, licence="MIT")
+    first = store.publish("tiny", checkpoint, info)
+    answer("tiny@latest", *SMALL, "--publish", "tiny", "--alias", "calibrated", "--store-url", url)
+    version = store.resolve("tiny", "calibrated")
+    manifest = store.manifest("tiny", version)
+    assert version != store.resolve("tiny")
+    assert manifest.files.keys() == store.manifest("tiny", first.id).files.keys() | {"calibration.json"}
+    assert (manifest.base, manifest.seed, manifest.training) == (f"tiny@{first.id}", 7, {"steps": 3})
+    assert manifest.metrics["accuracy"] == 0.5
+    assert manifest.metrics["calibration"]["enabled"] is False  # type: ignore[index, call-overload]
+    source = find_checkpoint("tiny@calibrated", url)
+    assert source.label == f"tiny@{version}"
+    assert read_profile(source.directory) is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "CHECKPOINT: nothing has no alias 'latest'"),
+        (["CHECKPOINT", "--data", "nowhere.csv"], "--data: nowhere.csv is missing"),
+        (
+            ["CHECKPOINT", "--positions", "0,3", "--documents", "3"],
+            "--positions: the positions of 3 documents are 0 to 2",
+        ),
+        (["CHECKPOINT", "--positions", "first"], "--positions: 'first' is not numbers between commas"),
+        (["CHECKPOINT", "--bias", "tree,guess"], "--bias: 'guess' is none of exact, tree, single, cached"),
+        (["CHECKPOINT", "--span-rule", "both"], "--span-rule: 'both' is none of newline, text"),
+        (["CHECKPOINT", "--tables", "many"], "--tables: 'many' is not numbers between commas"),
+        (["."], "CHECKPOINT: "),
+    ],
+)
+def test_what_is_missing_or_unknown_is_told_without_a_traceback(
+    arguments: list[str], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    given = [str(checkpoint) if one == "CHECKPOINT" else one for one in arguments]
+    result = run(*given, "--store-url", f"file://{tmp_path / 'store'}")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output

@@ -1,0 +1,381 @@
+"""Chat and completions over HTTP: what is refused, what a stream holds, and how answers are put into OpenAI's forms."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from services.generate.generation.answer_text import TokenOut
+from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.generation.sampling import Sampling
+from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Identity, usage_of
+from services.generate.http.openai_calls import sampling_of
+from services.generate.http.openai_schemas import ChatRequest
+from services.generate.prompts.templates import Prompt
+from tests.generate.served_tiny import CONTEXT, broken_off, served_tiny
+
+QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
+PROMPT = "The keeper of the lighthouse was called"
+DOCUMENTS: list[Any] = [
+    {"title": "The harbour", "text": "The harbour was built by the people of the island.", "id": "h"},
+    {"title": "The lighthouse", "text": "The keeper of the lighthouse was called Ada.", "id": "l"},
+    "The people fished and traded with the mainland.",
+]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MAX_TOKENS, MAX_CHOICES, MAX_DOCUMENTS = 100, 4, 5
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    limits = {"max_tokens": MAX_TOKENS, "max_choices": MAX_CHOICES, "max_documents": MAX_DOCUMENTS}
+    with served_tiny(tmp_path_factory.mktemp("openai"), **limits) as client:
+        yield client
+
+
+def chat(client: TestClient, **fields: Any) -> Any:
+    response = client.post(CHAT, json={"messages": QUESTION, "max_tokens": 8, "temperature": 0, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def complete(client: TestClient, **fields: Any) -> Any:
+    response = client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 8, "temperature": 0, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text_of(answer: Any) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def events_of(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
+    """The objects of a stream, which ends as OpenAI's do."""
+    response = client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+# --- what is answered ---
+
+
+def test_both_spellings_of_a_path_are_answered(client: TestClient) -> None:
+    for path in (CHAT, COMPLETIONS):
+        body = {"messages": QUESTION, "prompt": PROMPT, "max_tokens": 2}
+        assert client.post(path.removeprefix("/v1"), json=body).status_code == 200
+
+
+def test_the_newer_name_of_the_number_of_tokens_goes_first(client: TestClient) -> None:
+    assert chat(client, max_tokens=8, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+    assert complete(client, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 16
+    assert chat(client, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == MAX_TOKENS
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(client: TestClient) -> None:
+    harmless = {
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "audio": None,
+        "store": True,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "user": "somebody",
+        "logit_bias": {},
+        "stop": None,
+        "n": None,
+    }
+    assert text_of(chat(client, **harmless)) == text_of(chat(client))
+
+
+def test_every_role_of_text_is_read(client: TestClient) -> None:
+    def prompt_tokens(*messages: dict[str, Any]) -> int:
+        return int(chat(client, messages=[*messages, *QUESTION])["usage"]["prompt_tokens"])
+
+    alone = prompt_tokens()
+    system = {"role": "system", "content": "Answer briefly."}
+    assert prompt_tokens(system) == prompt_tokens({**system, "role": "developer"}) > alone
+    told = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes?"}]
+    assert prompt_tokens(*told, {"role": "tool", "content": "42", "tool_call_id": "1"}) > prompt_tokens(*told) > alone
+    parts = [{"type": "text", "text": "Answer "}, {"type": "text", "text": "briefly."}]
+    assert prompt_tokens({**system, "content": parts}) == prompt_tokens(system)
+
+
+def test_a_logit_bias_has_its_token_taken(client: TestClient) -> None:
+    told = complete(client, logit_bias={"300": 100}, logprobs=0, ignore_eos=True)["choices"][0]["logprobs"]
+    assert len(told["tokens"]) == 8
+    assert len(set(told["tokens"])) == 1
+    assert told["top_logprobs"] is None
+
+
+def test_everything_that_is_said_of_sampling_reaches_the_model() -> None:
+    body = ChatRequest.model_validate(
+        {
+            "messages": QUESTION,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": -1,
+            "presence_penalty": 1,
+            "frequency_penalty": -1,
+            "logit_bias": {"5": -100, "7": 0.5},
+        }
+    )
+    assert sampling_of(body, 3, vocab_size=8) == Sampling(0.5, 0.9, -1, 3, 1.0, -1.0, ((5, -100.0), (7, 0.5)))
+    # as OpenAI's, where nothing is said
+    assert sampling_of(ChatRequest.model_validate({"messages": QUESTION}), None, vocab_size=8) == Sampling(1.0)
+
+
+def test_a_share_of_probability_that_is_next_to_nothing_keeps_the_most_likely_token(client: TestClient) -> None:
+    tiny = {"temperature": 1, "top_p": 5e-324, "seed": 0}
+    assert text_of(chat(client, **tiny)) == text_of(chat(client))
+    assert complete(client, **tiny)["choices"][0]["text"] == complete(client)["choices"][0]["text"]
+
+
+def test_answers_of_one_prompt_share_its_computation_and_its_tokens_count_once(client: TestClient) -> None:
+    question = [{"role": "user", "content": "who built the harbour? " * 10}]
+    one = chat(client, messages=question, max_tokens=2)
+    several = chat(client, messages=question, n=3, max_tokens=2, ignore_eos=True)
+    assert several["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert several["usage"]["completion_tokens"] == 6
+    again = chat(client, messages=question, max_tokens=2)
+    assert 0 < again["usage"]["prompt_tokens_details"]["cached_tokens"] < again["usage"]["prompt_tokens"]
+
+
+def test_cached_tokens_tell_a_tenant_nothing_of_what_another_has_asked(client: TestClient) -> None:
+    body = {"prompt": "the secret of the lighthouse is kept by the keeper " * 8, "max_tokens": 1}
+    told = []
+    for tenant in ("north", "south", "north"):
+        response = client.post(COMPLETIONS, json=body, headers={"x-fovea-tenant": tenant})
+        told.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert told == [False, False, True]
+
+
+def test_documents_are_calibrated_and_ordered_as_the_request_asks(client: TestClient) -> None:
+    calibrated = chat(client, documents=DOCUMENTS)
+    plain = chat(client, documents=DOCUMENTS, calibration={"enabled": False})
+    assert calibrated["usage"]["calibration_passes"] > plain["usage"]["calibration_passes"] == 0
+    assert [one["id"] for one in calibrated["documents"]] == ["h", "l", None]
+    assert all(one["relevance"] is not None for one in calibrated["documents"])
+    assert all(one["relevance"] is None for one in plain["documents"])
+    places = [one["position"] for one in chat(client, documents=DOCUMENTS, reorder="query_likelihood")["documents"]]
+    assert sorted(places) == [0, 1, 2]
+    assert "documents" not in chat(client)
+
+
+def test_a_stream_tells_of_documents_with_its_last_chunk(client: TestClient) -> None:
+    body = {"messages": QUESTION, "max_tokens": 3, "temperature": 0, "documents": DOCUMENTS}
+    *before, last = events_of(client, CHAT, body)
+    assert last["choices"][0]["finish_reason"] is not None
+    whole = chat(client, max_tokens=3, documents=DOCUMENTS)["documents"]
+    for told, expected in zip(last["documents"], whole, strict=True):
+        assert told == pytest.approx(expected)
+    assert all("documents" not in chunk for chunk in before)
+
+
+def test_each_choice_of_a_stream_has_its_own_beginning_and_end(client: TestClient) -> None:
+    body = {"messages": QUESTION, "max_tokens": 6, "temperature": 1, "seed": 3, "n": 3}
+    events = events_of(client, CHAT, {**body, "stream_options": {"include_usage": True}})
+    *chunks, usage = events
+    assert usage["choices"] == []
+    assert all(chunk["usage"] is None for chunk in chunks)
+    for index in range(3):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[-1]["delta"] == {}
+        assert [one["finish_reason"] is not None for one in own] == [False] * (len(own) - 1) + [True]
+    whole = chat(client, **body)
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClient) -> None:
+    prompts = [PROMPT, "It was built"]
+    body = {"prompt": prompts, "max_tokens": 4, "temperature": 0, "echo": True}
+    texts = ["", ""]
+    for chunk in events_of(client, COMPLETIONS, body):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [choice["text"] for choice in complete(client, **body)["choices"]]
+    assert all(text.startswith(prompt) and text != prompt for text, prompt in zip(texts, prompts, strict=True))
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"messages": []}, 422, "messages"),
+        ({"messages": [{"role": "user"}]}, 422, "messages.0.content"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, 422, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 422, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, 400, "messages.0"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, 400, "functions"),
+        ({"function_call": {"name": "f"}}, 400, "function_call"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities"),
+        ({"audio": {"voice": "alloy"}}, 400, "audio"),
+        ({"web_search_options": {}}, 400, "web_search_options"),
+        ({"moderation": {"model": "m"}}, 400, "moderation"),
+        ({"top_logprobs": 2}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 422, "top_logprobs"),
+        ({"temperature": 2.1}, 422, "temperature"),
+        ({"top_p": 0}, 422, "top_p"),
+        ({"n": MAX_CHOICES + 1}, 413, "n"),
+        ({"n": 0}, 422, "n"),
+        ({"max_tokens": MAX_TOKENS + 1}, 413, "max_tokens"),
+        ({"max_tokens": 0}, 422, "max_tokens"),
+        ({"seed": 2**63}, 422, "seed"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 422, "stop"),
+        ({"stop": ""}, 422, "stop"),
+        ({"presence_penalty": 2.5}, 422, "presence_penalty"),
+        ({"logit_bias": {"100000": 1}}, 422, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, 422, "logit_bias.5"),
+        ({"logit_bias": {"5": 100, "05": 100}}, 400, "logit_bias"),
+        ({"logit_bias": {"the": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"5\n": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {str(token_id): 0 for token_id in range(1025)}}, 400, "logit_bias"),
+        ({"logit_bias": 5}, 422, "logit_bias"),
+        ({"documents": ["a"] * (MAX_DOCUMENTS + 1)}, 413, "documents"),
+        ({"documents": [{"title": "a"}]}, 422, "documents.0.text"),
+        ({"documents": ["a", "b"], "messages": [{"role": "system", "content": "a"}]}, 400, "messages"),
+        ({"reorder": "randomly"}, 422, "reorder"),
+        ({"calibration": {"layers": [99]}}, 422, "calibration.layers"),
+        ({"calibration": {"temperature": 0}}, 422, "calibration.temperature"),
+        ({"model": "gpt-5"}, 404, "model"),
+        ({"messages": [{"role": "user", "content": "lighthouse " * CONTEXT}]}, 413, "messages"),
+    ],
+)
+def test_a_chat_that_cannot_be_answered_is_refused_by_name(
+    client: TestClient, fields: dict[str, Any], status: int, param: str
+) -> None:
+    body = {"messages": QUESTION, "max_tokens": 4, **fields}
+    for stream in (False, True):
+        response = client.post(CHAT, json={**body, "stream": stream})
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+        assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"prompt": None}, 422, "prompt"),
+        ({"prompt": []}, 422, "prompt"),
+        ({"prompt": ["a"] * 129}, 413, "prompt"),
+        ({"prompt": ""}, 422, "prompt"),
+        ({"prompt": [True]}, 422, "prompt.0"),
+        ({"prompt": [5, 512]}, 422, "prompt"),
+        ({"prompt": [[5], [512]]}, 422, "prompt"),
+        ({"suffix": "end"}, 400, "suffix"),
+        ({"best_of": 3}, 400, "best_of"),
+        ({"echo": True, "prompt": [5]}, 400, "echo"),
+        ({"echo": True, "logprobs": 1}, 400, "echo"),
+        ({"documents": ["a"]}, 400, "documents"),
+        ({"logprobs": 21}, 422, "logprobs"),
+        ({"prompt": "lighthouse " * CONTEXT}, 413, "prompt"),
+    ],
+)
+def test_a_completion_that_cannot_be_given_is_refused_by_name(
+    client: TestClient, fields: dict[str, Any], status: int, param: str
+) -> None:
+    response = client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, '{"messages": [{"role": "user", "content": "a\\ud800b"}]}'),
+        (COMPLETIONS, '{"prompt": "a\\ud800b"}'),
+        (COMPLETIONS, '{"prompt": "a", "stop": "\\udc00"}'),
+        (COMPLETIONS, '{"prompt": "a", "temperature": NaN}'),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused_as_such(client: TestClient, path: str, body: str) -> None:
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert "not valid JSON" in response.json()["error"]["message"]
+
+
+def test_best_of_as_many_as_are_answered_is_taken(client: TestClient) -> None:
+    assert len(complete(client, best_of=2, n=2)["choices"]) == 2
+
+
+def test_what_goes_wrong_in_mid_stream_is_its_last_event(client: TestClient) -> None:
+    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+    *before, last = broken_off(client, COMPLETIONS, body).text.strip().split("\n\n")
+    assert before
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "timeout_error"
+
+
+# --- the forms ---
+
+IDENTITY = Identity("id-1", 1_700_000_000, "tiny@1", "fp_1")
+GENERATION = Generation(Prompt((5,), (), 0), 9)
+
+
+def progress(*tokens: TokenOut, text: str = "", num_tokens: int = 0, **more: Any) -> Progress:
+    told = {"finish_reason": None, "facts": None, **more}
+    return Progress(GENERATION, text, tokens, num_tokens=num_tokens, **told)
+
+
+def facts(prompt_tokens: int, cached_tokens: int, calibration_passes: int = 0) -> PromptFacts:
+    return PromptFacts(prompt_tokens, cached_tokens, (), None, calibration_passes, ())
+
+
+def test_usage_counts_a_prompt_once_and_what_its_first_choice_had_to_compute() -> None:
+    choices = [ChoiceSoFar(index, prompt=index // 2) for index in range(4)]
+    for choice, cached in zip(choices, (0, 9, 4, 9), strict=True):
+        choice.add(progress(text="a", num_tokens=1, facts=facts(10 * (choice.prompt + 1), cached, 2)))
+        choice.add(progress(text="b", num_tokens=3, finish_reason="stop"))
+    usage = usage_of(choices)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (30, 12, 42)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0 + 4
+    assert usage["calibration_passes"] == 8
+
+
+def test_a_token_inside_a_character_stands_where_the_character_begins() -> None:
+    snow = "☃".encode()
+    tokens = [
+        TokenOut(1, b"a", -0.5),
+        TokenOut(2, snow[:1], -1.0),
+        TokenOut(3, snow[1:], -2.0),
+        TokenOut(4, b"b", -3.0),
+    ]
+    choice = ChoiceSoFar(0, 0)
+    choice.add(progress(tokens[0], text="a", num_tokens=1))
+    choice.add(progress(*tokens[1:], text="☃b", num_tokens=4, finish_reason="length"))
+    form = CompletionForm(num_logprobs=1)
+    told = form.whole(IDENTITY, [choice])["choices"][0]["logprobs"]
+    assert told["text_offset"] == [0, 1, 1, 2]
+    assert told["tokens"] == ["a", "\ufffd", "\ufffd\ufffd", "b"]
+    assert told["token_logprobs"] == [-0.5, -1.0, -2.0, -3.0]
+    (chat,) = ChatForm(has_logprobs=True).whole(IDENTITY, [choice])["choices"]
+    assert b"".join(bytes(token["bytes"]) for token in chat["logprobs"]["content"]) == "a☃b".encode()
+
+
+def test_chunks_of_tokens_without_text_are_sent_for_their_probabilities_alone() -> None:
+    held = progress(TokenOut(1, b"\xe2", -1.0), num_tokens=1)
+    choice = ChoiceSoFar(0, 0)
+    choice.add(held)
+    assert list(ChatForm().chunks(IDENTITY, choice, held)) == []
+    (chunk,) = ChatForm(has_logprobs=True).chunks(IDENTITY, choice, held)
+    assert chunk["choices"][0]["delta"] == {"content": ""}
+    assert chunk["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xE2]
+    assert list(CompletionForm().chunks(IDENTITY, choice, held)) == []
+
+
+def test_of_tokens_that_read_alike_the_likelier_one_is_told() -> None:
+    top = (TokenOut(7, b"x", -0.1), TokenOut(8, b"\xff", -1.0), TokenOut(9, b"\xfe", -2.0))
+    taken = progress(TokenOut(10, b"y", -3.0, top), text="y", num_tokens=1, finish_reason="length")
+    choice = ChoiceSoFar(0, 0)
+    choice.add(taken)
+    (told,) = CompletionForm(num_logprobs=3).whole(IDENTITY, [choice])["choices"][0]["logprobs"]["top_logprobs"]
+    assert told == {"x": -0.1, "\ufffd": -1.0, "y": -3.0}

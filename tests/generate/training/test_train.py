@@ -1,0 +1,144 @@
+"""The starter's training: it begins with what it promises, resumes where it was killed, publishes what it made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from services.core.store.store import Store
+from services.generate.data.facts import Naming
+from services.generate.training.initialisation import OFFSETS, create_llama
+from services.generate.training.loop import Run, Stage, draw_batch, orthogonalised, position_weights
+from services.generate.training.tokenizer_build import build_tokenizer
+from services.generate.training.train import answer_word_ids, app, stages
+from tests.killed_job import run_until_killed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = ["--lookup-steps", "2", "--doubt-steps", "2", "--bias-steps", "2", "--documents", "3", "--tokens", "250"]
+FAST = [*TINY, "--checkpoint-every", "2", "--questions", "2"]
+
+
+def job(*arguments: str) -> None:
+    """A job in this process."""
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+
+
+def run_of(output: Path, **changes: Any) -> Run:
+    return Run(output, 0, stages((4, 4, 4), 6, 3.0), **changes)
+
+
+def test_golds_of_a_biased_stage_lie_mostly_near_the_ends() -> None:
+    weights = position_weights(10, 4.0)
+    assert weights == weights[::-1]
+    assert weights[0] == 1
+    assert weights[1] == pytest.approx(weights[0] * 2.718281828**-2)
+    assert weights[2:5] == pytest.approx([2.718281828**-4] * 3)
+    assert position_weights(7, 0.0) == [1] * 7
+    assert position_weights(1, 4.0) == [1]
+
+
+def test_a_step_has_its_stage_and_rates_warm_up_and_fall() -> None:
+    sure, unsure = Stage(40, 2, 4, 1, Naming()), Stage(40, 2, 4, 1, Naming(), learning_rate=0.5, final=0.1)
+    run = Run(Path(), 0, (sure, unsure))
+    assert [run.stage_at(step)[0] for step in (0, 39, 40, 79)] == [sure, sure, unsure, unsure]
+    factors = [run.stage_at(step)[1] for step in (0, 19, 39, 40, 60, 79)]
+    assert factors[:5] == pytest.approx([0.05, 1, 1, 0.5, 0.5])
+    assert 0.05 < factors[5] < 0.1
+    with pytest.raises(ValueError, match="none of them number 80"):
+        run.stage_at(80)
+
+
+def test_the_texts_of_a_step_do_not_depend_on_the_steps_before() -> None:
+    tokenizer = build_tokenizer()
+    run = run_of(Path())
+    first, again, other = (draw_batch(run, step, tokenizer) for step in (5, 5, 6))
+    assert torch.equal(first.input_ids, again.input_ids)
+    assert not torch.equal(first.input_ids[0, :300], other.input_ids[0, :300])
+
+
+def test_a_training_text_is_a_prompt_with_its_answer_and_follow_ups() -> None:
+    tokenizer = build_tokenizer()
+    batch = draw_batch(run_of(Path()), 0, tokenizer)
+    for ids, weights in zip(batch.input_ids, batch.weights, strict=True):
+        text = tokenizer.decode(ids[weights > 0].tolist(), skip_special_tokens=False)
+        documents = text.count("Document [")
+        assert 4 <= documents <= 6
+        assert text.startswith("Write a high-quality answer")
+        whole = tokenizer.decode(ids.tolist(), skip_special_tokens=False).rsplit("<eos>", 1)[0]
+        answers = [part.split("<eos>")[0].strip() for part in whole.split("Answer:")[1:]]
+        assert len(answers) == 1 + documents  # ten follow-ups are asked for, but there are only so many documents
+        assert all(f"the {answer}." in whole for answer in answers)
+        learned = tokenizer.decode(ids[weights == 1].tolist(), skip_special_tokens=False)
+        assert [answer.strip() for answer in learned.split("<eos>")[:-1]] == answers
+
+
+def test_steps_of_the_optimizer_are_orthogonal() -> None:
+    matrix = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.logspace(0, -1, 16))
+    for update in (orthogonalised(matrix), orthogonalised(matrix.T)):
+        values = torch.linalg.svdvals(update)
+        assert values.min() > 0.4
+        assert values.max() < 1.4
+
+
+def test_first_weights_gather_what_stands_before_a_token() -> None:
+    tokenizer = build_tokenizer()
+    model = create_llama(tokenizer.get_vocab_size(), answer_word_ids(tokenizer), seed=0)
+    model.set_attn_implementation("eager")
+    batch = draw_batch(run_of(Path()), 0, tokenizer)
+    with torch.no_grad():
+        attentions = model(batch.input_ids[:1], output_attentions=True).attentions
+    for head, offset in enumerate(OFFSETS[0]):
+        weights = attentions[0][0, head].diagonal(-offset)
+        assert weights.mean() > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a process imports torch
+def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
+    steady, killed = tmp_path / "steady", tmp_path / "killed"
+    job(*FAST, "--no-publish", "--output", str(steady))
+    arguments = [*FAST, "--no-publish", "--output", str(killed)]
+    run_until_killed(killed / "resume.pt", "services.generate.training.train", *arguments)
+    assert not (killed / "checkpoint").exists()
+    job(*FAST, "--no-publish", "--output", str(killed))
+    expected, resumed = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (steady, killed))
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_a_resume_state_of_other_arguments_is_refused(tmp_path: Path) -> None:
+    job(*FAST, "--no-publish", "--output", str(tmp_path))
+    with pytest.raises(ValueError, match="other arguments"):
+        job(*FAST, "--no-publish", "--output", str(tmp_path), "--bias", "1")
+
+
+@pytest.mark.slow
+def test_a_job_publishes_a_checkpoint_that_transformers_reads_and_whose_manifest_says_what_it_is(
+    tmp_path: Path,
+) -> None:
+    url = (tmp_path / "store").as_uri()
+    job(*FAST, "--seed", "5", "--store-url", url, "--output", str(tmp_path / "run"))
+    store = Store.open(url)
+    version = store.resolve("litm-facts")
+    manifest = store.manifest("litm-facts", version)
+    assert (manifest.kind, manifest.seed, manifest.licence) == ("causal-lm", 5, "MIT")
+    assert manifest.training["bias_steps"] == 2
+    assert "near the ends" in str(manifest.training["statement"])
+    assert len(manifest.metrics["accuracy_by_position"]) == 3  # type: ignore[arg-type]
+    directory = store.fetch("litm-facts", version, tmp_path / "cache")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    answer = model.generate(**tokenizer("Question: Who?\nAnswer:", return_tensors="pt"), max_new_tokens=2)
+    assert answer.shape[0] == 1
+    assert json.loads((directory / "config.json").read_text())["max_position_embeddings"] >= 1024

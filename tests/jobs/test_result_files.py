@@ -1,0 +1,45 @@
+"""Results come together in a file, which a save that is refused leaves as it was."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.jobs.result_files import ResultFiles
+
+
+@dataclass(frozen=True)
+class Score:
+    model: str
+    points: dict[str, float]
+
+
+def merge(scores: Iterable[Score]) -> list[Score]:
+    return list({score.model: score for score in scores}.values())
+
+
+FILES = ResultFiles(Score, merge)
+
+
+def test_results_are_kept_beside_those_that_the_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "results.json"
+    FILES.save([Score("a", {"x": 0.1}), Score("b", {"x": 0.2})], path)
+    FILES.save([Score("a", {"x": 0.3})], path)
+    assert FILES.load([path]) == [Score("a", {"x": 0.3}), Score("b", {"x": 0.2})]
+    assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+
+def test_results_of_several_files_come_together(tmp_path: Path) -> None:
+    FILES.save([Score("a", {})], tmp_path / "one.json")
+    FILES.save([Score("b", {})], tmp_path / "two.json")
+    assert [score.model for score in FILES.load([tmp_path / "two.json", tmp_path / "one.json"])] == ["b", "a"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '[{"model": "a"}]', '[{"model": "a", "points": {}, "more": 1}]'])
+def test_another_content_is_refused_and_stays(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"results\.json holds no results"):
+        FILES.save([Score("a", {})], path)
+    assert path.read_text() == content

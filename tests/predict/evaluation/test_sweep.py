@@ -1,0 +1,300 @@
+"""A sweep teaches every student once, whatever is killed, fails or runs beside it."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.predict.evaluation.evaluate import app, few_shot_cot_of
+from services.predict.evaluation.results import RESULT_FILES, Result, estimate
+from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect, seconds_left
+from services.predict.evaluation.sweep_cell import LOCK, LOG, SCORES, Cell, SweepError, count_parameters
+from services.predict.training.recipe import Recipe
+from services.predict.training.sources import DataSource
+from tests.predict.published_outputs import folder as published_folder
+
+SMALL = DataSource("word-problems", num_train=24, num_valid=4, num_test=4)
+SHORT = Recipe(num_steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4)
+GRID = Grid(
+    sources=(SMALL,),
+    models=("tiny",),
+    methods=("standard", "step-by-step"),
+    labels=("human",),
+    teachers=(Teacher(PALM),),
+    fractions=(1.0,),
+    seeds=(0,),
+    recipe=SHORT,
+    vocab_size=512,
+)
+OPTIONS = [
+    *("--num-train", "24", "--num-valid", "4", "--num-test", "4", "--models", "tiny", "--vocab-size", "512"),
+    *("--batch-size", "4", "--max-new-tokens", "4", "--fractions", "1", "--seeds", "0"),
+]
+
+
+@dataclass
+class Heard:
+    """What a sweep told."""
+
+    finished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def on_start(self, cell: Cell) -> None:
+        pass
+
+    def on_line(self, cell: Cell, line: str) -> None:
+        self.lines.append(line)
+
+    def on_finish(self, cell: Cell, result: Result) -> None:
+        self.finished.append(cell.name)
+
+    def on_failure(self, cell: Cell, reason: str) -> None:
+        self.failed[cell.name] = reason
+
+
+def log_of(output: Path, name: str) -> list[str]:
+    return (output / name / LOG).read_text().splitlines()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 270
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(600)  # processes import torch, one after the other
+def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> None:
+    cells = replace(GRID, models=("no-such-shape", "tiny")).cells()
+    sweep, heard = Sweep(cells, tmp_path), Heard()
+    assert sweep.run(heard, num_workers=2) == 2
+    assert sorted(heard.finished) == sorted(cell.name for cell in cells if cell.model == "tiny")
+    assert all("no-such-shape" in name and "neither a directory" in reason for name, reason in heard.failed.items())
+    assert len(heard.failed) == 2
+    assert any(line.startswith("step 2/2") for line in heard.lines)
+    results = collect(tmp_path)
+    assert [result.method for result in results] == ["standard", "step-by-step"]
+    for result in results:
+        scores = result.scores["0"]
+        assert scores["num_train"] == 24
+        assert scores["num_parameters"] == count_parameters(next(tmp_path.glob(f"*_tiny_{result.method}_*/checkpoint")))
+        assert 0 <= scores["test_accuracy"] <= 1
+    # those that are finished are not run again, the others are
+    again, heard = Sweep(cells, tmp_path, is_lean=True), Heard()
+    assert len(again.found) == 2
+    assert again.run(heard) == 2
+    assert not heard.finished
+
+
+@pytest.mark.timeout(600)  # processes import torch, one after the other
+def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
+    sweeps = [Sweep(GRID.cells(), tmp_path, is_lean=True) for _ in range(2)]
+    heard = [Heard(), Heard()]
+    numbers = [1, 1]
+
+    def run(number: int) -> None:
+        numbers[number] = sweeps[number].run(heard[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers == [0, 0]
+    names = {cell.name for cell in GRID.cells()}
+    for one in heard:
+        assert set(one.finished) == names  # also those that the other one has taught
+    for name in names:
+        assert sum(line.startswith("best step") for line in log_of(tmp_path, name)) == 1
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == [LOCK, LOG, SCORES]
+
+
+@pytest.mark.timeout(600)  # processes import torch, one after the other
+def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sweep(tmp_path: Path) -> None:
+    grid = replace(GRID, methods=("standard",), recipe=replace(SHORT, num_steps=100_000))
+    sweep, heard = Sweep(grid.cells(), tmp_path), Heard()
+    (cell,) = grid.cells()
+
+    def kill() -> None:
+        wait_for(tmp_path / cell.name / "resume.pt")
+        for process in multiprocessing.active_children():
+            if process.name == cell.name and process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert sweep.run(heard) == 1
+    killer.join()
+    assert heard.failed[cell.name].startswith("killed by signal 9")
+    assert not Sweep(grid.cells(), tmp_path).found
+
+
+@pytest.mark.timeout(600)  # processes import torch, one after the other
+def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40", "--evaluate-every", "20"]
+    evaluated = ["20/40", "40/40"]
+    first, second = (cell.name for cell in GRID.cells())
+    command = [sys.executable, "-m", "tests.predict.held_sweep", *arguments]
+    sweep = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_for(tmp_path / second / "resume.pt")
+    finally:
+        sweep.kill()
+        sweep.communicate()
+    with (tmp_path / second / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the student's process ends by itself
+    before = (tmp_path / first / SCORES).stat().st_mtime_ns
+    told = log_of(tmp_path, second)
+    assert not any("40/40" in line for line in told)  # and at once, not where it next has something to tell
+
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert "2 students, 1 of them finished before" in done.stderr
+    assert (tmp_path / first / SCORES).stat().st_mtime_ns == before
+    steps = [line.split()[1] for line in log_of(tmp_path, second) if line.startswith("step")]
+    assert steps in (evaluated, evaluated[1:])  # the first one is untold if the kill came between state and telling
+    assert log_of(tmp_path, second)[: len(told)] == told
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert [result["method"] for result in results] == ["standard", "step-by-step"]
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert "| tiny |" in (tmp_path / "tables.md").read_text()
+
+
+def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None:
+    (cell,) = replace(GRID, methods=("standard",)).cells()
+    scores = {"test_accuracy": 0.5, "validation_accuracy": 0.5, "num_train": 24, "num_parameters": 1, "seconds": 1.0}
+    write(cell, scores, tmp_path)
+    assert [result.scores for _, result in Sweep([cell], tmp_path).found] == [{"0": scores}]
+    other = replace(cell, recipe=replace(cell.recipe, learning_rate=1e-3))
+    with pytest.raises(SweepError, match=r"learning_rate was 5e-05, and is 0\.001"):
+        Sweep([other], tmp_path)
+    told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "3"])
+    assert told.exit_code == 1
+    assert "was run otherwise: evaluate_every was 1, and is 250; num_steps was 2, and is 3" in told.stderr
+
+
+def test_two_students_of_one_name_are_refused(tmp_path: Path) -> None:
+    grid = replace(GRID, models=(str(tmp_path / "a" / "t5"), str(tmp_path / "b" / "t5")))
+    with pytest.raises(SweepError, match="two students would be called word-problems_human_t5_standard_100_seed-0"):
+        Sweep(grid.cells(), tmp_path)
+
+
+def test_a_report_teaches_nobody(tmp_path: Path) -> None:
+    grid = replace(GRID, fractions=(1.0, 0.5), seeds=(0, 1))
+    for number, cell in enumerate(grid.cells()):
+        scores = {"test_accuracy": 0.5 + number / 100, "num_train": 24, "num_parameters": 282_688, "seconds": 1.0}
+        write(cell, scores, tmp_path / "sweep")
+    kept = tmp_path / "kept" / "distill.json"
+    command = ["sweep", "--output", str(tmp_path / "sweep"), "--report-only", "--save", str(kept)]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0, told.stderr
+    # seeds 0 and 1 of step-by-step on all data are cells 1 and 5: 51 % and 55 %
+    assert (
+        "| tiny | 283k | Distilling step-by-step | 55.00 ± 2.00 | 53.00 ± 2.00 |"
+        in (tmp_path / "sweep" / "tables.md").read_text()
+    )
+    assert (tmp_path / "sweep" / "figure-2.4.svg").read_text().startswith("<svg")
+    assert len(json.loads(kept.read_text())) == 4
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert len(json.loads(kept.read_text())) == 4
+
+
+def test_files_of_results_come_together_in_one_table(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for cell in replace(GRID, seeds=(seed,)).cells():
+            scores = {"test_accuracy": 0.5 + seed / 10, "num_train": 24, "num_parameters": 282_688, "seconds": 1.0}
+            write(cell, scores, tmp_path / str(seed))
+    files = [str(path) for path in sorted(tmp_path.glob(f"*/*/{SCORES}"))]
+    told = CliRunner().invoke(app, ["table", *files, "--save", str(tmp_path / "all.json")])
+    assert told.exit_code == 0, told.stderr
+    assert "55.00 ± 5.00" in told.stdout
+    assert all(set(result["scores"]) == {"0", "1"} for result in json.loads((tmp_path / "all.json").read_text()))
+    (tmp_path / "no.json").write_text("{")
+    refused = CliRunner().invoke(app, ["table", str(tmp_path / "no.json")])
+    assert refused.exit_code == 2
+    assert "holds no results" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_the_next(tmp_path: Path) -> None:
+    (tmp_path / "neox" / "svamp").mkdir(parents=True)
+    grid = replace(
+        GRID,
+        sources=(DataSource("svamp", Path("data")), SMALL),
+        labels=("human", "llm"),
+        teachers=(Teacher(PALM), Teacher("NeoX 20B", tmp_path / "neox")),
+        seeds=(0, 1),
+    )
+    cells = grid.cells()
+    assert [cell.name for cell in cells if cell.recipe.seed == 0] == [
+        "svamp_human_tiny_standard_100_seed-0",
+        "svamp_human_tiny_step-by-step_PaLM-540B_100_seed-0",
+        "svamp_human_tiny_step-by-step_NeoX-20B_100_seed-0",
+        "svamp_llm_tiny_standard_PaLM-540B_100_seed-0",
+        "svamp_llm_tiny_standard_NeoX-20B_100_seed-0",
+        "svamp_llm_tiny_step-by-step_PaLM-540B_100_seed-0",
+        "svamp_llm_tiny_step-by-step_NeoX-20B_100_seed-0",
+        "word-problems_human_tiny_standard_100_seed-0",
+        "word-problems_human_tiny_step-by-step_templates_100_seed-0",
+        "word-problems_llm_tiny_standard_templates_100_seed-0",
+        "word-problems_llm_tiny_step-by-step_templates_100_seed-0",
+    ]
+    assert [cell.recipe.seed for cell in cells] == [0] * 11 + [1] * 11
+    assert cells[2].data.rationales == tmp_path / "neox" / "svamp"
+    assert cells[1].data.rationales is None
+
+
+def test_what_is_left_takes_as_long_as_what_is_like_it() -> None:
+    grid = replace(GRID, models=("tiny", "mini"))
+    standard, step_by_step, other, another = grid.cells()
+    assert other.model == "mini"
+    done = [(cell, cell.result({"seconds": seconds})) for cell, seconds in ((standard, 10.0), (step_by_step, 30.0))]
+    same = replace(standard, recipe=replace(standard.recipe, seed=1))
+    assert seconds_left([], [same], 1) is None
+    assert seconds_left(done, [same], 1) == 10.0
+    assert seconds_left(done, [same, other], 1) == 10.0 + 20.0
+    assert seconds_left(done, [same, other, another], 2) == (10.0 + 20.0 + 20.0) / 2
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for options, message in (
+        (["--methods", "standard,guessing"], "'guessing' is none of"),
+        (["--models", "tiny,bogus"], "--models: 'bogus' is neither a folder with a config.json nor one of tiny"),
+        (["--save", str(tmp_path)], f"'--save': {tmp_path} is a folder"),
+        (["--fractions", "half"], "no list of numbers"),
+        (["--tasks", "svamp"], "needs the folder"),
+        (["--tasks", "chess"], "chess"),
+        (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),
+        (["--alpha", "0.5", "--rationale-weight", "1"], "not both"),
+        (["--fractions", "0"], "above 0"),
+    ):
+        told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path / "no"), *options])
+        assert told.exit_code in (1, 2)
+        assert message in " ".join(told.stderr.replace("│", " ").split())
+        assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(("task", "percent"), [("cqa", 77.23), ("svamp", 74.00), ("anli1", 65.60), ("esnli", 72.99)])
+def test_few_shot_cot_of_the_released_outputs_is_as_published(task: str, percent: float) -> None:
+    result = few_shot_cot_of(task, published_folder())
+    assert result is not None
+    assert round(estimate(result).mean, 2) == percent
+
+
+def test_where_there_are_no_outputs_few_shot_cot_is_unknown(tmp_path: Path) -> None:
+    assert few_shot_cot_of("svamp", tmp_path) is None
+
+
+def write(cell: Cell, scores: dict[str, float], output: Path) -> None:
+    """As a finished student leaves them."""
+    RESULT_FILES.save([cell.result(scores)], output / cell.name / SCORES)

@@ -1,0 +1,90 @@
+"""The trie of candidates: what is run, what a node sees, and how logits become labels' probabilities."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from services.predict.model.scoring import BestFirst, Candidates, Chain
+
+END = 1
+
+
+def test_only_places_where_candidates_part_are_run_and_what_leads_to_them() -> None:
+    some = Candidates([[5, 6, 7, 4, END], [5, 6, END], [5, 8, END], [9, 10, 11, END]], 0)
+    assert some.tokens.tolist() == [0, 5, 6], "behind 5 6 7, 5 8 and 9 nothing is left to tell"
+    assert some.depths.tolist() == [0, 1, 2]
+    assert some.edge_nodes.tolist() == [0, 0, 1, 1, 2, 2]
+    assert some.edge_tokens.tolist() == [5, 9, 6, 8, 7, END]
+
+
+def test_a_prefix_that_all_share_is_run_without_a_choice() -> None:
+    some = Candidates([[5, 6, 7, END], [5, 6, 8, END]], 0)
+    assert some.tokens.tolist() == [0, 5, 6]
+    assert some.edge_nodes.tolist() == [2, 2]
+
+
+def test_a_node_sees_its_ancestors_and_itself_alone() -> None:
+    some = Candidates([[5, 6, END], [5, 8, 3, END], [5, 8, 4, END], [9, 1], [9, 2]], 0)
+    assert some.tokens.tolist() == [0, 5, 8, 9]
+    assert some.visible().astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+
+
+def test_a_chain_sees_what_stands_ahead() -> None:
+    chain = Chain([5, 6, END], 0)
+    assert (chain.tokens.tolist(), chain.depths.tolist()) == ([0, 5, 6], [0, 1, 2])
+    assert chain.visible().tolist() == np.tri(3, dtype=bool).tolist()
+
+
+def test_a_candidate_has_the_product_of_its_choices() -> None:
+    some = Candidates([[5, 6, 7, END], [5, 6, END], [9, END], [END]], 0)
+    logits = torch.tensor([0.3, 1.0, -2.0, 0.7, 0.1])
+    start = torch.tensor([0.3, 1.0, -2.0]).log_softmax(0)
+    deeper = torch.tensor([0.7, 0.1]).log_softmax(0)
+    expected = [start[0] + deeper[0], start[0] + deeper[1], start[1], start[2]]
+    torch.testing.assert_close(some.log_probabilities(logits), torch.stack(expected))
+    assert float(some.log_probabilities(logits).exp().sum()) == pytest.approx(1)
+
+
+def test_labels_of_equal_tokens_share_their_probability() -> None:
+    some = Candidates([[5, END], [5, END], [6, END]], 0)
+    assert some.log_probabilities(torch.tensor([0.0, 0.0])).exp().tolist() == pytest.approx([0.25, 0.25, 0.5])
+
+
+def test_one_candidate_is_certain() -> None:
+    assert Candidates([[5, 6, END]], 0).log_probabilities(torch.empty(0)).tolist() == [0.0]
+
+
+def test_candidates_that_begin_alike_are_a_group() -> None:
+    some = Candidates([[4, 5, END], [4, 6, 2, END], [4, 7, 8, END], [4, 6, END]], 0)
+    assert [None if group is None else group.token_ids for group in some.groups] == [
+        None,
+        [(4, 6, 2, END), (4, 6, END)],
+        None,
+    ]
+    assert some.first.token_ids == [(4, 5, END), (4, 6, 2, END), (4, 7, 8, END)]
+
+
+def test_the_search_ends_where_no_group_can_hold_a_better_one() -> None:
+    some = Candidates([[4, END], [5, 6, END], [5, 7, END], [8, 6, END], [8, 7, END], [9, 6, END], [9, 7, END]], 0)
+    search = BestFirst(some, [math.log(share) for share in (0.2, 0.45, 0.3, 0.05)])
+    assert search.next_group() is some.groups[1]
+    search.add([math.log(0.6), math.log(0.4)])
+    assert search.best.candidate == 1
+    assert search.next_group() is some.groups[2], "0.3 may hold more than 0.27"
+    search.add([math.log(0.05), math.log(0.95)])
+    assert search.next_group() is None, "neither 0.2 nor 0.05 may"
+    assert search.best.candidate == 4
+    assert math.exp(search.best.logprob) == pytest.approx(0.285)
+
+
+@pytest.mark.parametrize("token_ids", [[], [[]], [[5, END], []]])
+def test_a_trie_needs_labels_with_tokens(token_ids: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="there must be candidates"):
+        Candidates(token_ids, 0)
+
+
+def test_a_label_that_another_begins_with_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not begin with another"):
+        Candidates([[5, 6], [5]], 0)

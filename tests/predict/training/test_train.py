@@ -1,0 +1,166 @@
+"""`fovea train distill` teaches and publishes a student, goes on after a kill, and names what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from services.core.store.store import Store
+from services.nn.devices import DeviceOptions
+from services.predict.engine import PredictEngine
+from services.predict.training.state import STATE_FILE
+from services.predict.training.train import app
+from tests.killed_job import run_until_killed
+from tests.predict.toy_data_sets import write_rationales, write_svamp
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAST = ["--batch-size", "4", "--evaluate-every", "2", "--max-new-tokens", "4", "--max-target-tokens", "16"]
+TINY = ["--model", "tiny", "--vocab-size", "300", *FAST]
+
+
+def job(*arguments: str | Path, fails: bool = False) -> str:
+    """A job in this process; what it printed."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert (result.exit_code != 0) is fails, result.output
+    return result.output
+
+
+def weights(output: Path) -> bytes:
+    return (output / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def test_a_student_is_taught_and_published_with_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOVEA_CODE_REVISION", "abc123")
+    data, url = write_svamp(tmp_path / "data"), (tmp_path / "store").as_uri()
+    options = ["--steps", "4", "--rationale-weight", "3", "--licence", "MIT", "--seed", "7", "--name", "sums"]
+    told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", *options, "--store-url", url)
+    assert "step 4/4 loss" in told
+    store = Store.open(url)
+    manifest = store.manifest("sums", store.resolve("sums", "latest"))
+    assert f"published sums@{manifest.version}" in told
+    assert (manifest.kind, manifest.base, manifest.seed, manifest.licence) == ("t5-student", None, 7, "MIT")
+    assert manifest.code_revision == "abc123"
+    assert manifest.training["alpha"] == 0.25
+    assert manifest.training["learning_rate"] == 5e-5
+    assert manifest.training["task"] == "svamp"
+    assert "output" not in manifest.training
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert manifest.metrics["test_accuracy"] == result["outcome"]["test_accuracy"]
+    assert manifest.metrics["num_train"] == 18
+    fetched = store.fetch("sums", manifest.version, tmp_path / "cache")
+    assert PredictEngine.load(fetched, DeviceOptions("cpu", "float32", 1)).description.task == "svamp"
+    described = json.loads((tmp_path / "run" / "checkpoint" / "checkpoint.json").read_text())
+    assert (described["name"], described["kind"]) == ("sums", "t5-student")
+    # the same command publishes the same, and teaches nothing
+    again = job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", *options, "--store-url", url)
+    assert "step" not in again.replace("best_step", "")
+    assert manifest.version in again
+
+
+def test_the_defaults_are_the_published_hyper_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    told = " ".join(job("--help").split())
+    for default in ("5e-05", "64", "10000", "250", "1024", "256", "predict: ", "explain: ", "step-by-step", "human"):
+        assert f"[default: {default}]" in told
+
+
+def test_options_reach_the_training(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    rationales = write_rationales(tmp_path / "own.jsonl", dict.fromkeys(range(20), "One. The answer is (1)."))
+    options = (
+        f"--rationales {rationales} --labels llm --fraction 0.5 --drop-empty --alpha 0.8 --warmup-steps 1"
+        " --max-evaluated 1 --precision bfloat16 --max-input-tokens 50 --micro-batch-size 2 --no-publish"
+    ).split()
+    options += ["--label-prefix", "L ", "--rationale-prefix", "R "]
+    job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", "--steps", "2", *options)
+    run = json.loads((tmp_path / "run" / "result.json").read_text())["run"]
+    assert run["data"]["rationales"] == str(rationales)
+    assert (run["data"]["labels"], run["data"]["fraction"], run["data"]["drop_empty"]) == ("llm", 0.5, True)
+    recipe = run["recipe"]
+    assert recipe["prefixes"] == {"label": "L ", "rationale": "R "}
+    assert (recipe["alpha"], recipe["micro_batch_size"], recipe["warmup_steps"]) == (0.8, 2, 1)
+    assert (recipe["max_evaluated"], recipe["precision"], recipe["max_input_tokens"]) == (1, "bfloat16", 50)
+    assert recipe["num_steps"] == 2
+
+
+def test_generated_data_is_taught_with_its_rationales(tmp_path: Path) -> None:
+    options = ["--num-train", "8", "--steps", "2", "--max-evaluated", "4", "--no-publish", "--method", "explained"]
+    options += ["--max-input-tokens", "12"]
+    job("inferences", *TINY, "--output", tmp_path, *options)
+    assert json.loads((tmp_path / "result.json").read_text())["outcome"]["num_train"] == 8
+
+
+@pytest.mark.timeout(600)  # a process imports torch
+def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    arguments = ["svamp", *TINY, "--data", str(data), "--steps", "20", "--no-publish"]
+    job(*arguments, "--output", tmp_path / "unbroken")
+    broken = tmp_path / "broken"
+    run_until_killed(broken / STATE_FILE, "services.predict.training.train", *arguments, "--output", str(broken))
+    assert not (broken / "result.json").exists()
+    told = job(*arguments, "--output", broken)
+    assert "step 2/20" not in told
+    assert "step 20/20" in told
+    assert weights(broken) == weights(tmp_path / "unbroken")
+    assert load_file(broken / "checkpoint" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--learning-rate", "-1"], "--learning-rate is a finite number above 0, not -1.0"),
+        (["--batch-size", "0"], "--batch-size is at least 1, not 0"),
+        (["--steps", "0"], "--steps is at least 1, not 0"),
+        (["--alpha", "2"], "--alpha is a share from 0 to 1, not 2.0"),
+        (["--alpha", "0.5", "--rationale-weight", "1"], "--alpha or --rationale-weight, and not both"),
+        (["--rationale-weight", "-1"], "the weight of rationales is a number from 0, not -1.0"),
+        (["--warmup-steps", "10", "--steps", "5"], "--warmup-steps is 0 or more and below"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is at least 1, not 0"),
+        (["--lora-rank", "0"], "--lora-rank is at least 1, not 0"),
+        (["--fraction", "1.5"], "--fraction is a share above 0 and at most 1, not 1.5"),
+        (["--name", "No Name"], "--name is of a-z, 0-9"),
+        (["--model", "huge"], "--model 'huge' is neither a directory with a config.json nor one of tiny"),
+        (["--vocab-size", "10"], "--vocab-size is at least 259, not 10"),
+        (["--method", "explained"], "give --no-publish"),
+        (["--data", "nowhere"], "svamp_train.json is missing"),
+        (["--rationales", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+    ],
+)
+def test_what_is_refused_is_told_in_one_line_with_its_option(options: list[str], message: str, tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", *options, fails=True)
+    assert message in told
+    assert told.startswith("fovea train distill: ")
+    assert len(told.splitlines()) == 1
+
+
+def test_damaged_weights_and_a_store_that_there_is_not_are_told_before_the_training(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", "--steps", "1", "--no-publish")
+    weights_file = tmp_path / "run" / "checkpoint" / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:1000])
+    for options, message in (
+        (["--model", weights_file.parent, "--no-publish"], f"{weights_file.parent}: the weights are damaged"),
+        (["--store-url", "bogus://x"], "store URL 'bogus://x' must begin with file://"),
+    ):
+        told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "other", *options, fails=True)
+        assert told.startswith(f"fovea train distill: {message}")
+        assert len(told.splitlines()) == 1
+    assert "is a file, and a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_another_training_is_not_overwritten(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    arguments = ["svamp", *TINY, "--data", str(data), "--steps", "2", "--no-publish", "--output", str(tmp_path / "run")]
+    job(*arguments)
+    before = weights(tmp_path / "run")
+    assert "recipe.seed was 0, and is 1" in job(*arguments, "--seed", "1", fails=True)
+    assert weights(tmp_path / "run") == before

@@ -1,0 +1,130 @@
+"""What a judge's scores come to: percent by task and benchmark, with its notes, and intervals where they are asked."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.jobs.published_data import MissingData
+from services.score.evaluation.benchmarks import load_sugarcrepe_tasks
+from services.score.evaluation.judges import CannotJudge, OnScores, Resampling, evaluate, open_image
+from services.score.evaluation.records import Record, Task
+from services.score.evaluation.results import Result, merge_results
+from tests.score.evaluation.stand_ins import SOURCE, ColorWords, color_task, write_sugarcrepe
+
+
+class Certain:
+    """Wins so many records, loses so many, and ties in the rest, in this order; looks at no image."""
+
+    name = "certain"
+    reads_images = False
+
+    def __init__(self, num_won: int, num_lost: int) -> None:
+        self._won, self._lost = num_won, num_lost
+
+    def notes(self) -> Mapping[str, Any]:
+        return {}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        for place in range(len(task.records)):
+            gap = 1.0 if place < self._won else -1.0 if place < self._won + self._lost else 0.0
+            on_scores(place, np.array([[[gap, 0.0]]]))
+
+
+def pairs(num_records: int, name: str = "replace_obj") -> Task:
+    records = tuple(Record(str(place), (Path("a.jpg"),), ("x", "y")) for place in range(num_records))
+    return Task(name, "sugarcrepe", records, SOURCE)
+
+
+def test_ties_count_as_wrong_as_in_the_published_row_of_vera() -> None:
+    (result,) = evaluate(Certain(816, 816), [pairs(1652)])
+    # 20 of 1,652 are ties; by half they would have made 50.00
+    assert result.scores["replace_obj"] == pytest.approx(49.39, abs=0.005)
+
+
+def test_each_benchmark_has_a_result_with_sizes_settings_and_the_judges_notes(tmp_path: Path) -> None:
+    judge = ColorWords()
+    tasks = [*load_sugarcrepe_tasks(write_sugarcrepe(tmp_path), tmp_path / "val2017"), color_task(tmp_path)]
+    crepe, colors = evaluate(judge, tasks, {"limit": None})
+    # one of three choices has twice the same caption, and one of swap_att's is turned round
+    assert crepe.scores == {name: pytest.approx(100 * 2 / 3) for name in crepe.scores} | {
+        "swap_att": pytest.approx(100 / 3)
+    }
+    assert set(crepe.sizes.values()) == {3}
+    assert colors == Result(
+        "colour words", "colours", {"colours": 100.0}, {"colours": 3}, {"limit": None, "primaries": 3}
+    )
+    assert crepe.settings == colors.settings
+
+
+def test_a_group_has_a_score_for_captions_and_one_for_images_too(tmp_path: Path) -> None:
+    red, green = (record.images[0] for record in color_task(tmp_path).records[:2])
+    right = Record("0", (red, green), ("red", "green"))
+    # both images suit the first caption best
+    half = Record("1", (red, green), ("red green", "blue"))
+    task = Task("pairs", "mine", (right, half), SOURCE)
+    (result,) = evaluate(ColorWords(), [task])
+    assert result.scores == {"pairs": 50.0, "pairs::text": 50.0, "pairs::image": 50.0}
+    assert result.sizes == {"pairs": 2}
+
+
+def test_a_missing_image_of_the_last_task_is_told_before_the_first_is_read(tmp_path: Path) -> None:
+    judge = ColorWords()
+    tasks = [color_task(tmp_path / "here", "here"), color_task(tmp_path / "there", "there")]
+    (tmp_path / "there" / "blue.png").unlink()
+    with pytest.raises(MissingData, match=r"there/blue.png is missing. It belongs to colours"):
+        evaluate(judge, tasks)
+    assert judge.num_images == 0
+
+
+def test_a_judge_that_reads_no_image_needs_none() -> None:
+    (result,) = evaluate(Certain(1, 1), [pairs(2)])
+    assert result.scores == {"replace_obj": 50.0}
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(CannotJudge, match=r"a\.png can't be read as an image"):
+        open_image(path)
+
+
+def test_intervals_are_of_tasks_and_aggregates_and_the_same_for_the_same_seed() -> None:
+    tasks = [pairs(300, "swap_obj"), pairs(100, "swap_att")]
+    (result,) = evaluate(Certain(60, 999), tasks, resampling=Resampling(400))
+    assert result.scores == {"swap_obj": 20.0, "swap_att": 60.0}
+    # of a share p of n records, 1.96 √(p (1 − p) / n)
+    for name, share, half_width in (("swap_obj", 20, 4.53), ("swap_att", 60, 9.60)):
+        low, high = result.intervals[name]
+        assert (low + high) / 2 == pytest.approx(share, abs=1)
+        assert (high - low) / 2 == pytest.approx(half_width, rel=0.15)
+    assert result.intervals.keys() == {"swap_obj", "swap_att", "SWAP"}
+    low, high = result.intervals["SWAP"]
+    assert low < (300 * 20 + 100 * 60) / 400 < high
+    assert evaluate(Certain(60, 999), tasks, resampling=Resampling(400))[0] == result
+    assert evaluate(Certain(60, 999), tasks, resampling=Resampling(400, seed=1))[0] != result
+
+
+def test_results_of_equal_settings_come_together_and_keep_the_intervals_of_their_tasks() -> None:
+    first, other = (
+        evaluate(Certain(1, 1), [pairs(2, name)], {"limit": 2}, Resampling(10))[0] for name in ("swap_obj", "swap_att")
+    )
+    (both,) = merge_results([first, other])
+    assert both.scores == {"swap_obj": 50.0, "swap_att": 50.0}
+    assert both.sizes == {"swap_obj": 2, "swap_att": 2}
+    assert both.intervals == {**first.intervals, **other.intervals}
+    unlike = replace(other, settings={"limit": 3})
+    assert merge_results([first, unlike]) == [unlike]
+    assert merge_results([first, replace(first, judge="other")]) == [first, replace(first, judge="other")]
+
+
+def test_an_aggregates_interval_goes_where_tasks_are_added() -> None:
+    tasks = [pairs(2, "swap_obj"), pairs(2, "swap_att")]
+    (swaps,) = evaluate(Certain(1, 1), tasks, resampling=Resampling(10))
+    (adds,) = evaluate(Certain(1, 1), [pairs(2, "add_obj")], resampling=Resampling(10))
+    (merged,) = merge_results([swaps, adds])
+    assert merged.intervals.keys() == {"swap_obj", "swap_att", "add_obj"}
+    assert merge_results([swaps, swaps]) == [swaps]

@@ -1,0 +1,231 @@
+"""Training jobs resume where they were killed, publish what they made, and agree over several processes."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from services.core.store.store import Store
+from services.nn.clip_model import OPEN_CLIP_WEIGHTS
+from services.score.model.checkpoint import load_fsc_clip
+from services.score.training.train import app
+from tests.file_events import before, die, putting
+from tests.kept_port import kept_port
+from tests.score.training.test_batches import write_folder, write_shards
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAST = ["--precision", "no", "--checkpoint-every", "2"]
+QUIET = ["--no-publish", "--num-evaluated", "0"]
+BASE = [
+    "clip-scenes",
+    "--batch-size",
+    "6",
+    "--warmup-batch-size",
+    "6",
+    "--width",
+    "32",
+    "--layers",
+    "1",
+    "--num-evaluated",
+    "6",
+    *FAST,
+]
+TUNING = ["fsc-clip", "--batch-size", "4", *FAST]
+
+
+@pytest.fixture(scope="module")
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Where jobs of their own start from in no time: what they import is imported once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["services.score.training.train", "services.nn.clip_model"])
+    return context
+
+
+def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
+    """A job as a process of its own runs it, until it saves this state for the `number`th time."""
+    before(putting(state), number, die)
+    run_job(arguments, {})
+
+
+def run_job(arguments: list[str], environment: dict[str, str]) -> None:
+    """A job as a process of its own runs it."""
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    app(arguments, standalone_mode=False)
+
+
+def job(*arguments: str) -> str:
+    """A job in this process; what it printed."""
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP after a few steps."""
+    output = tmp_path_factory.mktemp("base")
+    job(*BASE, "--output", str(output), "--seeing-steps", "2", "--reading-steps", "2", "--steps", "4", "--no-publish")
+    return output / "checkpoint"
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "checkpoint" / OPEN_CLIP_WEIGHTS)
+
+
+def differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> set[str]:
+    assert one.keys() == other.keys()
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # three processes train
+def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
+    base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    steady, killed = tmp_path / "steady", tmp_path / "killed"
+    arguments = [*TUNING, "--base", str(base), "--steps", "40", *QUIET]
+    job(*arguments, "--output", str(steady))
+    dice = random.Random(7)
+    state = killed / "resume-tuning.pt"
+    for _ in range(3):
+        job_of_its_own = ([*arguments, "--output", str(killed)], state, dice.randint(2, 6))
+        process = processes.Process(target=run_killed_job, args=job_of_its_own)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert state.exists()
+        assert not (killed / "checkpoint").exists()
+    job(*arguments, "--output", str(killed))
+    assert not differs(weights(steady), weights(killed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fsc-clip", "negclip"])
+def test_two_processes_that_gather_equal_one_with_the_same_batch(
+    base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext, method: str
+) -> None:
+    table = write_folder(tmp_path)
+    arguments = [*TUNING, "--base", str(base), "--method", method, "--data", "folder", "--images", str(table)]
+    arguments += ["--steps", "3", "--learning-rate", "1e-3", *QUIET]
+    job(*arguments, "--output", str(tmp_path / "one"))
+    two = [*arguments, "--output", str(tmp_path / "two")]
+    with kept_port() as port:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = [
+            processes.Process(
+                target=run_job, args=(two, {**address, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank})
+            )
+            for rank in ("0", "1")
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    before = load_file(base / OPEN_CLIP_WEIGHTS)
+    expected, found = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, weight in expected.items():
+        # what rounding changes is little beside what three steps change
+        torch.testing.assert_close(found[name].float(), weight.float(), rtol=2e-3, atol=1e-4, msg=name)
+    moved = max(float((expected[name].float() - before[name].float()).abs().max()) for name in expected)
+    assert moved > 2e-3
+
+
+@pytest.mark.slow
+def test_a_resume_state_of_other_arguments_is_refused(base: Path, tmp_path: Path) -> None:
+    arguments = [*TUNING, "--base", str(base), "--output", str(tmp_path), *QUIET]
+    job(*arguments, "--steps", "2")
+    with pytest.raises(ValueError, match="other arguments"):
+        job(*arguments, "--steps", "3")
+
+
+@pytest.mark.slow
+def test_a_job_publishes_a_checkpoint_whose_manifest_says_how_it_was_made(base: Path, tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    arguments = [*TUNING, "--base", str(base), "--steps", "2", "--seed", "5", "--local-weight", "0.3"]
+    job(*arguments, "--num-evaluated", "6", "--store-url", url, "--name", "mine", "--output", str(tmp_path / "run"))
+    store = Store.open(url)
+    version = store.resolve("mine")
+    manifest = store.manifest("mine", version)
+    assert (manifest.kind, manifest.base, manifest.seed) == ("fsc-clip", str(base), 5)
+    assert manifest.training["steps"] == 2
+    assert manifest.training["negatives"] == ["negclip", "replace", "bigram_shuffle", "relation"]
+    assert {"comp", "swap_att", "zs", "zs_count", "i2t", "t2i"} <= manifest.metrics.keys()
+    assert load_fsc_clip(store.fetch("mine", version, tmp_path / "cache")).local_weight == 0.3
+
+
+@pytest.mark.slow
+def test_the_small_clip_is_published_too_and_tuned_by_its_name(tmp_path: Path) -> None:
+    url = ["--store-url", (tmp_path / "store").as_uri()]
+    job(*BASE, "--seeing-steps", "1", "--reading-steps", "0", "--steps", "2", "--output", str(tmp_path / "base"), *url)
+    job(*TUNING, "--steps", "2", "--output", str(tmp_path / "run"), *QUIET, *url)
+    described = json.loads((tmp_path / "run" / "checkpoint" / "checkpoint.json").read_text())
+    assert described["base"].startswith("clip-scenes@")
+    assert described["training"]["method"] == "fsc-clip"
+
+
+@pytest.mark.slow
+def test_low_rank_matrices_are_merged_into_weights_that_any_clip_has(base: Path, tmp_path: Path) -> None:
+    arguments = [*TUNING, "--base", str(base), "--lora", "2", "--learning-rate", "1e-2", "--steps", "4", *QUIET]
+    job(*arguments, "--output", str(tmp_path))
+    changed = differs(weights(tmp_path), load_file(base / OPEN_CLIP_WEIGHTS))
+    assert "visual.transformer.resblocks.0.mlp.c_fc.weight" in changed
+    assert not changed & {"logit_scale", "token_embedding.weight", "visual.class_embedding", "ln_final.weight"}
+    load_fsc_clip(tmp_path / "checkpoint")
+
+
+@pytest.mark.slow
+def test_shares_of_the_tuned_weights_lie_between_both_models(base: Path, tmp_path: Path) -> None:
+    arguments = [*TUNING, "--base", str(base), "--steps", "3", "--learning-rate", "1e-2", *QUIET]
+    for alpha in ("0", "0.5", "1"):
+        job(*arguments, "--alpha", alpha, "--output", str(tmp_path / alpha))
+    before, half, after = (weights(tmp_path / alpha) for alpha in ("0", "0.5", "1"))
+    assert not differs(before, load_file(base / OPEN_CLIP_WEIGHTS))
+    name = "visual.proj"
+    middle = (before[name].float() + after[name].float()) / 2
+    torch.testing.assert_close(half[name].float(), middle, rtol=1e-3, atol=1e-3)
+    assert not torch.equal(before[name], after[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fsc-clip-laion-coco", "negclip-laion-coco", "clip-laion-coco"])
+def test_webdataset_shards_tune_a_model_by_a_published_recipe(base: Path, tmp_path: Path, recipe: str) -> None:
+    data = ["--data", "tars", "--images", write_shards(tmp_path)]
+    arguments = [*TUNING, "--recipe", recipe, "--base", str(base), *data, "--accumulate", "2", *QUIET]
+    job(*arguments, "--output", str(tmp_path / "run"))
+    described = json.loads((tmp_path / "run" / "checkpoint" / "checkpoint.json").read_text())
+    assert described["training"]["epochs"] == 5
+    assert described["training"]["sources"]["tagger"]
+    assert all(bool(tensor.isfinite().all()) for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--recipe", "coco"], "there is no recipe"),
+        (["--method", "siglip"], "siglip"),
+        (["--data", "video"], "video"),
+        (["--data", "folder"], "one table"),
+        (["--data", "tars", "--images", "none.tar"], r"none\.tar"),
+        (["--batch-size", "5", "--accumulate", "2"], "can't share"),
+        (["--negatives", "negation"], "negation"),
+    ],
+)
+def test_what_makes_no_training_is_refused_before_it_starts(
+    base: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    arguments = [*TUNING, "--base", str(base), *options, "--output", str(tmp_path), *QUIET]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message.replace("\\", "") in result.output
