@@ -84,7 +84,7 @@ class Grid:
             return [Teacher(TEMPLATES)]
         return self.teachers[:1] if _is_untaught(labels, method) else self.teachers
 
-    def _cell(  # noqa: PLR0913
+    def _cell(
         self,
         source: DataSource,
         labels: LabelSource,

@@ -46,7 +46,7 @@ class Pace:
 
 
 @app.command()
-def extract(  # noqa: PLR0913
+def extract(
     task: Annotated[TaskName, typer.Argument(help="What the inputs are.")],
     output: Annotated[Path, typer.Option(help="The file of outputs, begun or continued: JSON, one a line.")],
     model: Annotated[str, typer.Option(help="The teacher, as the endpoint names it.")],
@@ -58,7 +58,7 @@ def extract(  # noqa: PLR0913
     split: Annotated[Split, typer.Option(help="With --data.")] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many inputs.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A YAML file of prompts.", show_default="ours")] = None,
-    zero_shot: Annotated[bool, typer.Option("--zero-shot", help="Ask in words, without demonstrations.")] = False,  # noqa: FBT002
+    zero_shot: Annotated[bool, typer.Option("--zero-shot", help="Ask in words, without demonstrations.")] = False,
     api: Annotated[Api, typer.Option(help="Which of the endpoint's routes.")] = "chat",
     key_variable: Annotated[
         str | None, typer.Option(help="The environment variable that holds the key.", show_default="no key")
@@ -71,7 +71,7 @@ def extract(  # noqa: PLR0913
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Of one attempt.")] = Patience.timeout_s,
     price_per_million_input: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
     price_per_million_output: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request, and end.")] = False,  # noqa: FBT002
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request, and end.")] = False,
 ) -> None:
     """Ask a teacher for rationales and labels, and keep all that it writes.
 

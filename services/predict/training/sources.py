@@ -33,8 +33,8 @@ class DataSource:
     """What a student learns from.
 
     `task` is one of PUBLISHED_TASKS, whose files lie in `folder` as `services.predict.data.published` reads them, or
-    one of GENERATED_TASKS. Rationales, and labels where `labels` is "llm", are the released ones of PaLM beside the data, or
-    those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`,
+    one of GENERATED_TASKS. Rationales, and labels where `labels` is "llm", are the released ones of PaLM beside the
+    data, or those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`,
     `valid.jsonl` and `test.jsonl`. With labels of people, rows that the file leaves out teach their labels alone; with
     the teacher's they are left out.
 

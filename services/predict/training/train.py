@@ -1,7 +1,7 @@
 """`fovea train distill`: teach a T5 a task with a teacher's rationales, and publish it.
 
-The same command, given again, goes on where it was interrupted. `accelerate launch -m
-services.predict.training.train …` or `torchrun -m services.predict.training.train …` share the work out among several processes.
+The same command, given again, goes on where it was interrupted. `accelerate launch -m services.predict.training.train`
+or `torchrun -m services.predict.training.train`, with the same options, shares the work out among several processes.
 """
 
 import json

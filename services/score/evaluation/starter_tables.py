@@ -1,7 +1,7 @@
 """What tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
 
-`python -m services.score.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are called
-`base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
+`python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are
+called `base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from services.core.checkpoint_files import DESCRIPTION_FILE
-from services.core.result_files import ResultFiles
-from services.score.scene_captions import ATTRIBUTES, NEGATIVE_KINDS
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.jobs.result_files import ResultFiles
+from services.score.data.scene_captions import ATTRIBUTES, NEGATIVE_KINDS
 
 # Rows of the tables: the name of a run and what it is called there.
 NAMES = {

@@ -58,7 +58,7 @@ class TuningLoss(nn.Module):
         self.weights = method_weights(method, weights or FscClipWeights())
         self.gather_negatives = gather_negatives
 
-    def train(self, mode: bool = True) -> "TuningLoss":  # noqa: FBT001, FBT002 - torch's signature
+    def train(self, mode: bool = True) -> "TuningLoss":
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

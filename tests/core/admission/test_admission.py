@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from fastapi import APIRouter, Request
 
-from services.core.admission.places import BURST_S
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import Health
 from services.core.metrics import Metrics
