@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from gateway.settings import GatewaySettings
 from services.core.errors import InvalidRequest, Overloaded
-from services.core.http.exchange import announces_body
+from services.core.exchange import announces_body
 from services.core.metrics import Metrics
 
 # Bodies up to this size are not counted: nearly all are, and connections bound them.

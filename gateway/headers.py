@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from services.core.admission.admission import PLACES_HEADER
 from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
 # `HTTP2-Settings` belongs to an upgrade.

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from starlette.types import Scope
 
-from services.core.http.exchange import header_of
+from services.core.exchange import header_of
 
 CLIENT_HEADER = b"x-fovea-client"
 TENANT_HEADER = b"x-fovea-tenant"

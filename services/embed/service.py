@@ -7,8 +7,9 @@ device with them.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 
@@ -16,17 +17,61 @@ from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import blaming
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
+from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.embed.engine import Embeddings, EmbedEngine, Item, Reading
-from services.embed.http.calls import EmbedCall, Input, TextInput
 from services.nn.clip_texts import Text
 
+EMBEDDINGS_PER_INPUT = 4
 # Below this, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
+
+
+EncodingFormat = Literal["float", "base64"]
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+
+    max_inputs: int = 4096
+    max_conditions: int = 64
+    images: ImageLimits = field(default_factory=ImageLimits)
+    max_k: int = 1000
+    max_json_values: int = 262_144
+
+    @property
+    def max_embeddings(self) -> int:
+        return EMBEDDINGS_PER_INPUT * self.max_inputs
+
+
+@dataclass(frozen=True)
+class TextInput:
+    text: str
+    param: str
+
+
+Input = ImageInput | TextInput
+
+
+@dataclass(frozen=True)
+class EmbedCall:
+    """Inputs in the order of the request. Every image is read under each of `conditions`, or under none.
+
+    `is_tei` calls are answered in TEI's dialect; `truncate` is theirs alone.
+    """
+
+    inputs: Sequence[Input] = ()
+    conditions: Sequence[str] = ()
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    is_tei: bool = False
 
 
 @dataclass(frozen=True)

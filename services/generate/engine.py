@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from services.core.errors import InvalidField, TooLarge, blaming
-from services.generate.engine_options import AnswerOptions as AnswerOptions
-from services.generate.engine_options import EngineOptions as EngineOptions
+from services.generate.generation.options import AnswerOptions as AnswerOptions
+from services.generate.generation.options import EngineOptions as EngineOptions
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.preparations import Preparations
 from services.generate.generation.ranking import (

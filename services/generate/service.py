@@ -14,9 +14,9 @@ from services.core.caller import current_caller
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.generate.engine import GenerateEngine, Item, Outcome
-from services.generate.generation.abandonment import in_thread
 from services.generate.generation.ranking import Ranking
 from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.ranking import RankingJob
 
 T = TypeVar("T")

@@ -23,12 +23,11 @@ from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions, is_out_of_memory
 from services.score.engine import ScoreEngine
-from services.score.http.calls import CallLimits
 from services.score.http.routes import ScoreService, models_router, negatives_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negative_maker import NegativeMaker
 from services.score.negatives.hard_negatives import installed_hard_negatives
-from services.score.scorer import ScoreBatchers, Scorer
+from services.score.scorer import CallLimits, ScoreBatchers, Scorer
 from services.score.settings import ScoreSettings
 
 

@@ -22,13 +22,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.score.model.dense_features import ImageFeatures, TextFeatures
-
 Normalizer = Literal["minmax", "softmax"]
 Missing = Literal["exclude", "zero"]
 
 # A squared length below it is that of no direction at all.
 SMALLEST_SQUARE = 1e-24
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches stand row by row, from the top left."""
+
+    pooled: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """`pooled` (N, E) is L2-normalised, `tokens` (N, W, E) are not; token w is that of `input_ids[:, w]`.
+
+    `mask` (N, W) bool is true from the first word to the end of text, which is among them; W is that of the longest
+    text.
+    """
+
+    pooled: Tensor
+    tokens: Tensor
+    mask: Tensor
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 
 from services.core.errors import Overloaded
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S
 from services.score.negatives.hard_negatives import HardNegatives, Kind

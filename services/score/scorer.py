@@ -18,12 +18,12 @@ from services.core.batching.batcher import Answer, Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
+from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.nn.clip_texts import Text
 from services.score.engine import Cosines, Item, ScoreEngine
-from services.score.http.calls import Caption, ScoreCall
 from services.score.model.features import BYTES_FORMAT, Features
 from services.score.model.heatmaps import Heatmaps, as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
@@ -34,6 +34,41 @@ MAX_INLINE_CAPTIONS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
 # What a thread tokenises at a time; between two of them a request may be given up.
 TOKENISED_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+
+    max_captions: int = 1024
+    max_images: int = 64
+    max_explained_captions: int = 64
+    max_heatmap_numbers: int = 1_000_000
+    images: ImageLimits = field(default_factory=ImageLimits)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption as the request gives it; `param` is the field to blame."""
+
+    text: str
+    param: str
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """`pairs` are places in `images` and in `captions`, in the order of the answer.
+
+    `is_vllm` calls are answered in vLLM's form; of any other, the pairs are its only image with each caption.
+    """
+
+    images: Sequence[ImageInput] = ()
+    captions: Sequence[Caption] = ()
+    pairs: Sequence[tuple[int, int]] = ()
+    model: str | None = None
+    explain: bool = False
+    truncate: bool = False
+    is_vllm: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.http.calls import EmbedCall, TextInput
-from services.embed.service import Checkpoint, Embedded, Embedder
+from services.embed.service import Checkpoint, EmbedCall, Embedded, Embedder, TextInput
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint

@@ -18,6 +18,8 @@ from torch import Tensor
 from services.score.fsc_clip import (
     FscClipLosses,
     FscClipWeights,
+    ImageFeatures,
+    TextFeatures,
     aligned_patches,
     clip_loss,
     fsc_clip_losses,
@@ -29,7 +31,6 @@ from services.score.fsc_clip import (
     patch_weights,
     token_cosines,
 )
-from services.score.model.dense_features import ImageFeatures, TextFeatures
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 DOCUMENT = json.loads((GOLDENS / "fsc_clip_losses.json").read_text())

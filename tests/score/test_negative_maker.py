@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from services.core.errors import Overloaded
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.score.negative_maker import NegativeMaker
 from services.score.negatives.annotation import Annotation, Annotator, best_annotator

@@ -20,18 +20,18 @@ from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from services.score.engine import ImageItem, ScoreEngine
-from services.score.http.calls import ScoreCall, captions_of
+from services.score.http.calls import captions_of
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.features import Features
 from services.score.model.pairing import PairEngine, PairItem, Similarities
-from services.score.scorer import Checkpoint, ScoreBatchers, Scored, Scorer
+from services.score.scorer import Checkpoint, ScoreBatchers, ScoreCall, Scored, Scorer
 from tests.core.image_files import encode
 from tests.score.tiny import CONTEXT_LENGTH, NUM_PATCHES, write_tiny_checkpoint
 

@@ -12,7 +12,7 @@ from services.core.admission.concurrency_limit import ConcurrencyLimit
 from services.core.admission.places import Place, Places
 from services.core.caller import current_caller
 from services.core.errors import Overloaded
-from services.core.http.exchange import announces_body, exchange_of, header_of
+from services.core.exchange import announces_body, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 

@@ -6,7 +6,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import BodyTimeout
-from services.core.http.exchange import WHOLE_BODY_KEY, announces_body
+from services.core.exchange import WHOLE_BODY_KEY, announces_body
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 

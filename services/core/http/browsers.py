@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.core.errors import PermissionDenied
-from services.core.http.exchange import header_of, headers_of
+from services.core.exchange import header_of, headers_of
 from services.core.http.health import PROBE_PATHS
 from services.core.metrics import Metrics
 

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest
-from services.core.http.exchange import announces_body, exchange_of, header_of
+from services.core.exchange import announces_body, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 

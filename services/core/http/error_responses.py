@@ -30,7 +30,7 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
-from services.core.http.exchange import exchange_of
+from services.core.exchange import exchange_of
 
 # What a route puts in the body of an error. It stands on the route's class (`route_class.error_body`), or, once the
 # handler knows which dialect its client speaks, in `request.state.error_body`.

@@ -27,10 +27,10 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
+from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of, headers_of
 from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.cancellation import Deadline, DisconnectCancellation
 from services.core.http.error_responses import error_headers, render_error
-from services.core.http.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of, headers_of
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings, ServiceSettings

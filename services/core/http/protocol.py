@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.core.errors import FoveaError, InvalidRequest, TooLarge, is_out_of_memory, no_memory
+from services.core.exchange import WHOLE_BODY_KEY
 from services.core.http.error_responses import error_headers
-from services.core.http.exchange import WHOLE_BODY_KEY
 from services.core.http.request_heads import (
     MAX_HEAD_BYTES,
     Body,

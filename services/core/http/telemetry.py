@@ -10,7 +10,7 @@ from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.core.http.exchange import exchange_of
+from services.core.exchange import exchange_of
 from services.core.http.middleware import KNOWN_METHODS, QUIET_PATHS
 from services.core.logs import REDACTED
 from services.core.settings import SettingsError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.images.inputs import ImageInput
-from services.embed.http.calls import TextInput
+from services.embed.service import TextInput
 
 State = Literal["ready", "building"]
 IndexKind = Literal["flat", "ivf"]

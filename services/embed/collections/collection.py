@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from services.core.errors import Conflict, FoveaError, Overloaded, blaming
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics

@@ -13,7 +13,7 @@ from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.http.health import CheckResult
 from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import DECODED_AT_ONCE

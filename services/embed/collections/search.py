@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.errors import DeadlineExceeded
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.images.inputs import ImageInput
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.engine import Embeddings
-from services.embed.http.calls import EmbedCall, TextInput
-from services.embed.service import Checkpoint, Embedder
+from services.embed.service import Checkpoint, EmbedCall, Embedder, TextInput
 from services.nn.clip_texts import Text
 
 Rows = NDArray[np.int64]

@@ -1,7 +1,6 @@
 """From a request's body to what it asks the model for, whichever of the accepted forms it has."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -17,57 +16,14 @@ from services.core.http.request_bodies import (
     unsupported,
     validate,
 )
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.http.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
-    EncodingFormat,
     InputItem,
     TeiRequest,
 )
-
-EMBEDDINGS_PER_INPUT = 4
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """What one call may hold or ask for; what is over is refused, naming limit and value."""
-
-    max_inputs: int = 4096
-    max_conditions: int = 64
-    images: ImageLimits = field(default_factory=ImageLimits)
-    max_k: int = 1000
-    max_json_values: int = 262_144
-
-    @property
-    def max_embeddings(self) -> int:
-        return EMBEDDINGS_PER_INPUT * self.max_inputs
-
-
-@dataclass(frozen=True)
-class TextInput:
-    text: str
-    param: str
-
-
-Input = ImageInput | TextInput
-
-
-@dataclass(frozen=True)
-class EmbedCall:
-    """Inputs in the order of the request. Every image is read under each of `conditions`, or under none.
-
-    `is_tei` calls are answered in TEI's dialect; `truncate` is theirs alone.
-    """
-
-    inputs: Sequence[Input] = ()
-    conditions: Sequence[str] = ()
-    model: str | None = None
-    encoding_format: EncodingFormat | None = None
-    dimensions: int | None = None
-    truncate: bool = False
-    is_tei: bool = False
+from services.embed.service import CallLimits, EmbedCall, Input, TextInput
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:

@@ -18,12 +18,11 @@ from services.core.metrics import Metrics
 from services.core.serving.model_object import model_fields
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.embed.engine import EmbedEngine
-from services.embed.http.calls import CallLimits, EmbedCall, TextInput, read_embed, read_embeddings
+from services.embed.http.calls import read_embed, read_embeddings
 from services.embed.http.schemas import (
     EmbeddingList,
     EmbeddingsRequest,
     EmbedRequest,
-    EncodingFormat,
     Model,
     ModelLimits,
     ModelList,
@@ -35,7 +34,7 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import Checkpoint, Embedded, Embedder
+from services.embed.service import CallLimits, Checkpoint, EmbedCall, Embedded, Embedder, EncodingFormat, TextInput
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 64 * 1024

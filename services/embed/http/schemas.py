@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from services.core.http.json_bodies import JsonImage, JsonList
 from services.core.serving.model_object import ModelObject
+from services.embed.service import EncodingFormat
 
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
-EncodingFormat = Literal["float", "base64"]
 
 
 class EmbedRequest(BaseModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest
-from services.generate.generation.abandonment import check_wanted
+from services.generate.prompts.abandonment import check_wanted
 
 SpanRule = Literal["newline", "text"]
 

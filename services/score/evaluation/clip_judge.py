@@ -19,9 +19,9 @@ from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_g
 from services.nn.clip_tokenizer import Tokenizer
 from services.score.evaluation.judges import CannotJudge, OnScores, Similarity, open_image
 from services.score.evaluation.records import Record, Task
-from services.score.fsc_clip import mean_local_similarity, token_cosines
+from services.score.fsc_clip import TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
-from services.score.model.dense_features import TextFeatures, check_towers, encode_images, encode_texts
+from services.score.model.dense_features import check_towers, encode_images, encode_texts
 
 NameT = TypeVar("NameT", bound=Hashable)
 

@@ -32,8 +32,8 @@ from services.score.data.scene_captions import (
     sketch,
 )
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
-from services.score.fsc_clip import mean_local_similarity, token_cosines
-from services.score.model.dense_features import ImageFeatures, TextFeatures, encode_images, encode_texts
+from services.score.fsc_clip import ImageFeatures, TextFeatures, mean_local_similarity, token_cosines
+from services.score.model.dense_features import encode_images, encode_texts
 
 Split = Literal["valid", "test"]
 SPLIT_SEEDS: dict[Split, int] = {"valid": 900_001, "test": 900_002}

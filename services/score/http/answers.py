@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.score.http.calls import ScoreCall
-from services.score.scorer import Scored
+from services.score.scorer import ScoreCall, Scored
 
 
 def num_numbers(scored: Scored) -> int:

@@ -1,7 +1,7 @@
 """From a request's body to what it asks about which images, whichever of the accepted forms it has."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -17,48 +17,13 @@ from services.core.http.request_bodies import (
     unsupported,
     validate,
 )
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import ImageInput, image_input
 from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
+from services.score.scorer import CallLimits, Caption, ScoreCall
 
 # Of a multipart form, beside its captions.
 OPTIONS = ("explain", "truncate", "model")
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """What one call may hold or ask for; what is over is refused, naming limit and value."""
-
-    max_captions: int = 1024
-    max_images: int = 64
-    max_explained_captions: int = 64
-    max_heatmap_numbers: int = 1_000_000
-    images: ImageLimits = field(default_factory=ImageLimits)
-
-
-@dataclass(frozen=True)
-class Caption:
-    """A caption as the request gives it; `param` is the field to blame."""
-
-    text: str
-    param: str
-
-
-@dataclass(frozen=True)
-class ScoreCall:
-    """`pairs` are places in `images` and in `captions`, in the order of the answer.
-
-    `is_vllm` calls are answered in vLLM's form; of any other, the pairs are its only image with each caption.
-    """
-
-    images: Sequence[ImageInput] = ()
-    captions: Sequence[Caption] = ()
-    pairs: Sequence[tuple[int, int]] = ()
-    model: str | None = None
-    explain: bool = False
-    truncate: bool = False
-    is_vllm: bool = False
 
 
 async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:

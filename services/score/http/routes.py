@@ -13,7 +13,7 @@ from services.core.serving.model_object import model_fields
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.score.engine import ScoreEngine
 from services.score.http.answers import num_numbers, render_score, render_vllm
-from services.score.http.calls import CallLimits, ScoreCall, captions_of, read_score
+from services.score.http.calls import captions_of, read_score
 from services.score.http.schemas import (
     HardNegativeSources,
     Model,
@@ -29,7 +29,7 @@ from services.score.http.schemas import (
 )
 from services.score.negative_maker import NegativeMaker
 from services.score.negatives.hard_negatives import KINDS
-from services.score.scorer import Checkpoint, ScoreBatchers, Scorer
+from services.score.scorer import CallLimits, Checkpoint, ScoreBatchers, ScoreCall, Scorer
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 4096

@@ -9,7 +9,6 @@ Shapes: B images, N texts, P patches, W text tokens, E embedding width. Tokens a
 pooled features of single precision at least.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,27 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.nn.vision_transformer import advance, attend, by_head, embed, pool, project
-
-
-@dataclass(frozen=True)
-class ImageFeatures:
-    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches stand row by row, from the top left."""
-
-    pooled: Tensor
-    tokens: Tensor
-
-
-@dataclass(frozen=True)
-class TextFeatures:
-    """`pooled` (N, E) is L2-normalised, `tokens` (N, W, E) are not; token w is that of `input_ids[:, w]`.
-
-    `mask` (N, W) bool is true from the first word to the end of text, which is among them; W is that of the longest
-    text.
-    """
-
-    pooled: Tensor
-    tokens: Tensor
-    mask: Tensor
+from services.score.fsc_clip import ImageFeatures, TextFeatures
 
 
 def check_towers(clip: Any) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from services.jobs.training import gather, world_size
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, negclip_loss
-from services.score.model.dense_features import TextFeatures, encode_images, encode_texts
+from services.score.fsc_clip import FscClipWeights, TextFeatures, clip_loss, fsc_clip_losses, negclip_loss
+from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.batches import TuningBatch
 
 # "clip" makes no use of negatives, "negclip" puts them into the batch's softmax, "global" is FSC-CLIP without its

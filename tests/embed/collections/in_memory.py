@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.core.errors import NotFound
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.images.decoding import ImageLimits
 from services.embed.collections.answers import (
     CollectionListing,
@@ -20,7 +20,7 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.storage.image_store import Added, StoredImage
-from services.embed.http.calls import CallLimits
+from services.embed.service import CallLimits
 from tests.core.image_files import encode, scene
 
 COLOR, SHAPE = "What is the color?", "What is the shape?"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from services.nn.clip_model import ClipModel
-from services.score.fsc_clip import FscClipWeights, fsc_clip_losses, interpolate
-from services.score.model.dense_features import ImageFeatures, TextFeatures, encode_images, encode_texts
+from services.score.fsc_clip import FscClipWeights, ImageFeatures, TextFeatures, fsc_clip_losses, interpolate
+from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.lora import add_lora, merged_state_dict
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 

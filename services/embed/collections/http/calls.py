@@ -25,7 +25,8 @@ from services.core.images.inputs import ImageInput, image_input
 from services.embed.collections.answers import ImageToAdd, SearchQuery
 from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
-from services.embed.http.calls import CallLimits, TextInput, conditions_of
+from services.embed.http.calls import conditions_of
+from services.embed.service import CallLimits, TextInput
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10

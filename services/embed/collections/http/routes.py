@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
-from services.core.http.exchange import Timing
+from services.core.exchange import Timing
 from services.core.http.json_bodies import MAX_INLINE_BYTES, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
@@ -33,7 +33,7 @@ from services.embed.collections.http.schemas import (
     render_search,
 )
 from services.embed.collections.storage.image_store import Added, StoredImage
-from services.embed.http.calls import CallLimits
+from services.embed.service import CallLimits
 
 MAX_PAGE = 1000
 # More entries than this are written by a thread, so that the event loop serves others meanwhile.

@@ -10,7 +10,7 @@ from services.core.images.decoding import ImageUrl
 from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import ImageInput
 from services.embed.collections.answers import SearchQuery
-from services.embed.http.calls import TextInput
+from services.embed.service import TextInput
 from tests.embed.collections.in_memory import COLOR, MODEL, PHOTO, SHAPE, InMemory, as_base64, error_of
 
 

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from services.generate.generation.abandonment import in_thread
+from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.templates import Piece, tokenise
 from tests.generate.tiny_models import tiny_tokenizer
 

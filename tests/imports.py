@@ -1,0 +1,64 @@
+"""The import graph of the source tree, as `ast` reads it."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def sources(root: Path = ROOT) -> list[Path]:
+    """All modules that the wheel holds."""
+    return sorted(path for folder in ("services", "gateway") for path in (root / folder).rglob("*.py"))
+
+
+def module_name(path: Path, root: Path = ROOT) -> str:
+    return path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+
+
+def imported(text: str, known: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
+    """Line and module of each import; `from a import b` is of `a.b` where that is a module of `known`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for full in dict.fromkeys(f"{node.module}.{alias.name}" for alias in node.names):
+                yield node.lineno, full if full in known else node.module
+
+
+def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
+    """The modules of ours that each of our modules imports."""
+    files = {module_name(path, root): path for path in sources(root)}
+    known = frozenset(files)
+    return {
+        name: {module for _, module in imported(path.read_text(), known) if module in known and module != name}
+        for name, path in files.items()
+    }
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which imports all others in the end."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {frozenset({name, *(other for other in reached[name] if name in reached[other])}) for name in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def longest_chain(graph: Mapping[str, set[str]]) -> list[str]:
+    """The longest path of imports in a graph without circles."""
+
+    @cache
+    def chain(name: str) -> tuple[str, ...]:
+        return (name, *max((chain(other) for other in sorted(graph[name])), key=len, default=()))
+
+    return list(max((chain(name) for name in sorted(graph)), key=len))
+
+
+def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for other in graph[waiting.pop()] - found:
+            found.add(other)
+            waiting.append(other)
+    return found
