@@ -28,7 +28,7 @@ from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
 from services.generate.prompts.templates import Prompt
 from services.nn.devices import DeviceOptions
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 DOCUMENT_TOKENS = 100
 QUESTION_TOKENS = 20

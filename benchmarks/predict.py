@@ -34,7 +34,7 @@ from benchmarks.served import served
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 from services.predict.engine import PredictEngine
 from services.predict.model.task_description import TaskDescription
 

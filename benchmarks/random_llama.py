@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 VOCABULARY = 32_000
 # 12 query heads over 4 of keys and values, as current models group them

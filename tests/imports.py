@@ -1,7 +1,7 @@
 """The import graph of the source tree, as `ast` reads it."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -48,10 +48,14 @@ def longest_chain(graph: Mapping[str, set[str]]) -> list[str]:
     """The longest path of imports in a graph without circles."""
 
     @cache
-    def chain(name: str) -> tuple[str, ...]:
-        return (name, *max((chain(other) for other in sorted(graph[name])), key=len, default=()))
+    def chain(name: str) -> list[str]:
+        return [name, *_longest(chain(other) for other in sorted(graph[name]))]
 
-    return list(max((chain(name) for name in sorted(graph)), key=len))
+    return _longest(chain(name) for name in sorted(graph))
+
+
+def _longest(chains: Iterable[list[str]]) -> list[str]:
+    return max(chains, key=lambda chain: len(chain), default=[])
 
 
 def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:

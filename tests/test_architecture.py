@@ -19,6 +19,7 @@ WORLD = ("os", "pathlib", "json", "structlog", "time")
 PAPERS = "{focallens,visibility,calibration,distillation,fsc_clip}"
 LAYERS = ("services.nn", f"services.{{service}}.{PAPERS}", "services.core.errors")
 KNOWN = (*LAYERS, "services.{service}.{model,tasks,profile,prompts,generation,arithmetic}")
+OTHERS_OF_CORE = "services.core.{store,batching,cache,images,http,admission,serving}"
 CORE_OF_JOBS = "services.core.{store,images,settings,errors,logs,durable_files,printable,scarce_memory,metrics}"
 
 
@@ -64,8 +65,22 @@ ROOMS = (
         HTTP,
     ),
     Room("services/*/{app,__main__,settings}.py", ("services.{service}", "services.core", "services.nn"), HEAVY),
-    Room("services/core/{store,batching,images,cache,admission}/**", ("services.core",), HEAVY),
-    Room("services/core/**", ("services.core",), HEAVY),
+    Room("services/core/store/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("store,", ""))),
+    Room("services/core/batching/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("batching,", ""))),
+    Room("services/core/cache/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("cache,", ""))),
+    Room("services/core/images/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("images,", ""))),
+    Room(
+        "services/core/admission/**",
+        ("services.core",),
+        (*HEAVY, "services.core.{store,batching,cache,images,http,serving}"),
+    ),
+    Room("services/core/http/**", ("services.core",), (*HEAVY, "services.core.{store,batching,cache,images,serving}")),
+    Room("services/core/serving/**", ("services.core",), HEAVY),
+    Room(
+        "services/core/*",
+        ("services.core",),
+        (*HEAVY, "services.core.{store,batching,cache,images,http,serving,admission}"),
+    ),
     Room("services/nn/**", ("services.nn", "services.core.errors"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),

@@ -16,8 +16,7 @@ from pydantic import JsonValue
 from services.core.errors import InvalidField, TooLarge, blaming
 from services.generate.generation.options import AnswerOptions as AnswerOptions
 from services.generate.generation.options import EngineOptions as EngineOptions
-from services.generate.generation.passes import Passes, finish
-from services.generate.generation.preparations import Preparations
+from services.generate.generation.passes import Passes, Preparations, finish
 from services.generate.generation.ranking import (
     Ranking,
     num_ranking_tokens,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
+from services.nn.loading import declare_torchvision_operators
 from services.nn.refusals import Refused, readable_weights
-from services.nn.torchvision_operators import declare_torchvision_operators
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"

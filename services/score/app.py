@@ -13,9 +13,9 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.cache.result_cache import open_cache
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import Health
-from services.core.images.decoding import ImageLimits
 from services.core.images.fetch import FetchLimits
 from services.core.images.inputs import DecodeLimits, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import check_compute, publish_packaged_starters
 from services.core.serving.served_checkpoint import Followed, ServedCheckpoint

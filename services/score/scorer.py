@@ -19,8 +19,8 @@ from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
 from services.core.exchange import Timing
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.nn.clip_texts import Text
 from services.score.engine import Cosines, Item, ScoreEngine

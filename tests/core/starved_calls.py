@@ -10,8 +10,9 @@ from pathlib import Path
 from PIL import Image
 
 from services.core.errors import FoveaError
-from services.core.http.json_bodies import parse_json
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.http.bodies import parse_json
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 
 MORE_BYTES = 10 * 1024 * 1024
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")

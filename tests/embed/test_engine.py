@@ -23,8 +23,7 @@ from services.embed.engine import (
     StateItem,
 )
 from services.embed.model.checkpoint import FOCALLENS_WEIGHTS, load_focallens
-from services.embed.model.condition_tokens import MAX_REMEMBERED_CONDITIONS
-from services.embed.model.encoder import MAX_READOUTS_AT_ONCE
+from services.embed.model.encoder import MAX_READOUTS_AT_ONCE, MAX_REMEMBERED_CONDITIONS
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

@@ -17,8 +17,8 @@ from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.embed.engine import EmbedEngine, Item, Reading
 from services.embed.service import Checkpoint, EmbedCall, Embedded, Embedder, TextInput

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.generate.model.attention import ATTENTION, register_attention
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 declare_torchvision_operators()
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.nn.quiet_loading import quiet_loading
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators, quiet_loading
 
 declare_torchvision_operators()
 

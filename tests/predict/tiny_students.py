@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 declare_torchvision_operators()
 

@@ -21,8 +21,8 @@ from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Timing
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

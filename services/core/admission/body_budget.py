@@ -6,10 +6,10 @@ waits for its turn, with its body left on the connection.
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.core.admission.fair_budget import FairBudget
 from services.core.admission.json_scan import JsonScan
 from services.core.errors import Overloaded, TooLarge
 from services.core.exchange import header_of
+from services.core.fair_budget import FairBudget
 from services.core.metrics import Metrics
 
 # Up to this size a body takes no part in the budget, and no body of it can hold too many values to be parsed soon.

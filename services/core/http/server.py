@@ -17,8 +17,8 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
-from services.core.admission.connections import ConnectionLimits, LimitedProtocol, most_connections
 from services.core.descriptors import ExhaustionLog, check_descriptors, raise_limit
+from services.core.http.connections import ConnectionLimits, LimitedProtocol, most_connections
 from services.core.http.handshakes import begin_no_more
 from services.core.http.health import Health
 from services.core.logs import configure_logging

@@ -1,15 +1,11 @@
-"""Images as clients send them: what a request names, and bytes to RGB pixels under limits.
+"""Decode images as clients send them: bytes to RGB pixels, under limits.
 
 Nothing a client sends may cost more than the limits allow, or end as anything but an image or a 4xx.
 """
 
-import binascii
-import re
 import struct
 import zlib
-from dataclasses import dataclass
 from io import BytesIO
-from urllib.parse import unquote
 
 from PIL import Image, ImageChops, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
@@ -18,13 +14,12 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType, blaming
+from services.core.errors import InvalidRequest, TooLarge, blaming
 from services.core.images import webp
 from services.core.images.headers import ImageHeader, orientation, read_header
+from services.core.images.references import ImageLimits
 from services.core.scarce_memory import check_memory
 
-MEBIBYTE = 1024 * 1024
-MAX_URL_CHARACTERS = 8_192
 STRIP_PIXELS = 1_000_000
 
 # `Image.open` would warn through the process-wide filters about large sizes; a plugin alone does not.
@@ -66,39 +61,6 @@ _TRANSPOSITIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-_DATA_URI = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
-# URL-safe base64 writes two characters otherwise.
-_BASE64_ALPHABET = bytes.maketrans(b"-_", b"+/")
-_BASE64_SPACE = b" \t\r\n\f\v"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-
-@dataclass(frozen=True)
-class ImageLimits:
-    """Largest accepted file in bytes, product of width and height, and longer side in pixels."""
-
-    max_image_bytes: int = 20 * MEBIBYTE
-    max_pixels: int = 64_000_000
-    max_side: int = 32_768
-
-
-@dataclass(frozen=True)
-class ImageUrl:
-    """An `http` or `https` URL, not yet checked for where it leads (`services.core.images.fetch` does)."""
-
-    url: str
-
-
-@dataclass(frozen=True)
-class StoredImage:
-    """An image that a collection holds."""
-
-    collection: str
-    image_id: str
-
-
-ImageReference = bytes | ImageUrl | StoredImage
-
 
 def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
     """The first frame of a JPEG, PNG, WebP, GIF or BMP as loaded RGB pixels, turned upright.
@@ -132,30 +94,6 @@ def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = 
         except _DECODER_FAILURES:
             check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders call the lack of it damage
             raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
-
-
-def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> ImageReference:
-    """What an `image` in a JSON body means: its bytes, where to fetch them, or which stored image.
-
-    Takes a data URI, bare base64 (standard or URL-safe, with or without padding and line breaks), an `http(s)`
-    URL, `{"url": …}` with any of these, OpenAI's `{"type": "image_url", "image_url": {"url": …}}`, or
-    `{"id": "collection/image-id"}`. Raises InvalidField for another shape, InvalidRequest for what does not
-    decode, TooLarge before decoding what is too long, UnsupportedMediaType for a data URI of something else.
-    """
-    match value:
-        case str():
-            return _parse_text(value.strip(), param, limits)
-        case {"id": str(stored), **rest} if not rest.keys() & {"url", "image_url"}:
-            return _parse_stored(stored, param)
-        case {"image_url": {"url": str(url)} | str(url), **rest} if not rest.keys() & {"id", "url"}:
-            return _parse_text(url.strip(), param, limits)
-        case {"url": str(url), **rest} if not rest.keys() & {"id", "image_url"}:
-            return _parse_text(url.strip(), param, limits)
-    raise InvalidField(
-        'An image is a data URI, base64, an http(s) URL, {"url": …} or, where collections are kept,'
-        ' {"id": "collection/image-id"}.',
-        param=param,
-    )
 
 
 def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
@@ -229,53 +167,3 @@ def _upper_bytes_of_strip(image: Image.Image) -> Image.Image:
 def _unlike(image: Image.Image, value: int) -> Image.Image:
     """8-bit grey that is 255 where an image of the kind has another value, and 0 where it has this one."""
     return image.point([0 if one == value else 255 for one in range(256)])
-
-
-def _parse_text(text: str, param: str, limits: ImageLimits) -> bytes | ImageUrl:
-    scheme = text[:8].lower()
-    if scheme.startswith("data:"):
-        return _parse_data_uri(text, param, limits)
-    if scheme.startswith(("http://", "https://")):
-        if len(text) > MAX_URL_CHARACTERS:
-            raise TooLarge(f"The image URL has {len(text)} characters; the limit is {MAX_URL_CHARACTERS}.", param=param)
-        return ImageUrl(text)
-    if _SCHEME.match(text):
-        raise InvalidRequest("Only http and https image URLs are accepted.", param=param)
-    return _decode_base64(text, param, limits)
-
-
-def _parse_data_uri(text: str, param: str, limits: ImageLimits) -> bytes:
-    head = _DATA_URI.match(text, endpos=256)
-    if head is None:
-        raise InvalidRequest("The data URI has no comma after its media type.", param=param)
-    media_type, options = head[1].strip().lower(), head[2].lower().replace(" ", "")
-    if not media_type.startswith("image/"):
-        found = media_type or "text/plain"
-        raise UnsupportedMediaType(f"The data URI holds {found[:100]}, not image/*.", param=param)
-    if not options.endswith(";base64"):
-        raise InvalidRequest("The data URI is not base64.", param=param)
-    payload = text[head.end() :]
-    return _decode_base64(unquote(payload) if "%" in payload else payload, param, limits)
-
-
-def _decode_base64(text: str, param: str, limits: ImageLimits) -> bytes:
-    try:
-        encoded = text.encode("ascii").translate(_BASE64_ALPHABET, _BASE64_SPACE).rstrip(b"=")
-    except UnicodeEncodeError:
-        raise InvalidRequest("The image is not valid base64.", param=param) from None
-    num_bytes = len(encoded) * 3 // 4
-    if num_bytes > limits.max_image_bytes:
-        raise TooLarge(f"The image has {num_bytes} bytes; the limit is {limits.max_image_bytes} bytes.", param=param)
-    if not encoded:
-        raise InvalidRequest("The image is empty.", param=param)
-    try:
-        return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True)
-    except binascii.Error:
-        raise InvalidRequest("The image is not valid base64.", param=param) from None
-
-
-def _parse_stored(text: str, param: str) -> StoredImage:
-    collection, _, image_id = text.partition("/")
-    if not (collection and image_id):
-        raise InvalidField('The id of a stored image is "collection/image-id".', param=param)
-    return StoredImage(collection, image_id)

@@ -14,20 +14,19 @@ from typing import Self, TypeVar
 
 from PIL import Image
 
-from services.core.admission.fair_budget import FairBudget
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
-from services.core.http.json_bodies import JsonImage
-from services.core.images.decoding import (
+from services.core.fair_budget import FairBudget
+from services.core.images.decoding import load_image, read_image_header
+from services.core.images.fetch import FetchLimits, ImageFetcher
+from services.core.images.headers import ImageHeader
+from services.core.images.references import (
     ImageLimits,
     ImageReference,
     ImageUrl,
+    JsonImage,
     StoredImage,
-    load_image,
     parse_image_reference,
-    read_image_header,
 )
-from services.core.images.fetch import FetchLimits, ImageFetcher
-from services.core.images.headers import ImageHeader
 from services.core.metrics import Metrics
 from services.core.thread_priority import step_back
 

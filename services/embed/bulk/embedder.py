@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import Array
 from services.embed.focallens import FocalLens, Readouts
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens

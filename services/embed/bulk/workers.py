@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from services.core.errors import FoveaError
-from services.core.images.decoding import ImageLimits
+from services.core.images.references import ImageLimits
 from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels
 from services.embed.bulk.folder import Array, BulkFolder, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata

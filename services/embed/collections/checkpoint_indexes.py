@@ -18,15 +18,36 @@ import structlog
 from numpy.typing import NDArray
 
 from services.core.errors import FoveaError
-from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.pace import Pace
-from services.embed.collections.reader import Source
+from services.embed.collections.reader import FreshPixels, Source
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import Checkpoint
 from services.nn.clip_texts import Text
+
+# Before so many images were read either way, states are taken to be worth it.
+MIN_IMAGES = 256
+
+
+class Pace:
+    """Seconds that images took, from states and encoded."""
+
+    def __init__(self) -> None:
+        self._images = {True: 0, False: 0}
+        self._seconds = {True: 0.0, False: 0.0}
+
+    def note(self, num_images: int, seconds: float, *, from_states: bool) -> None:
+        self._images[from_states] += num_images
+        self._seconds[from_states] += seconds
+
+    @property
+    def states_pay(self) -> bool:
+        """Whether an image is read from its state in less time than it is encoded in, as far as was measured."""
+        if min(self._images.values()) < MIN_IMAGES:
+            return True
+        return self._seconds[True] / self._images[True] < self._seconds[False] / self._images[False]
+
 
 Rows = NDArray[np.int64]
 

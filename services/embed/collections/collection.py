@@ -13,8 +13,8 @@ import structlog
 
 from services.core.errors import Conflict, FoveaError, Overloaded, blaming
 from services.core.exchange import Timing
-from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import ImageInput, ImageInputs
+from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.embed.collections.answers import (
@@ -27,11 +27,10 @@ from services.embed.collections.answers import (
 )
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.conditions import Conditions
-from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.open_indexes import OpenIndexes
-from services.embed.collections.reader import ImageReader
+from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection

@@ -9,11 +9,10 @@ from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.core.settings import MEBIBYTE
 from services.core.thread_priority import step_back
 from services.embed.collections.collection import CollectionOptions, Serving
-from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library
 from services.embed.collections.open_collections import OpenCollections
-from services.embed.collections.reader import ImageReader
+from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.search import SearchOptions
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.image_store import CollectionLimits

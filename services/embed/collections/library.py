@@ -15,8 +15,8 @@ from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
 from services.core.exchange import Timing
 from services.core.http.health import CheckResult
-from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import DECODED_AT_ONCE
+from services.core.images.references import StoredImage as StoredImageReference
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,

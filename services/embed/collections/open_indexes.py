@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes
-from services.embed.collections.fresh_pixels import FreshPixels
 from services.embed.collections.index.vector_index import IndexOptions
+from services.embed.collections.reader import FreshPixels
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import Checkpoint
 

@@ -1,7 +1,12 @@
-"""Stored images under conditions: re-read from a kept state where there is one, else decoded and encoded."""
+"""Stored images under conditions: re-read from a kept state where there is one, else decoded and encoded.
+
+Pixels that were decoded when an image was added are kept until it is indexed, so that it is decoded once.
+"""
 
 import asyncio
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -12,10 +17,44 @@ import structlog
 
 from services.core.batching.batcher import Submission
 from services.core.errors import FoveaError
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem
 from services.embed.service import Checkpoint
 from services.nn.clip_texts import Text
+
+
+class FreshPixels:
+    """At most `max_bytes`; the oldest are let go first. Used by any thread.
+
+    What a checkpoint's transform has made is of no use to another checkpoint, so both digests name an image.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._pixels: OrderedDict[tuple[str, str], Pixels] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, checkpoint: str, image: str, pixels: Pixels) -> None:
+        with self._lock:
+            self._forget((checkpoint, image))
+            self._pixels[checkpoint, image] = pixels
+            self._num_bytes += pixels.nbytes
+            while self._num_bytes > self._max_bytes:
+                self._forget(next(iter(self._pixels)))
+
+    def take(self, checkpoint: str, image: str) -> Pixels | None:
+        """Hand them out, once."""
+        with self._lock:
+            return self._forget((checkpoint, image))
+
+    def _forget(self, key: tuple[str, str]) -> Pixels | None:
+        pixels = self._pixels.pop(key, None)
+        if pixels is not None:
+            self._num_bytes -= pixels.nbytes
+        return pixels
+
 
 # What one submission holds: large enough for full batches, small enough that requests find their turn between two.
 PIECE_IMAGES = 64

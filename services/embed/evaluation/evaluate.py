@@ -14,8 +14,6 @@ from services.core.store.errors import StoreError
 from services.embed.evaluation.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
 from services.embed.evaluation.embedders import ImageEmbedder, NoTextSide, Unconditioned
-from services.embed.evaluation.features import NoProjection
-from services.embed.evaluation.fine_grained import LOADERS
 from services.embed.evaluation.genecis import Focus, evaluate_genecis, load_genecis
 from services.embed.evaluation.grid import (
     SCENE_CONDITIONS,
@@ -26,12 +24,18 @@ from services.embed.evaluation.grid import (
     retrieve_grid,
 )
 from services.embed.evaluation.grid_picture import Names, draw_grid
-from services.embed.evaluation.imagenet import evaluate_imagenet, read_nodes
-from services.embed.evaluation.labelled_images import evaluate_category
-from services.embed.evaluation.linear_probe import ProbeOptions, evaluate_linear_probe, load_dogs, load_probe, points
+from services.embed.evaluation.linear_probe import (
+    NoProjection,
+    ProbeOptions,
+    evaluate_linear_probe,
+    load_dogs,
+    load_probe,
+    points,
+)
 from services.embed.evaluation.loading import load_embedder
 from services.embed.evaluation.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.evaluation.results import RESULT_FILES, Result
+from services.embed.evaluation.same_class import LOADERS, evaluate_category, evaluate_imagenet, read_nodes
 from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
 from services.embed.evaluation.tables import print_tables
 from services.jobs.options import output_file, results_file

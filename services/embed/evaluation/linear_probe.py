@@ -7,24 +7,68 @@ score is an upper bound of what a learning rate fixed in advance would give.
 Shapes: N images, D width of the image tower, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
 
-from services.embed.evaluation.embedders import Array32, ImageEmbedder
-from services.embed.evaluation.features import embed_features
-from services.embed.evaluation.imagenet import SOURCE as IMAGENET
-from services.embed.evaluation.imagenet import read_nodes
+from services.embed.evaluation.embedders import Array32, ClipEmbedder, FocalLensEmbedder, ImageEmbedder
 from services.embed.evaluation.instructions import type_of
-from services.embed.evaluation.labelled_images import LabelledImages
 from services.embed.evaluation.metrics import Labels
 from services.embed.evaluation.results import DEVIATION
+from services.embed.evaluation.same_class import IMAGENET, LabelledImages, read_nodes
 from services.jobs.published_data import MissingData, Source
+
+
+class NoProjection(ValueError):
+    """A model's image tower does not end in a linear projection; the message names the model."""
+
+
+def embed_features(embedder: ImageEmbedder, images: Iterable[Image.Image], instruction: str | None) -> Array32:
+    """Pooled features in front of the projection into the shared space: (N, D), not normalised.
+
+    Raises NoProjection for a model whose image tower is no ViT of open_clip's.
+    """
+    if not isinstance(embedder, FocalLensEmbedder | ClipEmbedder) or not _ends_in_projection(embedder.visual):
+        raise NoProjection(f"{embedder.name} has no ViT whose linear projection a classifier could replace")
+    with _projected(embedder.visual) as features:
+        embedder.embed_images(images, [instruction])
+    return np.concatenate(features)
+
+
+def _ends_in_projection(visual: Any) -> bool:
+    return isinstance(getattr(visual, "proj", None), nn.Parameter) and hasattr(visual, "ln_post")
+
+
+@contextmanager
+def _projected(visual: Any) -> Iterator[list[Array32]]:
+    """While it lasts, collects the features that the tower projects, one array for each pass."""
+    features: list[Array32] = []
+
+    def collect(_module: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
+        features.append(_pooled(visual, normed).float().cpu().numpy())
+
+    hook = visual.ln_post.register_forward_hook(collect)
+    try:
+        yield features
+    finally:
+        hook.remove()
+
+
+def _pooled(visual: Any, normed: Tensor) -> Tensor:
+    """The last layer norm's output as the projection gets it: (N, T, D), or pooled already, → (N, D)."""
+    if normed.ndim == 2:
+        return normed
+    return normed[:, 1:].mean(dim=1) if visual.pool_type == "avg" else normed[:, 0]
+
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 

@@ -6,8 +6,7 @@ from typing import Any
 from fastapi import Request
 
 from services.core.errors import InvalidField, InvalidRequest, check_count
-from services.core.http.dialects import tei_error_body
-from services.core.http.request_bodies import (
+from services.core.http.bodies import (
     agreed,
     media_type_of,
     off_loop,
@@ -16,6 +15,7 @@ from services.core.http.request_bodies import (
     unsupported,
     validate,
 )
+from services.core.http.dialects import tei_error_body
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.http.schemas import (
     EmbeddingsRequest,

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from services.core.batching.batcher import BatchLimits
 from services.core.errors import InvalidField
+from services.core.http.bodies import request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.http.json_bodies import request_schema
 from services.core.metrics import Metrics
 from services.core.serving.model_object import model_fields
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint

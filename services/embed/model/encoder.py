@@ -8,7 +8,8 @@ Shapes: B images, S numbers in a state, R readouts (an image under a condition, 
 E embedding width, W text tokens, N texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,39 @@ from torch import Tensor
 
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint
-from services.embed.model.condition_tokens import ConditionTokens
 from services.embed.model.readout_plan import Pair
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
+
+# This many tokens cost a few hundred kilobytes.
+MAX_REMEMBERED_CONDITIONS = 256
+
+
+class ConditionTokens:
+    """Remembers what `encode`, the condition tower, made of conditions: token ids (W,) each → (C, D)."""
+
+    def __init__(self, encode: Callable[[Sequence[InputIds]], Tensor]) -> None:
+        self._encode = encode
+        self._remembered: OrderedDict[str, Tensor] = OrderedDict()
+
+    def of(self, conditions: Mapping[str, InputIds]) -> Tensor:
+        """Tokens (C, D) of at least one condition, given by digest; only those that were not asked for lately pass
+        the tower."""
+        remembered = self._remembered
+        new = [digest for digest in conditions if digest not in remembered]
+        if new:
+            tokens = self._encode([conditions[digest] for digest in new])
+            for digest, token in zip(new, tokens, strict=True):
+                remembered[digest] = token.clone()  # a view would keep its whole batch in memory
+        for digest in conditions:
+            remembered.move_to_end(digest)
+        chosen = torch.stack([remembered[digest] for digest in conditions])
+        while len(remembered) > MAX_REMEMBERED_CONDITIONS:
+            remembered.popitem(last=False)
+        return chosen
+
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]

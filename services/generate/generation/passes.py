@@ -1,11 +1,10 @@
 """Long work on a model, a bounded pass at a time, so that others can have the model in between.
 
-Such work is a generator that yields ahead of each of its passes and returns its result. Until it has ended, nothing
-that it holds may be changed by others; whoever wants the result no more closes it.
+`Preparations` are the passes that items need before their first event: first come, first served, a pass a turn.
 """
 
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Generator, Sequence
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -20,3 +19,65 @@ def finish(passes: Passes[T]) -> T:
         except StopIteration as ended:
             result: T = ended.value
             return result
+
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+class _Preparation(Generic[ItemT, ResultT]):
+    def __init__(self, items: list[ItemT], passes: Passes[ResultT], *, has_begun: bool) -> None:
+        self.items = items
+        self.passes = passes
+        self.has_begun = has_begun
+
+
+class Preparations(Generic[ItemT, ResultT]):
+    """Work in the order of its arrival. Only the first has had a pass, so no other holds anything."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Preparation[ItemT, ResultT]] = []
+
+    @property
+    def items(self) -> list[ItemT]:
+        """All that wait."""
+        return [item for preparation in self._waiting for item in preparation.items]
+
+    @property
+    def first(self) -> Sequence[ItemT]:
+        """Those for whom the next pass is."""
+        return tuple(self._waiting[0].items) if self._waiting else ()
+
+    def add(
+        self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False, has_begun: bool = False
+    ) -> None:
+        """Work for these items, behind all others or ahead of them; `items` loses those that are cancelled.
+
+        Work that `has_begun` stands ahead of its first pass already.
+        """
+        self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
+
+    def advance(self) -> ResultT | None:
+        """One pass of the first work; what that returns once it has ended. It is gone if this raises what a pass does.
+
+        Raises IndexError where nothing waits.
+        """
+        work = self._waiting.pop(0)
+        try:
+            if not work.has_begun:
+                work.has_begun = True
+                next(work.passes)
+            next(work.passes)
+        except StopIteration as ended:
+            result: ResultT = ended.value
+            return result
+        self._waiting.insert(0, work)
+        return None
+
+    def cancel(self, item: ItemT) -> None:
+        """It waits no more; work for which nobody waits is closed. Nothing for an item that does not wait."""
+        for work in list(self._waiting):
+            work.items[:] = [one for one in work.items if one is not item]
+            if not work.items:
+                work.passes.close()
+                self._waiting.remove(work)

@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.core.errors import check_count
-from services.core.http.json_bodies import JsonRoute
+from services.core.http.bodies import JsonRoute
 from services.core.serving.model_object import model_fields
 from services.generate.engine import AnswerOptions
 from services.generate.generation.running_batch import Generation, Progress, PromptFacts

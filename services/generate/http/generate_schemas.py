@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from services.core.errors import check_count
-from services.core.http.json_bodies import JsonList
+from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
 from services.generate.profile import BiasKind, Layer
 

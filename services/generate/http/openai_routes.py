@@ -13,11 +13,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from services.core.errors import blaming, check_count
-from services.core.http.json_bodies import JsonRoute
+from services.core.http.bodies import JsonRoute
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation.running_batch import Generation, Progress
 from services.generate.http.generate_calls import begun_with_text, calibration_of, documents_of, reports_of
-from services.generate.http.interleaving import interleaved
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.http.openai_calls import (
     charges,
@@ -36,7 +35,7 @@ from services.generate.http.openai_schemas import (
     CompletionChunk,
     CompletionRequest,
 )
-from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
+from services.generate.http.streaming import DONE, EventStream, event, event_stream_content, interleaved
 from services.generate.service import CallLimits, GenerateService, ServedGenerate
 
 # OpenAI's, where a completion names no number.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
-from services.core.http.json_bodies import JsonList
+from services.core.http.bodies import JsonList
 from services.generate.http.generate_schemas import (
     MAX_LISTED,
     REORDER_DESCRIPTION,

@@ -5,18 +5,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
 from services.core.errors import FoveaError, InvalidRequest, blaming, check_count
+from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import error_responses
-from services.core.http.json_bodies import JsonRoute
 from services.generate.generation.ranking import Ranking
-from services.generate.http.rerank_bodies import render_answer, render_answer_v2, render_tei
 from services.generate.http.rerank_schemas import (
     RerankAnswer,
     RerankAnswerV2,
@@ -27,9 +26,57 @@ from services.generate.http.rerank_schemas import (
     TeiRerankRequest,
 )
 from services.generate.prompts.ranking import RankMethod
-from services.generate.prompts.templates import Document
-from services.generate.prompts.truncation import shorten
+from services.generate.prompts.templates import Document, shorten
 from services.generate.service import GenerateService, ServedGenerate
+
+# Cohere bills a search for each so many documents.
+DOCUMENTS_PER_SEARCH_UNIT = 100
+
+
+def render_answer(
+    body: RerankRequest, ranking: Ranking, *, id: str, model: str, cut: Sequence[int] = ()
+) -> dict[str, Any]:
+    """A RerankAnswer."""
+    results: list[dict[str, Any]] = []
+    for k in _best(body, ranking):
+        document = {} if body.return_documents is False else {"document": _as_sent(body.documents[k])}
+        results.append({"index": k, "relevance_score": ranking.relevance_scores[k], **document})
+    usage = {"prompt_tokens": ranking.prompt_tokens, "total_tokens": ranking.prompt_tokens}
+    return {"id": id, "model": model, "results": results, "usage": usage, "meta": _meta("1", body, cut)}
+
+
+def render_answer_v2(body: RerankRequest, ranking: Ranking, *, id: str, cut: Sequence[int] = ()) -> dict[str, Any]:
+    """A RerankAnswerV2."""
+    results = [{"index": k, "relevance_score": ranking.relevance_scores[k]} for k in _best(body, ranking)]
+    return {"id": id, "results": results, "meta": _meta("2", body, cut)}
+
+
+def render_tei(body: TeiRerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+    """TeiRanks, best first."""
+    scores = ranking.scores if body.raw_scores else ranking.relevance_scores
+    return [
+        {"index": k, "score": scores[k], **({"text": body.texts[k]} if body.return_text else {})} for k in ranking.order
+    ]
+
+
+def _best(body: RerankRequest, ranking: Ranking) -> Sequence[int]:
+    return ranking.order[: body.top_n or None]
+
+
+def _as_sent(document: str | RerankDocument) -> dict[str, Any]:
+    return {"text": document} if isinstance(document, str) else document.model_dump(exclude_unset=True)
+
+
+def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": -(-len(body.documents) // DOCUMENTS_PER_SEARCH_UNIT)},
+    }
+    if cut:
+        named = ", ".join(map(str, cut))
+        meta["warnings"] = [f"Cut to {body.max_tokens_per_doc} tokens, as max_tokens_per_doc asks: document {named}."]
+    return meta
+
 
 # What a document is read for; `rank_fields` may name no others.
 READ_FIELDS = frozenset({"text", "title"})

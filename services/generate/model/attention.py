@@ -34,7 +34,7 @@ from services.generate.calibration import (
     spread,
     widen,
 )
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 ATTENTION = "fovea"
 MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32

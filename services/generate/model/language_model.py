@@ -20,8 +20,8 @@ from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import Calibration as Calibration
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.nn.devices import DeviceOptions
+from services.nn.loading import quiet_loading
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.quiet_loading import quiet_loading
 from services.nn.refusals import readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from services.generate.data.facts import FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts.templates import QUERY_AWARE, Document
-from services.generate.training.tokenizer_build import BOS_ID, EOS_ID
+from services.generate.training.initialisation import BOS_ID, EOS_ID
 from services.nn.refusals import Refused
 
 ANSWER_TOKENS = 3  # two words and the end

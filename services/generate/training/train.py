@@ -15,9 +15,8 @@ from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.data.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
-from services.generate.training.initialisation import create_llama
+from services.generate.training.initialisation import build_tokenizer, create_llama, tokenizer_config
 from services.generate.training.loop import Run, Stage, accuracy_by_position, train
-from services.generate.training.tokenizer_build import build_tokenizer, tokenizer_config
 from services.jobs.options import MAX_SEED, finite, output_folder
 
 NAME = "litm-facts"

@@ -1,6 +1,6 @@
 """All that the cells of a sweep import, so that their processes start from one that has done it."""
 
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 declare_torchvision_operators()
 

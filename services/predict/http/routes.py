@@ -9,9 +9,9 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
 from services.core.errors import NotFound, check_count
+from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.http.json_bodies import JsonRoute
 from services.predict.engine import Prediction
 from services.predict.http.schemas import (
     Model,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from services.core.http.json_bodies import JsonList
+from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
 
 # Far above what a task has or a client calls anything: they bound how long one body can be read.

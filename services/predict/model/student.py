@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from services.nn.devices import DeviceOptions
-from services.nn.quiet_loading import quiet_loading
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators, quiet_loading
 from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 

@@ -1,16 +1,86 @@
-"""T5s from scratch in named shapes.
+"""T5s from scratch in named shapes, their tokenizers, and low-rank matrices beside a large one's attention.
 
 The first weights are transformers', as T5's own were. AdamW learns from them where its learning rate is large, 1e-3 to
-3e-3 for "tiny", a few warm-up steps ahead of it; that of finetuning, 5e-5, hardly moves embeddings of length √d_model.
+3e-3 for "tiny", after a few warm-up steps; that of finetuning, 5e-5, hardly moves embeddings of length √d_model. The
+low-rank matrices are those of Hu et al. (2022), for models that are too large to be trained whole.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
+
+PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
+MIN_VOCABULARY = 3 + 256
+# A word, a digit or other signs with the space ahead of it; further white space.
+_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A PreTrainedTokenizerFast of at most so many tokens, the same for the same texts in the same order.
+
+    It puts the end of sequence behind every text. The first word of a text, and of what follows a control token, is the
+    token that it would be further on. Raises ValueError for fewer than MIN_VOCABULARY tokens.
+    """
+    if vocab_size < MIN_VOCABULARY:
+        raise ValueError(f"the control tokens and all bytes are {MIN_VOCABULARY} tokens; {vocab_size} do not hold them")
+    declare_torchvision_operators()
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # the trainer would learn the signs of an end of sequence as a word
+    tokenizer.train_from_iterator((piece for text in texts for piece in text.split(EOS)), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, 1)])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+# LoRA's scale is SCALE / rank · rank: what the matrices add does not shrink where the rank is small.
+SCALE = 2
+
+
+def add_lora(model: Any, rank: int, seed: int) -> Any:
+    """Put matrices of this rank beside the queries and values of `model`, in place, and let only these be trained.
+
+    Returns peft's handle, for `merged_copy`. Raises ValueError where peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError("lora_rank needs the package peft, which is not installed") from None
+    config = LoraConfig(r=rank, lora_alpha=SCALE * rank, lora_dropout=0.0, target_modules=["q", "v"])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def merged_copy(handle: Any) -> Any:
+    """A plain model with the matrices added to the weights that they stand beside."""
+    return copy.deepcopy(handle).merge_and_unload()
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from services.nn.quiet_loading import quiet_loading
+from services.nn.loading import quiet_loading
 from services.predict.data.published import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import Task
+from services.predict.training.initialisation import add_lora, merged_copy
 from services.predict.training.lessons import Batch, Lesson, Lessons
-from services.predict.training.lora import add_lora, merged_copy
 from services.predict.training.marking import accuracy
 from services.predict.training.recipe import Evaluation, Method, Outcome, Recipe, TeachingData
 from services.predict.training.state import Progress, arguments_of, load_weights

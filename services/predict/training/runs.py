@@ -14,14 +14,13 @@ from typing import Any
 from accelerate import PartialState
 
 from services.core.durable_files import write_durably
+from services.nn.loading import declare_torchvision_operators
 from services.nn.refusals import readable_weights
-from services.nn.torchvision_operators import declare_torchvision_operators
-from services.predict.training.initialisation import SHAPES, create_t5
+from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
 from services.predict.training.loop import teach
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
 from services.predict.training.sources import DataSource, read_teaching_data
 from services.predict.training.state import agree, forget
-from services.predict.training.tokenizer_build import MIN_VOCABULARY, build_tokenizer
 
 __all__ = ["RESULT", "SHAPES", "DataSource", "StudentRun", "load_student", "run_student"]
 

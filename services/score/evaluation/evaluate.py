@@ -23,6 +23,7 @@ from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks import (
     load_imagecode,
     load_negclip_captions,
+    load_records,
     load_sugarcrepe_tasks,
     load_valse,
     load_winoground,
@@ -31,7 +32,6 @@ from services.score.evaluation.chat_endpoint import Pace
 from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges
-from services.score.evaluation.record_files import load_records
 from services.score.evaluation.records import Task, count
 from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.tables import make_tables, numbers_of, print_tables

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.nn.quiet_loading import quiet_loading
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators, quiet_loading
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Task
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 
 from services.core.errors import InvalidField, TooLarge, check_count
-from services.core.http.request_bodies import (
+from services.core.http.bodies import (
     MAX_FORM_FIELDS,
     agreed,
     media_type_of,

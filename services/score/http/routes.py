@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from services.core.errors import InvalidField, TooLarge
-from services.core.http.json_bodies import JsonRoute, request_schema
+from services.core.http.bodies import JsonRoute, request_schema
 from services.core.metrics import Metrics
 from services.core.serving.model_object import model_fields
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint

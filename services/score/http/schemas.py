@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.json_bodies import JsonImage, JsonList
+from services.core.http.bodies import JsonList
+from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.hard_negatives import Kind
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, check_count
-from services.core.http.request_bodies import validate
-from services.core.images.decoding import ImageLimits
+from services.core.http.bodies import validate
 from services.core.images.inputs import ImageInput, image_input
+from services.core.images.references import ImageLimits
 
 SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 FOVEAS = ("image", "captions")

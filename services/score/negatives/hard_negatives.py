@@ -16,8 +16,7 @@ from services.score.negatives.annotation import Annotator, best_annotator
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.relations import Reading
 from services.score.negatives.replacements import replace
-from services.score.negatives.swaps import bigram_shuffle, negclip, normalised
-from services.score.negatives.turns import turn
+from services.score.negatives.swaps import bigram_shuffle, negclip, normalised, turn
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
 

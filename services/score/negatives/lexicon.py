@@ -1,10 +1,89 @@
-"""What may stand in place of a word so that a caption is no longer true of its picture."""
+"""Words that may stand in place of others so that a caption is no longer true of its picture.
+
+They exclude each other: colours, sizes, shapes, materials, counts, and common things and deeds.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from services.score.negatives.inflection import inflected
-from services.score.negatives.vocabulary import ADJECTIVES, NOUNS, NUMBERS, VERBS
+
+ADJECTIVES = (
+    "red | green | blue | yellow | orange | purple violet | pink | brown | black | white | gray grey | beige tan | "
+    "cyan turquoise | lime | navy | lavender | maroon | silver | golden gold",
+    "small little tiny | large big huge",
+    "smaller | larger bigger",
+    "smallest | largest biggest",
+    "tall | short",
+    "long | short",
+    "wide broad | narrow",
+    "thick | thin",
+    "old elderly | young",
+    "new | old",
+    "open | closed shut",
+    "full | empty",
+    "wet | dry",
+    "clean | dirty",
+    "light bright | dark",
+    "hot | cold",
+    "warm | cool",
+    "happy | sad",
+    "heavy | light",
+    "smooth | rough",
+    "soft | hard",
+    "sunny | cloudy | rainy | snowy | foggy",
+    "male | female",
+    "left | right",
+    "upper | lower",
+    "modern | ancient",
+    "fresh | rotten",
+    "cooked | raw",
+    "sharp | blunt",
+    "high | low",
+    "deep | shallow",
+    "busy crowded | deserted",
+    "round circular | square | triangular | rectangular | oval",
+    "striped | dotted spotted | checkered checked | plain | floral",
+    "wooden | metal metallic | plastic | glass | stone | leather | brick | concrete | ceramic | paper | rubber",
+)
+NUMBERS = ("two | three | four | five | six | seven | eight | nine | ten", "2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10")
+NOUNS = (
+    "circle | square | triangle | star | diamond | cross | ring | heart | rectangle | oval ellipse | pentagon | "
+    "hexagon | crescent | arrow",
+    "cube | sphere | cylinder | cone | pyramid",
+    "person | animal | statue",
+    "man guy | woman lady",
+    "boy | girl",
+    "baby | dog | cat",
+    "dog puppy | cat kitten | horse | cow | sheep | bird | bear | elephant | giraffe | zebra | duck | goat | pig",
+    "car | truck | bus | train | bicycle bike | motorcycle motorbike | boat | airplane plane | van | tram | scooter",
+    "chair | couch sofa | bed | table | desk | bench | shelf | stool",
+    "kitchen | bathroom | bedroom | office | garage | hallway",
+    "street road | beach | field | forest | river | lake | mountain",
+    "pizza | sandwich | cake | salad | soup | burger | donut doughnut | pasta",
+    "apple | banana | orange | carrot | tomato | strawberry | pear | lemon",
+    "cup mug | bottle | bowl | plate | glass | knife | fork | spoon",
+    "shirt | jacket coat | hat cap | dress | scarf | tie | helmet",
+    "skateboard | surfboard | snowboard | frisbee | kite | ball | umbrella",
+    "laptop | phone cellphone | book | camera | television tv | keyboard | clock",
+    "sink | toilet | bathtub | oven stove | refrigerator fridge | microwave",
+    "wall | fence | tree | building house | bush | bridge | tower",
+    "morning | evening | night",
+    "top | bottom",
+)
+VERBS = (
+    "sit | stand | lie | kneel | jump | sleep",
+    "walk | run | swim | fly | climb",
+    "push | pull",
+    "hold carry | drop | throw | kick",
+    "ride | push | repair",
+    "open | close",
+    "eat | cook | wash | throw",
+    "drink | spill | pour",
+    "laugh smile | cry",
+    "wear | fold | sew",
+)
+
 
 Candidates = Sequence[tuple[str, float]]  # texts in the form of the word asked about, and positive weights
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 
 from services.core.admission.body_budget import FREE_BODY_BYTES
 from services.core.http.app import AppParts, create_app
+from services.core.http.bodies import read_json
 from services.core.http.health import Health
-from services.core.http.request_bodies import read_json
 from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 

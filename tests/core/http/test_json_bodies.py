@@ -7,8 +7,8 @@ from fastapi import APIRouter, Body, Request
 from starlette.testclient import TestClient
 
 from services.core.http.app import AppParts, create_app
+from services.core.http.bodies import MAX_INLINE_BYTES, JsonRoute, parse_json
 from services.core.http.health import Health
-from services.core.http.json_bodies import MAX_INLINE_BYTES, JsonRoute, parse_json
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image, ImageChops, ImageOps
 
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from tests.core.image_files import (
     SIZE,
     encode,

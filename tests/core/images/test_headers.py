@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from services.core.errors import InvalidRequest, TooLarge, UnsupportedMediaType
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.images.decoding import decode_image
 from services.core.images.headers import (
     MAX_GIF_BLOCKS,
     MAX_JPEG_SCANS,
@@ -15,6 +15,7 @@ from services.core.images.headers import (
     media_type_of,
     read_header,
 )
+from services.core.images.references import ImageLimits
 from tests.core.image_files import SIZE, encode, every_kind, jpeg_with_segment, png_chunk, png_with_chunk, scene
 
 LIMITS = ImageLimits()

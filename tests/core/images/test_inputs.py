@@ -8,8 +8,8 @@ from PIL import Image
 
 from services.core.caller import Caller, set_caller
 from services.core.errors import Overloaded
-from services.core.images.decoding import ImageLimits
 from services.core.images.inputs import SMALL_IMAGE_PIXELS, DecodeLimits, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from tests.core.image_files import encode
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import FoveaError, InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
-from services.core.images.decoding import ImageLimits, ImageUrl, StoredImage, parse_image_reference
+from services.core.images.references import ImageLimits, ImageUrl, StoredImage, parse_image_reference
 
 LIMITS = ImageLimits(max_image_bytes=100_000)
 # Its base64 holds both characters that the URL-safe alphabet writes otherwise, and padding.

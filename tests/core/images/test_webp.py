@@ -5,7 +5,8 @@ from PIL import Image
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.core.images import webp
-from services.core.images.decoding import ImageLimits, decode_image
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from tests.core.image_files import SIZE, encode, exif, scene
 
 pytestmark = pytest.mark.skipif(not webp.is_available(), reason="Pillow's WebP library can't be called directly")

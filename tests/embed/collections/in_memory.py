@@ -8,7 +8,7 @@ from typing import Any
 
 from services.core.errors import NotFound
 from services.core.exchange import Timing
-from services.core.images.decoding import ImageLimits
+from services.core.images.references import ImageLimits
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,

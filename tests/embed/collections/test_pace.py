@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.embed.collections.pace import MIN_IMAGES, Pace
+from services.embed.collections.checkpoint_indexes import MIN_IMAGES, Pace
 
 
 @pytest.mark.parametrize(("seconds_from_states", "do_pay"), [(0.9, True), (1.1, False)])

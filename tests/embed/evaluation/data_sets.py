@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from services.embed.evaluation.imagenet import read_nodes
 from services.embed.evaluation.instructions import MMVP, SUGARCREPE
+from services.embed.evaluation.same_class import read_nodes
 
 CELEBA_COLUMNS = (
     *("5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs", "Big_Lips", "Big_Nose"),

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.embed.evaluation.fine_grained import LOADERS
-from services.embed.evaluation.labelled_images import evaluate_category
+from services.embed.evaluation.same_class import LOADERS, evaluate_category
 from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_fine_grained
 from tests.embed.evaluation.embedders import MeanColor

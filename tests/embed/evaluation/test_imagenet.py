@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.evaluation.imagenet import evaluate_imagenet, load_node, read_nodes
+from services.embed.evaluation.same_class import evaluate_imagenet, load_node, read_nodes
 from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_imagenet
 from tests.embed.evaluation.embedders import MeanColor

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder
-from services.embed.evaluation.features import NoProjection, embed_features
-from services.embed.evaluation.imagenet import read_nodes
 from services.embed.evaluation.linear_probe import (
+    NoProjection,
     ProbeOptions,
     ProbeScore,
     Split,
     best_score,
     draw_shots,
+    embed_features,
     evaluate_linear_probe,
     fit_probe,
     load_dogs,
@@ -26,6 +26,7 @@ from services.embed.evaluation.linear_probe import (
     points,
     top1_accuracy,
 )
+from services.embed.evaluation.same_class import read_nodes
 from services.embed.model.checkpoint import load_focallens
 from services.jobs.published_data import MissingData
 from services.nn.clip_model import create_clip, load_clip, save_clip

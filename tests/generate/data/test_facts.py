@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from services.generate.data.facts import KINDS, Fact, FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts.templates import FILLER, QUERY_AWARE, Document, check_round_trip, tokenise
-from services.generate.training.tokenizer_build import BOS_ID, EOS_ID, INSTRUCTION, build_tokenizer, tokenizer_config
+from services.generate.training.initialisation import BOS_ID, EOS_ID, INSTRUCTION, build_tokenizer, tokenizer_config
 
 
 def questions(naming: Naming, count: int = 400, num_documents: int = 8) -> list[FactQuestion]:

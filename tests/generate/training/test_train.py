@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from services.core.store.store import Store
 from services.generate.data.facts import Naming
-from services.generate.training.initialisation import OFFSETS, create_llama
+from services.generate.training.initialisation import OFFSETS, build_tokenizer, create_llama
 from services.generate.training.loop import Run, Stage, draw_batch, orthogonalised, position_weights
-from services.generate.training.tokenizer_build import build_tokenizer
 from services.generate.training.train import answer_word_ids, app, stages
 from tests.killed_job import run_until_killed
 

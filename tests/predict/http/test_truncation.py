@@ -6,7 +6,7 @@ import pytest
 
 from services.core.errors import TooLarge
 from services.predict.engine import PredictEngine
-from services.predict.http.truncation import Side, prepare_cut
+from services.predict.http.tei import Side, prepare_cut
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import ESNLI, RELEASED_PREFIXES

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from services.predict.training.tokenizer_build import MIN_VOCABULARY, build_tokenizer
+from services.predict.training.initialisation import MIN_VOCABULARY, build_tokenizer
 
 TEXTS = [
     "predict: Each box holds 12 apples and 7 pears.</s>How many apples are in 3 boxes?",

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from services.nn.torchvision_operators import declare_torchvision_operators
+from services.nn.loading import declare_torchvision_operators
 
 WORDS = ("<pad>", "</s>", "<unk>", "a", "dog", "on", "mat", "cat", "the", "two")
 # Of T5: some that tokens use, and those behind them that Vera uses.

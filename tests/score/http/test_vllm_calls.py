@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import FoveaError, InvalidField, TooLarge
-from services.core.images.decoding import ImageLimits
+from services.core.images.references import ImageLimits
 from services.score.http.vllm_calls import VllmPairs, is_vllm, read_pairs
 from tests.core.image_files import every_kind
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.score.negatives.inflection import inflected
-from services.score.negatives.lexicon import FirstOf, Vocabulary
-from services.score.negatives.vocabulary import ADJECTIVES, NOUNS, NUMBERS, VERBS
+from services.score.negatives.lexicon import ADJECTIVES, NOUNS, NUMBERS, VERBS, FirstOf, Vocabulary
 from services.score.negatives.wordnet import WordNet, find_wordnet
 from services.score.negatives.wordnet_lexicon import MAX_CANDIDATES, WordNetLexicon
 from tests.score.tiny_wordnet import animals, write_wordnet

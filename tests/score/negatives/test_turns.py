@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from services.score.negatives.agreement import agreeing_articles
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.relations import OPPOSITES, Reading
-from services.score.negatives.turns import turn
+from services.score.negatives.swaps import turn
 from tests.score.captions import captions
 
 TEXTBLOB = TextBlobAnnotator()

@@ -9,19 +9,19 @@ from fastapi import Request
 
 from services.core.admission.json_scan import check_num_values
 from services.core.errors import InvalidField, InvalidRequest, check_count
-from services.core.http.json_bodies import parse_json
-from services.core.http.request_bodies import (
+from services.core.http.bodies import (
     Form,
     agreed,
     media_type_of,
     off_loop,
+    parse_json,
     read_form,
     read_json,
     unsupported,
     validate,
 )
-from services.core.images.decoding import StoredImage
 from services.core.images.inputs import ImageInput, image_input
+from services.core.images.references import StoredImage
 from services.embed.collections.answers import ImageToAdd, SearchQuery
 from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
 from services.core.exchange import Timing
-from services.core.http.json_bodies import MAX_INLINE_BYTES, request_schema
+from services.core.http.bodies import MAX_INLINE_BYTES, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
     CollectionListing,

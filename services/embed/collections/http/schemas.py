@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.json_bodies import JsonImage, JsonList
+from services.core.http.bodies import JsonList
+from services.core.images.references import JsonImage
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexKind,

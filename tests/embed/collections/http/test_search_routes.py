@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.core.images.decoding import ImageUrl
-from services.core.images.decoding import StoredImage as StoredImageReference
 from services.core.images.inputs import ImageInput
+from services.core.images.references import ImageUrl
+from services.core.images.references import StoredImage as StoredImageReference
 from services.embed.collections.answers import SearchQuery
 from services.embed.service import TextInput
 from tests.embed.collections.in_memory import COLOR, MODEL, PHOTO, SHAPE, InMemory, as_base64, error_of

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from services.core.admission.fair_budget import FairBudget
 from services.core.caller import Caller, set_caller
 from services.core.errors import Overloaded
+from services.core.fair_budget import FairBudget
 
 
 def budget_of(capacity: int, max_waiting: int = 1000) -> FairBudget:

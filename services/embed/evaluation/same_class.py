@@ -1,0 +1,143 @@
+"""Retrieval of images of the same class (Table 5.3): ImageNet-Subset and the fine-grained data sets.
+
+ImageNet-Subset (Tables D.1 and D.5) asks for the class within a kind of thing. Of a fine-grained data set, the test
+images are used; each lies as its archives unpack, under the folder name that torchvision gives it.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.io import loadmat
+
+from services.embed.evaluation.embedders import ImageEmbedder
+from services.embed.evaluation.instructions import type_of
+from services.embed.evaluation.metrics import Labels, cosine_rows, mean_average_precision
+from services.jobs.published_data import MissingData, Source
+
+IMAGENET = Source("ILSVRC 2012, a folder of images for each class", "https://image-net.org/challenges/LSVRC/2012")
+NODES_FILE = Path(__file__).parent / "imagenet_nodes.json"
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Files and their classes (N,)."""
+
+    source: Source
+    paths: tuple[Path, ...]
+    labels: Labels
+
+    def first_of_each_class(self, num_images: int | None) -> "LabelledImages":
+        """At most so many images a class, the first ones; all of them for None."""
+        if num_images is None:
+            return self
+        kept = np.sort(np.concatenate([np.flatnonzero(self.labels == c)[:num_images] for c in np.unique(self.labels)]))
+        return LabelledImages(self.source, tuple(self.paths[i] for i in kept), self.labels[kept])
+
+
+def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category: str) -> float:
+    """mAP in points of retrieving images of the same class, asked for the type of the category. Raises MissingData."""
+    pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
+    (embeddings,) = embedder.embed_images(pictures, [type_of(category)])
+    return 100 * mean_average_precision(cosine_rows(embeddings), images.labels)
+
+
+FLOWERS = Source("Oxford 102 Flowers", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102")
+CARS = Source("Stanford Cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html")
+AIRCRAFT = Source("FGVC Aircraft (2013b)", "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft")
+FOOD = Source("Food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101")
+
+
+def load_flowers(directory: Path) -> LabelledImages:
+    """`flowers-102/`: `jpg/`, `imagelabels.mat` (the class of every image) and `setid.mat` (`tstid`: the test images),
+    both counted from 1. Raises MissingData."""
+    folder = directory / "flowers-102"
+    classes = loadmat(FLOWERS.existing(folder / "imagelabels.mat"))["labels"].ravel()
+    numbers = loadmat(FLOWERS.existing(folder / "setid.mat"))["tstid"].ravel()
+    paths = tuple(folder / "jpg" / f"image_{number:05d}.jpg" for number in numbers)
+    return LabelledImages(FLOWERS, paths, classes[numbers - 1].astype(np.int64))
+
+
+def load_cars(directory: Path) -> LabelledImages:
+    """`stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may lie in `devkit/`.
+
+    Raises MissingData.
+    """
+    folder = directory / "stanford_cars"
+    beside = folder / "cars_test_annos_withlabels.mat"
+    inside = folder / "devkit" / beside.name
+    annotations = loadmat(inside if inside.is_file() else CARS.existing(beside))["annotations"].ravel()
+    labels = np.array([int(entry["class"].item()) for entry in annotations])
+    return LabelledImages(
+        CARS, tuple(folder / "cars_test" / str(entry["fname"].item()) for entry in annotations), labels
+    )
+
+
+def load_aircraft(directory: Path) -> LabelledImages:
+    """`fgvc-aircraft-2013b/data/`: `images/` and `images_variant_test.txt`, a number and a variant a line.
+
+    Raises MissingData.
+    """
+    folder = directory / "fgvc-aircraft-2013b" / "data"
+    lines = AIRCRAFT.existing(folder / "images_variant_test.txt").read_text().splitlines()
+    numbers, variants = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    _, labels = np.unique(variants, return_inverse=True)
+    return LabelledImages(AIRCRAFT, tuple(folder / "images" / f"{number}.jpg" for number in numbers), labels)
+
+
+def load_food(directory: Path) -> LabelledImages:
+    """`food-101/`: `images/` and `meta/test.txt`, `class/number` a line. Raises MissingData."""
+    folder = directory / "food-101"
+    lines = FOOD.existing(folder / "meta" / "test.txt").read_text().split()
+    _, labels = np.unique([line.split("/")[0] for line in lines], return_inverse=True)
+    return LabelledImages(FOOD, tuple(folder / "images" / f"{line}.jpg" for line in lines), labels)
+
+
+# By column of Table 5.3, whose name in small letters is the category that the instruction names.
+LOADERS: dict[str, Callable[[Path], LabelledImages]] = {
+    "Flower": load_flowers,
+    "Car": load_cars,
+    "Aircraft": load_aircraft,
+    "Food": load_food,
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A kind of thing: its name in Table D.1, its column in Table D.5, its synset and the classes below it (wnids)."""
+
+    node: str
+    column: str
+    synset: str
+    words: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def read_nodes() -> list[Node]:
+    """The fourteen kinds, in the order of Table D.1."""
+    return [Node(**entry) for entry in json.loads(NODES_FILE.read_text())]
+
+
+def load_node(directory: Path, node: Node) -> LabelledImages:
+    """The images of a kind's classes: `directory/<wnid>/*.JPEG`. Raises MissingData."""
+    folders = [IMAGENET.existing(directory / wnid) for wnid in node.classes]
+    files = [sorted(folder.glob("*.JPEG")) for folder in folders]
+    for folder, found in zip(folders, files, strict=True):
+        if not found:
+            raise MissingData(f"{folder} holds no .JPEG. It belongs to {IMAGENET.name}, from {IMAGENET.address}")
+    labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
+    return LabelledImages(IMAGENET, tuple(path for found in files for path in found), labels)
+
+
+def evaluate_imagenet(
+    embedder: ImageEmbedder, directory: Path, nodes: Sequence[Node], *, images_per_class: int | None = None
+) -> dict[str, float]:
+    """mAP in points by column of Table D.5. Raises MissingData."""
+    # all are found before the first is embedded
+    images = [load_node(directory, node).first_of_each_class(images_per_class) for node in nodes]
+    return {
+        node.column: evaluate_category(embedder, of_node, node.node.lower())
+        for node, of_node in zip(nodes, images, strict=True)
+    }
