@@ -46,6 +46,7 @@ ENV PATH=/opt/fovea/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
     FOVEA_HOST=0.0.0.0
 COPY --from=dependencies /opt/fovea /opt/fovea
 COPY --from=code /code /

@@ -59,6 +59,7 @@ ENV PATH=/opt/fovea/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
     FOVEA_HOST=0.0.0.0 \
     FOVEA_STORE_URL=file:///var/lib/fovea/store \
     FOVEA_CHECKPOINT_CACHE_DIR=/var/cache/fovea \

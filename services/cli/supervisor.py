@@ -158,6 +158,7 @@ class _Child:
         self._is_stopping = False
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # or a folder called `services` in the working directory would be taken for ours
             "-m",
             "services.cli.child",
             self.program.package,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from services.cli.supervisor import STOP_MARGIN_S, RestartPolicy
 from tests.kept_port import kept_port
 
 POLL_S = 0.02
+ROOT = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -63,7 +64,9 @@ class Supervised:
         arguments = json.dumps({"programs": programs, "drain_timeout_s": drain_timeout_s, "hung_after_s": hung_after_s})
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.supervising", arguments],
+                [sys.executable, "-P", "-m", "tests.supervising", arguments],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 # Of its own group, so that a Ctrl-C can be sent to it and whatever shares its terminal.
@@ -111,10 +114,14 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
         needs: dict[str, list[str]] | None = None,
         drain_timeout_s: float = 30,
         hung_after_s: float = 3600,
+        packages: Sequence[str] = (),
         **modes: str,
     ) -> Supervised:
         folder = tmp_path / str(len(started))
         folder.mkdir()
+        for name in packages:
+            (folder / name).mkdir()
+            (folder / name / "__init__.py").write_text("raise SystemExit('not ours')")
         kept = {name: ports_of_the_test.enter_context(kept_port()) for name in modes}
         chosen = {**kept, **(ports or {})}
         limits = {"drain_timeout_s": drain_timeout_s, "hung_after_s": hung_after_s}
@@ -138,6 +145,11 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert "b        | hello from b" in output
     announcement = output[output.index("Ready in ") :]
     assert announcement.count("http://127.0.0.1:") == 2
+
+
+def test_packages_of_the_users_own_that_are_called_as_ours_are_not_taken_for_ours(supervise: Supervise) -> None:
+    supervised = supervise(a="serve", packages=("services", "gateway"))
+    supervised.until_ready()
 
 
 def test_what_a_program_prints_moves_no_cursor(supervise: Supervise) -> None:
