@@ -19,7 +19,6 @@ from starlette.applications import Starlette
 
 from services.core.descriptors import ExhaustionLog, check_descriptors, raise_limit
 from services.core.http.connections import ConnectionLimits, LimitedProtocol, most_connections
-from services.core.http.handshakes import begin_no_more
 from services.core.http.health import Health
 from services.core.logs import configure_logging
 from services.core.serving.candidates import is_loading
@@ -153,9 +152,7 @@ class DrainingServer(uvicorn.Server):
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
         # Closing a listener resets the connections that wait to be accepted, and a reset, unlike a refusal, leaves
-        # the client in doubt: no more begin, and those that have begun are accepted meanwhile.
-        for listener in sockets or []:
-            begin_no_more(listener)
+        # the client in doubt: those that wait are accepted first.
         await asyncio.sleep(ACCEPT_GRACE_S)
         await _take_turns(TURNS_TO_ACCEPT)
         for server in self.servers:
