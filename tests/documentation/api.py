@@ -124,7 +124,7 @@ def _type(schema: Schema) -> str:
     if schema.get("type") == "object" and "properties" in schema:
         return f"object of {', '.join(f'`{name}`' for name in schema['properties'])}"
     if schema.get("type") == "string" and (schema.get("format") == "binary" or "contentMediaType" in schema):
-        return schema.get("contentMediaType", "binary")
+        return str(schema.get("contentMediaType", "binary"))
     return str(schema.get("type", "any"))
 
 

@@ -1,7 +1,7 @@
 """Generated blocks of Markdown pages: what stands between two markers is what its writer returns."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def render(page: str, writers: Mapping[str, Writer]) -> str:
     return _BLOCK.sub(write, page)
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
