@@ -60,6 +60,12 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
             known = {*subcommands(tuple(words[: i + 1]))} if known else set()
 
 
+def test_the_commands_page_lists_every_target_of_make() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(targets.split())
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`fovea up` as a user starts it, but for its ports and its folders."""
