@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup up test lint bench images clean
+.PHONY: setup up test lint bench docs docs-serve images clean
 
 setup: $(INSTALLED)
 
@@ -31,10 +31,18 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
+# The theme announces its successor at every build, which docs/decisions.md knows.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(INSTALLED)
+	$(BIN)/mkdocs serve --strict
+
 # The service's other target, cuda, is built as docker/service.Dockerfile says.
 images:
 	docker build -f docker/gateway.Dockerfile -t fovea/gateway:$(VERSION) .
 	docker build -f docker/service.Dockerfile --target cpu -t fovea/service:$(VERSION) .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache *.egg-info

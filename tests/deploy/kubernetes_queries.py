@@ -3,7 +3,7 @@
 import re
 from collections.abc import Set
 
-from tests.test_docs import metrics
+from tests.documentation.reference import metrics
 
 # What Prometheus Operator adds to each series of a pod, the last as the PodMonitors ask for it.
 TARGET_LABELS = frozenset(

@@ -36,7 +36,7 @@ from tests.deploy.compose import (
 )
 from tests.deploy.dockerfiles import ROOT
 from tests.deploy.test_images import writable
-from tests.test_docs import PROCESSES
+from tests.documentation.reference import PROCESSES
 
 SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY")
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("fovea/")]

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 from services.cli.programs import PACKAGES
 from services.core.settings import describe_settings
 from tests.deploy.dockerfiles import ROOT, Dockerfile
+from tests.documentation.reference import PROCESSES
 from tests.kept_port import kept_port
-from tests.test_docs import PROCESSES
 
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
 IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (GATEWAY, "gateway")]

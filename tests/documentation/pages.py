@@ -1,0 +1,46 @@
+"""What each generated block holds, and the command that writes all of them anew."""
+
+from functools import partial
+
+from tests.documentation import api, benchmark_figures, headline, reference, results
+from tests.documentation.blocks import PAGES, Writer, render
+
+WRITERS: dict[str, Writer] = {
+    "headline": headline.headline_table,
+    "settings": reference.settings_table,
+    "metrics": reference.metrics_table,
+    "commands": reference.commands_table,
+    "routes of embed": partial(api.routes_of, "embed"),
+    "routes of collections": partial(api.routes_of, "collections"),
+    "routes of generate": partial(api.routes_of, "generate", "openai", "rerank"),
+    "routes of predict": partial(api.routes_of, "predict"),
+    "routes of score": partial(api.routes_of, "score"),
+    "routes of the gateway": partial(api.routes_of, "models", "health"),
+    "retrieval": results.retrieval_table,
+    "scenes": benchmark_figures.scenes_table,
+    "answers": results.accuracy_table,
+    "answers by seed": results.seeds_table,
+    "recall": results.recall_table,
+    "estimates": results.estimates_table,
+    "students": results.students_table,
+    "word problems": partial(results.distillation_table, "word-problems"),
+    "inferences": partial(results.distillation_table, "inferences"),
+    "back ends": benchmark_figures.labels_table,
+    "captions": partial(results.caption_table, 0),
+    "captions by attribute": partial(results.caption_table, 1),
+    "embed figures": partial(benchmark_figures.figures_table, benchmark_figures.EMBED),
+    "search figures": partial(benchmark_figures.figures_table, benchmark_figures.SEARCH),
+    "generate figures": partial(benchmark_figures.figures_table, benchmark_figures.GENERATE),
+    "predict figures": partial(benchmark_figures.figures_table, benchmark_figures.PREDICT),
+    "score figures": partial(benchmark_figures.figures_table, benchmark_figures.SCORE),
+    "gateway figures": partial(benchmark_figures.figures_table, benchmark_figures.GATEWAY),
+    "other servers": benchmark_figures.peers_table,
+    "bulk": benchmark_figures.bulk_table,
+    "runs": benchmark_figures.runs_table,
+}
+
+
+def write_all() -> None:
+    """Write every block of every page anew."""
+    for path in PAGES:
+        path.write_text(render(path.read_text(), WRITERS))

@@ -1,0 +1,78 @@
+"""Tables of settings, metrics and commands as the code has them."""
+
+import functools
+import re
+
+from prometheus_client.metrics import MetricWrapperBase
+from typer.testing import CliRunner
+
+from gateway.settings import GatewaySettings
+from services.cli.main import app
+from services.core.metrics import Metrics
+from services.core.settings import ProcessSettings, SettingRow, describe_settings
+from services.embed.settings import EmbedSettings
+from services.generate.settings import GenerateSettings
+from services.predict.settings import PredictSettings
+from services.score.settings import ScoreSettings
+from tests.documentation.blocks import table
+
+PROCESSES: dict[str, type[ProcessSettings]] = {
+    "EMBED": EmbedSettings,
+    "GENERATE": GenerateSettings,
+    "PREDICT": PredictSettings,
+    "SCORE": ScoreSettings,
+    "GATEWAY": GatewaySettings,
+}
+
+
+def settings() -> dict[str, SettingRow]:
+    return {row.variable: row for known in PROCESSES.values() for row in describe_settings(known)}
+
+
+def settings_table() -> str:
+    rows = []
+    for row in settings().values():
+        default = f"`{row.default}`" if row.default not in (None, "None", "") else ""
+        rows.append((f"`{row.variable}`", row.type.replace("|", "or"), default, row.description))
+    return table(("variable", "type", "default", "meaning"), rows)
+
+
+def metrics() -> dict[str, MetricWrapperBase]:
+    """By the name that a scraper sees; a histogram's is that of its `_bucket`, `_sum` and `_count`."""
+    named = {}
+    for metric in vars(Metrics("docs")).values():
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            named[f"{family.name}_total" if family.type == "counter" else family.name] = metric
+    return named
+
+
+def metrics_table() -> str:
+    rows = []
+    for name, metric in metrics().items():
+        (family,) = metric.describe()
+        # The library tells a metric's labels in public only once one has a value.
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+@functools.cache
+def subcommands(words: tuple[str, ...]) -> dict[str, str]:
+    """What `fovea WORDS --help` lists as commands, with the summary of each."""
+    shown = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, "--help"])
+    assert shown.exit_code == 0, shown.output
+    listed = shown.output.partition("─ Commands ─")[2]
+    return dict(re.findall(r"^│ ([a-z][a-z-]*) +(.*?) *│$", listed, re.MULTILINE))
+
+
+def commands_table() -> str:
+    def rows(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        found: list[tuple[str, ...]] = []
+        for name, summary in subcommands(words).items():
+            command = (*words, name)
+            below = rows(command)
+            found += below or [(f"`fovea {' '.join(command)}`", summary.replace("|", "or"))]
+        return found
+
+    return table(("command", "does"), rows(()))

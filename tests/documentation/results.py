@@ -1,0 +1,132 @@
+"""Tables of recorded results: of the starters' evaluations, and of the benchmarks."""
+
+import json
+import statistics
+from typing import Any
+
+from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
+from services.predict.evaluation.tables import make_tables
+from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
+from services.score.evaluation.starter_tables import tables as caption_tables
+from tests.documentation.blocks import ROOT, table
+
+RESULTS = ROOT / "docs" / "results"
+# `fovea evaluate litm` of three trainings that differ in their seed alone; the first is the starter.
+LITM_SEEDS = ["seed-0", "seed-1", "seed-2"]
+VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
+
+
+def described(service: str, starter: str) -> dict[str, Any]:
+    """The description of a packaged starter."""
+    path = ROOT / "services" / service / "starter" / starter / "checkpoint.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def retrieval_table() -> str:
+    columns = {
+        "Color": "map_color",
+        "Shape": "map_shape",
+        "Both": "map_both",
+        "average": "average_map",
+        "size": "map_size",
+        "background": "map_background",
+        "position": "map_position",
+        "texture\\*": "map_texture",
+        "size and color\\*": "map_size_and_color",
+        "Shape, pairs held out": "held_out_map_shape",
+    }
+    rows = []
+    for title, starter in (("CLIP, no condition", "clip-shapes"), ("FocalLens", "focallens-shapes")):
+        metrics = described("embed", starter)["metrics"]
+        cells = [f"{metrics[name]:.1f}" for name in columns.values()]
+        rows.append((title, *cells, f"{metrics['continuous_color_spearman']:.3f}"))
+    return table(("", *columns, "continuous color, ρ"), rows)
+
+
+def litm_results() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / "litm.json").read_text())
+    return found
+
+
+def litm_scores(protocol: str) -> list[dict[str, dict[str, float]]]:
+    """By seed."""
+    results = [one for one in litm_results() if one["protocol"] == protocol]
+    assert [one["model"] for one in results] == LITM_SEEDS
+    return [one["scores"] for one in results]
+
+
+def litm_mean(protocol: str, row: str, column: str) -> float:
+    return statistics.fmean(scores[row][column] for scores in litm_scores(protocol))
+
+
+def litm_accuracies(row: str) -> list[float]:
+    """By the place of the gold document and at last their average; means over the seeds."""
+    cells = [litm_mean("accuracy", row, str(position)) for position in range(10)]
+    return [*cells, statistics.fmean(cells)]
+
+
+def accuracy_table() -> str:
+    rows = [
+        (title, *(f"{cell:.1f}" for cell in litm_accuracies(row)))
+        for title, row in (("vanilla", VANILLA), ("calibrated", CALIBRATED))
+    ]
+    return table(("position of the gold document", *(str(place) for place in range(1, 11)), "average"), rows)
+
+
+def seeds_table() -> str:
+    heads = [f"{where}{how}" for how in ("", ", calibrated") for where in ("ends", "middle", "average")]
+    rows = []
+    for number, scores in enumerate(litm_scores("accuracy")):
+        cells = []
+        for row in (VANILLA, CALIBRATED):
+            by_position = scores[row]
+            cells += [statistics.fmean(by_position[str(place)] for place in places) for places in ((0, 9), (4, 5))]
+            cells.append(statistics.fmean(by_position.values()))
+        rows.append((str(number), *(f"{cell:.1f}" for cell in cells)))
+    return table(("training seed", *heads), rows)
+
+
+def recall_table() -> str:
+    titles = {
+        f"{CALIBRATED}, layers 2–2": "calibrated attention of the profile's layer",
+        f"{VANILLA}, layers 2–2": "vanilla attention of that layer",
+        CALIBRATED: "calibrated attention of all layers",
+        VANILLA: "vanilla attention of all layers",
+        "LongLLMLingua-r_k": "query likelihood",
+        "Relevance generation": "relevance prompt",
+        "Query generation": "query generation",
+    }
+    rows = [(title, f"{litm_mean('recall', row, 'recall_at_3'):.3f}") for row, title in titles.items()]
+    return table(("ranked by", "recall@3"), rows)
+
+
+def estimates_table() -> str:
+    forms = {"bias_spearman": ".2f", "rel_spearman": ".2f", "average": ".1f", "middle": ".1f", "prefills": ".2f"}
+    rows = []
+    for row, columns in litm_scores("estimates")[0].items():
+        cells = [
+            format(litm_mean("estimates", row, column), form) if column in columns else ""
+            for column, form in forms.items()
+        ]
+        rows.append((row, *cells))
+    heads = ("`bias`", "ρ of the bias", "ρ of rel", "accuracy", "accuracy, middle", "cost, prefills")
+    return table(heads, rows)
+
+
+def students_table() -> str:
+    starters = ("word-problems", "inferences")
+    rows = [(f"`{name}`", f"{100 * described('predict', name)['metrics']['test_accuracy']:.1f}") for name in starters]
+    return table(("starter", "accuracy"), rows)
+
+
+def distillation_table(task: str) -> str:
+    """Accuracy of a task by method and share of the data."""
+    results = [result for result in STUDENT_FILES.load([RESULTS / "distill.json"]) if result.data == task]
+    (found,) = make_tables(results)
+    return found.to_markdown().partition("\n\n")[2]
+
+
+def caption_table(number: int) -> str:
+    """0 is composition and recall, 1 zero-shot accuracy by attribute."""
+    return caption_tables(CAPTION_FILES.load([RESULTS / "score.json"])).split("\n\n")[number]

@@ -1,0 +1,31 @@
+"""The README and the pages say what the code and the recorded results say."""
+
+import pytest
+
+from tests.documentation.blocks import PAGES, ROOT, names, render
+from tests.documentation.pages import WRITERS
+
+# Every service's application is made and every command's help is asked for.
+pytestmark = pytest.mark.slow
+
+
+def test_every_generated_block_equals_what_the_code_and_the_recorded_results_give() -> None:
+    differing = [
+        path.relative_to(ROOT).as_posix() for path in PAGES if render(path.read_text(), WRITERS) != path.read_text()
+    ]
+    assert differing == [], "write them anew: python -m tests.documentation"
+
+
+def test_every_block_stands_on_one_page() -> None:
+    assert sorted(name for path in PAGES for name in names(path.read_text())) == sorted(WRITERS)
+
+
+def test_a_changed_figure_is_noticed() -> None:
+    page = "Text.\n\n<!-- generated: figure -->\n\n| 1.0 |\n\n<!-- end -->\n\nMore text.\n"
+    assert render(page, {"figure": lambda: "| 1.0 |\n"}) == page
+    assert render(page, {"figure": lambda: "| 2.0 |\n"}) == page.replace("1.0", "2.0")
+
+
+def test_a_block_without_a_writer_is_an_error() -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        render("<!-- generated: unknown -->\n<!-- end -->\n", WRITERS)
