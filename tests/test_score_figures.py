@@ -22,7 +22,7 @@ def recorded() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def test_the_tables_of_the_starter_are_the_recorded_ones() -> None:
-    composition, by_attribute = tables(RESULT_FILES.load([RECORDED])).split("\n\n")
+    composition, by_attribute = (table.to_markdown() for table in tables(RESULT_FILES.load([RECORDED])))
     assert composition in README.read_text(), composition
     assert by_attribute in CONCEPT.read_text(), by_attribute
 

@@ -33,7 +33,7 @@ from services.generate.evaluation.protocols import (
     hypotheses,
     recall_at_3,
 )
-from services.generate.evaluation.results import RESULT_FILES, Protocol, Result, merge_results
+from services.generate.evaluation.results import RESULT_FILES, Protocol, Result
 from services.generate.evaluation.tables import print_tables
 from services.generate.profile import (
     BadProfile,
@@ -176,7 +176,7 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
     What can't be kept is printed all the same.
     """
     kept = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
-    shown = merge_results([*kept, *results])
+    shown = RESULT_FILES.merge([*kept, *results])
     console = Console(width=200, highlight=False)
     print_tables(shown, console)
     try:

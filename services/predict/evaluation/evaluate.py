@@ -20,7 +20,7 @@ from services.jobs.plots import draw
 from services.predict.data.published import BadData, LabelSource, join, read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
 from services.predict.evaluation.figures import figures
-from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, merge_results
+from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
 from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect
 from services.predict.evaluation.sweep_cell import SweepError
 from services.predict.evaluation.sweep_progress import SweepProgress
@@ -152,11 +152,11 @@ def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Res
     """Collect what there is in a sweep's folder, with what is `known` beside it; keep it, tell it and draw it."""
     earlier = [output / RESULTS] if (output / RESULTS).is_file() else []
     teachers = [result for result in RESULT_FILES.load(earlier) if result.method == FEW_SHOT_COT]
-    results = merge_results([*teachers, *known, *collect(output)])
+    results = RESULT_FILES.merge([*teachers, *known, *collect(output)])
     RESULT_FILES.write(results, output / RESULTS)
     if save is not None:
         kept = RESULT_FILES.load([save]) if save.is_file() else []
-        results = merge_results([*kept, *results])
+        results = RESULT_FILES.merge([*kept, *results])
     markdown = "\n".join(one.to_markdown() for one in make_tables(results))
     write_durably(output / TABLES, [markdown.encode()])
     print_tables(results, Console(width=200, highlight=False))

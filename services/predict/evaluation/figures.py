@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from services.jobs.plots import MARK_RADIUS, Curve, Panel
 from services.predict.data.published import LabelSource
 from services.predict.evaluation.results import (
+    RESULT_FILES,
     Result,
     data_name,
     estimate,
     few_shot_cot,
-    merge_results,
     method_name,
     series_names,
     sets_of,
@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
     A panel needs two points of a curve, but for Figures 2.8 and 2.9, which need the accuracy of the teacher itself;
     what has less is left out. Bars are standard errors over seeds.
     """
-    merged = merge_results(results)
+    merged = RESULT_FILES.merge(results)
     found: dict[str, list[Panel]] = {}
     for data, labels in sets_of(merged):
         own = [result for result in students(merged) if (result.data, result.labels) == (data, labels)]
