@@ -26,7 +26,7 @@ SIZE = "Parameters"
 COMPARED = ("standard", "step-by-step")
 # PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
-LARGEST_RADIUS = 28.0
+LARGEST_RADIUS = 21.0
 SHARE_AXIS = -10.0, 110.0  # large marks stand on either end
 
 
