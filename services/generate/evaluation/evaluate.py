@@ -57,7 +57,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, of how many questions, with `num_documents` each; `positions` for K documents, None for three."""
+    """Protocols and methods to run, and the questions to run them on; without `positions`, gold stands at three."""
 
     protocols: tuple[Protocol, ...]
     methods: tuple[str, ...]
@@ -193,7 +193,7 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
 
 
 def _estimates(study: Study, examples: Sequence[Example], num_documents: int, plan: Plan) -> Scores:
-    """On the positions in turn; the cached bias has a table from questions that calibration is chosen on."""
+    """Compare the estimates of the bias; the cached one has a table from questions that calibration is chosen on."""
     profile = study.profile
     tables: Sequence[BiasTable] = profile.tables
     if not any(table.num_documents == num_documents for table in tables):

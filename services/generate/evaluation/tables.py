@@ -48,7 +48,7 @@ def ordinal(position: int) -> str:
 
 
 def heading(result: Result) -> str:
-    """Which model, data set and number of documents a result is of."""
+    """Name the model, data set and number of documents of a result."""
     return f"{result.model}, {result.data}, K = {result.num_documents}"
 
 
@@ -109,7 +109,7 @@ def _accuracy_tables(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
-    """How near each estimate of the bias comes to the paper's, and what it costs."""
+    """Table of how near each estimate of the bias comes to the paper's, and of what it costs."""
     for result in results:
         rows = []
         for row, columns in result.scores.items():

@@ -198,14 +198,14 @@ def among(text: str, known: Sequence[Any], option: str) -> tuple[Any, ...]:
 
 
 def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lean: bool) -> int:
-    """How many failed."""
+    """Run the sweep and return the number of cells that failed."""
     sweep = Sweep(grid.cells(), output, is_lean=is_lean)
     with SweepProgress(sweep, num_workers, console) as progress:
         return sweep.run(progress, num_workers)
 
 
 def _grid(options: Mapping[str, Any]) -> Grid:
-    """What the command's options say. Raises BadParameter and ValueError."""
+    """Make the grid that the command's options ask for. Raises BadParameter and ValueError."""
     return Grid(
         tuple(_sources(options)),
         _models(options["models"]),
@@ -232,7 +232,7 @@ def _models(text: str) -> tuple[str, ...]:
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
-    """All but the method and the seed."""
+    """Make the recipe from the options, but for the method and the seed."""
     alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
     if options["rationale_weight"] is not None:
         if options["alpha"] is not None:

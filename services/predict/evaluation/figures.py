@@ -69,7 +69,7 @@ def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence
 
 
 def _least(own: Sequence[Result], teacher: Result) -> Panel:
-    """What each method needs to be better than the teacher: a mark's area is the size of the model."""
+    """Show what each method needs to be better than the teacher: a mark's area is the size of the model."""
     model_sizes, names = sizes(own), series_names(own)
     largest = max(model_sizes.values())
     curves = []

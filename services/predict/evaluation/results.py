@@ -47,7 +47,7 @@ class Result:
 
     @property
     def series(self) -> tuple[str, str | None]:
-        """What stays the same where size or share of the data vary: the method, and the teacher."""
+        """Method and teacher, which stay the same where size or share of the data vary."""
         return self.method, self.teacher
 
     @property
@@ -105,7 +105,7 @@ def size_name(num_parameters: int) -> str:
 
 
 def students(results: Iterable[Result]) -> list[Result]:
-    """All but the teachers themselves."""
+    """Leave out the teachers themselves."""
     return [result for result in results if result.method != FEW_SHOT_COT]
 
 
@@ -128,13 +128,13 @@ def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
 
 
 def data_name(data: str) -> str:
-    """As the dissertation writes it: `svamp+asdiv` → SVAMP + ASDiv."""
+    """Write a data set's name as the dissertation does: `svamp+asdiv` → SVAMP + ASDiv."""
     base = data.removesuffix(AUGMENTED)
     return DATA_NAMES.get(base, base) + (" + ASDiv" if base != data else "")
 
 
 def method_name(method: str, labels: LabelSource) -> str:
-    """As the dissertation writes it; what is finetuning with people's labels is distillation with a teacher's."""
+    """Name a method as the dissertation does: finetuning with a teacher's labels is distillation."""
     return STANDARD_DISTILLATION if method == "standard" and labels == "llm" else METHOD_NAMES[method]
 
 

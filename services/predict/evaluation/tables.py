@@ -52,13 +52,13 @@ def make_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """On a terminal."""
+    """Print every table on a terminal."""
     for table in make_tables(results):
         console.print(table.to_rich())
 
 
 def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[str, str | None], Least]:
-    """By series of students of one data set: what it takes to be better than `teacher`, on the mean over seeds."""
+    """Find for each series of students of one data set what is better than `teacher`, on the mean over seeds."""
     model_sizes = sizes(results)
     to_beat = estimate(teacher).mean
     found = {}
@@ -151,7 +151,7 @@ def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | 
 
 
 def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
-    """What Figures 2.8 and 2.9 show, a table for each source of labels."""
+    """Tables of what Figures 2.8 and 2.9 show, one for each source of labels."""
     for figure, labels in (("2.8", "human"), ("2.9", "llm")):
         rows = []
         usual = _usual_seeds([result for result in students(results) if result.labels == labels])

@@ -1,4 +1,4 @@
-"""What tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
+"""Tables of what tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
 
 `python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are
 called `base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.

@@ -45,7 +45,7 @@ class Layout:
 
 
 def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
-    """By judge and benchmark: scores and what they come to."""
+    """Collect scores and what they come to, by judge and benchmark."""
     numbers: dict[str, dict[str, Mapping[str, float]]] = {}
     for result in RESULT_FILES.merge(results):
         own = {**result.scores, **aggregates(result.benchmark, result.scores, result.sizes)}
@@ -62,7 +62,7 @@ def make_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """On a terminal."""
+    """Print every table on a terminal."""
     for table in make_tables(results):
         console.print(table.to_rich())
 
@@ -140,7 +140,7 @@ LAID_OUT = frozenset({"sugarcrepe", "valse", "aro+crepe", "elevater", "retrieval
 
 
 def _layout(benchmark: str, results: Sequence[Result]) -> Layout:
-    """Of a benchmark that has none: a column for each score, and for what they come to."""
+    """Make a layout for a benchmark that has none: a column for each score, and for what they come to."""
     names: dict[str, None] = {}
     for result in results:
         if result.benchmark == benchmark:
