@@ -120,7 +120,7 @@ def _draw_curve(axes: "Axes", curve: Curve, color: str, mark: str) -> None:
     if curve.is_level:
         axes.axhline(curve.points[0][1], color=color, linestyle="dashed", label=curve.name)
         return
-    xs, ys = zip(*curve.points, strict=True)
+    xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
     alpha = 1.0 if curve.mark_radius == MARK_RADIUS else 0.5
     axes.plot(xs, ys, color=color, marker=mark, markersize=2 * curve.mark_radius, alpha=alpha, label=curve.name)
     if curve.errors:
