@@ -78,7 +78,7 @@ class Scenes:
 
 
 def is_held_out(color: Tensor, shape: Tensor) -> Tensor:
-    """Whether a colour and a shape are never drawn together for training: any shape (…) int64 → (…) bool."""
+    """Tell which colours and shapes are never drawn together for training: any shape (…) int64 → (…) bool."""
     return shape == NUM_SHAPES_KEPT_WHOLE + color % (len(SHAPES) - NUM_SHAPES_KEPT_WHOLE)
 
 
@@ -182,7 +182,7 @@ def render(scenes: Scenes, side: int = 64) -> Tensor:
 
 
 def covering_objects(scenes: Scenes, grid_side: int) -> Tensor:
-    """Which object each patch of a square grid shows: (B, P) int64, row by row; −1 where the patch shows none.
+    """Index of the object that each patch of a square grid shows: (B, P) int64, row by row; −1 where it shows none.
 
     An object counts where the patch's centre lies within its radius and a third of a patch.
     """
@@ -224,7 +224,7 @@ def _background(scenes: Scenes, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _coverage(scenes: Scenes, slot: int, x: Tensor, y: Tensor, side: int) -> Tensor:
-    """How much of each pixel the object covers, (B, S, S) in 0..1: its outline in polar coordinates, smoothed."""
+    """Share of each pixel that the object covers, (B, S, S) in 0..1: its outline in polar coordinates, smoothed."""
     dx = x - scenes.center[:, slot, 0, None, None]
     dy = y - scenes.center[:, slot, 1, None, None]
     radius = scenes.radius[:, slot, None, None]

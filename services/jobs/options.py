@@ -46,7 +46,7 @@ def results_file(load: Callable[[Sequence[Path]], object]) -> Callable[[Path | N
 
 
 def finite(value: float | None) -> float | None:
-    """Neither infinite nor NaN, which no range keeps out."""
+    """Refuse infinity and NaN, which no range keeps out."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
@@ -71,7 +71,7 @@ def multiple_of(unit: int) -> Callable[[int], int]:
 
 
 def _check_writable(folder: Path) -> None:
-    """Whether the folder, or where it is to be made the next one above it, takes files."""
+    """Check that the folder, or the nearest one above where it is to be made, takes files."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise typer.BadParameter(f"{existing} is a file, and a folder is needed there")

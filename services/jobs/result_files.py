@@ -1,8 +1,9 @@
 """Results of evaluations in files: a JSON list of records, so that several runs come together in one table."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,22 +18,41 @@ ResultT = TypeVar("ResultT", bound="DataclassInstance")
 class ResultFiles(Generic[ResultT]):
     """Files of results of one kind, a dataclass whose fields JSON can hold.
 
-    `merge` makes one result of those that are of the same thing, in the order of their first appearance.
+    Results are of the same thing where `subject` gives the same value. Of two such, `combine` makes one where they have
+    the same `settings`; else the later one takes the place of the earlier.
     """
 
-    def __init__(self, kind: type[ResultT], merge: Callable[[Iterable[ResultT]], list[ResultT]]) -> None:
+    def __init__(
+        self,
+        kind: type[ResultT],
+        subject: Callable[[ResultT], Hashable],
+        combine: Callable[[ResultT, ResultT], ResultT],
+        settings: Callable[[ResultT], object] = attrgetter("settings"),
+    ) -> None:
         self._kind = kind
-        self._merge = merge
+        self._subject = subject
+        self._settings = settings
+        self._combine = combine
 
-    def load(self, paths: Sequence[Path]) -> list[ResultT]:
-        """The results of files that `save` wrote, merged. Raises OSError, or ValueError for another content."""
+    def merge(self, results: Iterable[ResultT]) -> list[ResultT]:
+        """Combine results of the same thing, in the order of their first appearance."""
+        merged: dict[Hashable, ResultT] = {}
+        for result in results:
+            subject = self._subject(result)
+            earlier = merged.get(subject)
+            is_same = earlier is not None and self._settings(earlier) == self._settings(result)
+            merged[subject] = self._combine(earlier, result) if earlier is not None and is_same else result
+        return list(merged.values())
+
+    def load(self, paths: Iterable[Path]) -> list[ResultT]:
+        """Read and merge the results of files that `save` wrote. Raises OSError, or ValueError for another content."""
         results = []
         for path in paths:
             try:
                 results += [self._kind(**entry) for entry in json.loads(path.read_text())]
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path} holds no results: {error}") from error
-        return self._merge(results)
+        return self.merge(results)
 
     def save(self, results: Sequence[ResultT], path: Path) -> None:
         """Write results, beside those that the file holds already, into a folder that is made where it is missing.
@@ -40,7 +60,7 @@ class ResultFiles(Generic[ResultT]):
         The file is whole at any time. Raises OSError, and ValueError where it holds something else.
         """
         earlier = self.load([path]) if path.is_file() else []
-        self.write(self._merge([*earlier, *results]), path)
+        self.write(self.merge([*earlier, *results]), path)
 
     def write(self, results: Sequence[ResultT], path: Path) -> None:
         """Write results in place of what the file holds. Raises OSError."""

@@ -12,7 +12,7 @@ KINDS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "a
 
 
 @dataclass(frozen=True)
-class Choice:
+class CaptionPair:
     """An image (a file's name) and two captions of it."""
 
     filename: str
@@ -22,7 +22,7 @@ class Choice:
 
 def load_sugarcrepe(
     directory: Path, *, swap_obj: Path | None = None, limit: int | None = None
-) -> dict[str, list[Choice]]:
+) -> dict[str, list[CaptionPair]]:
     """The choices of each type: `<type>.json`, records by id. Raises MissingData.
 
     `swap_obj` is another file for that type: the dissertation's chapter 4 counts one choice more than the authors
@@ -34,8 +34,8 @@ def load_sugarcrepe(
     return {kind: _read(path)[:limit] for kind, path in files.items()}
 
 
-def _read(path: Path) -> list[Choice]:
+def _read(path: Path) -> list[CaptionPair]:
     try:
-        return [Choice(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
+        return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
     except (AttributeError, TypeError, ValueError) as error:
         raise MissingData(f"{path} holds no choices of {SOURCE.name}'s ({error}): see {SOURCE.address}") from error

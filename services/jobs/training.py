@@ -28,7 +28,7 @@ Precision = Literal["no", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Run:
-    """How long, how fast and where a stage of a job trains; the stages run one after the other.
+    """Length, speed and place of a stage of training; a job's stages run one after the other.
 
     `batch_size` counts the examples of one optimizer step over all processes, `learning_rate` is the peak of a
     cosine after a linear warm-up over `warmup_ratio` of the steps, `precision` is accelerate's (no, bf16, fp16).
@@ -65,7 +65,7 @@ class Run:
 
 
 class Batch(Protocol):
-    """What a job's batches can do: move to the device that trains."""
+    """Batch of a job, which can move to the device that trains."""
 
     def to(self, device: torch.device) -> Self: ...
 

@@ -129,4 +129,4 @@ def distillation_table(task: str) -> str:
 
 def caption_table(number: int) -> str:
     """0 is composition and recall, 1 zero-shot accuracy by attribute."""
-    return caption_tables(CAPTION_FILES.load([RESULTS / "score.json"])).split("\n\n")[number]
+    return caption_tables(CAPTION_FILES.load([RESULTS / "score.json"]))[number].to_markdown()

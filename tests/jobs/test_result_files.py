@@ -1,7 +1,7 @@
 """Results come together in a file, which a save that is refused leaves as it was."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,14 @@ from services.jobs.result_files import ResultFiles
 class Score:
     model: str
     points: dict[str, float]
+    settings: dict[str, int] = field(default_factory=dict)
 
 
-def merge(scores: Iterable[Score]) -> list[Score]:
-    return list({score.model: score for score in scores}.values())
+def combine(earlier: Score, later: Score) -> Score:
+    return replace(later, points={**earlier.points, **later.points})
 
 
-FILES = ResultFiles(Score, merge)
+FILES = ResultFiles(Score, attrgetter("model"), combine)
 
 
 def test_results_are_kept_beside_those_that_the_file_holds(tmp_path: Path) -> None:
@@ -28,6 +29,12 @@ def test_results_are_kept_beside_those_that_the_file_holds(tmp_path: Path) -> No
     FILES.save([Score("a", {"x": 0.3})], path)
     assert FILES.load([path]) == [Score("a", {"x": 0.3}), Score("b", {"x": 0.2})]
     assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+
+def test_results_of_one_thing_come_together_where_their_settings_are_the_same() -> None:
+    first, second, other = Score("a", {"x": 0.1}), Score("b", {"x": 0.2}), Score("a", {"y": 0.3})
+    assert FILES.merge([first, second, other]) == [Score("a", {"x": 0.1, "y": 0.3}), second]
+    assert FILES.merge([first, replace(other, settings={"limit": 1})]) == [replace(other, settings={"limit": 1})]
 
 
 def test_results_of_several_files_come_together(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
 from services.embed.data.triplets import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.embed.evaluation.embedders import ImageEmbedder
@@ -23,6 +22,7 @@ from services.jobs.colorshape import (
     sample_classes,
     sample_continuous,
 )
+from services.jobs.tables import Table
 
 TABLE_CONDITIONS = ("color", "shape", "both")
 RENDERED_AT_ONCE = 64
@@ -128,16 +128,14 @@ def summary(result: ColorShapeResult) -> dict[str, float]:
 def print_table(results: list[ColorShapeResult], console: Console) -> None:
     """Table 5.1's layout, then the other attributes, the held-out combinations and the continuous colours."""
     others = [condition for condition in TEST_INSTRUCTIONS if condition not in TABLE_CONDITIONS]
-    table = Table(title="ColorShape, mAP in points (* never asked in tuning)")
-    table.add_column("embedder")
-    for name in [*TABLE_CONDITIONS, "average", *others]:
-        table.add_column(f"{name}*" if name in UNSEEN_CONDITIONS else name, justify="right")
-    for name in TABLE_CONDITIONS:
-        table.add_column(f"held-out {name}", justify="right")
-    table.add_column("continuous color, ρ", justify="right")
+    header = ["embedder"]
+    header += [f"{name}*" if name in UNSEEN_CONDITIONS else name for name in [*TABLE_CONDITIONS, "average", *others]]
+    header += [*(f"held-out {name}" for name in TABLE_CONDITIONS), "continuous color, ρ"]
+    rows = []
     for result in results:
         values = [*(result.by_condition[name] for name in TABLE_CONDITIONS), result.average]
         values += [result.by_condition[name] for name in others]
         values += [result.held_out[name] for name in TABLE_CONDITIONS]
-        table.add_row(result.embedder, *(f"{value:.1f}" for value in values), f"{result.continuous:.3f}")
-    console.print(table)
+        rows.append([result.embedder, *(f"{value:.1f}" for value in values), f"{result.continuous:.3f}"])
+    title = "ColorShape, mAP in points (* never asked in tuning)"
+    console.print(Table.of_texts(title, header, rows).to_rich("center"))

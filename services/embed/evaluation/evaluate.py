@@ -152,7 +152,7 @@ def imagenet(
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Within fourteen kinds of things, images of the same ImageNet class (Tables 5.3, D.5)."""
+    """Retrieve images of the same ImageNet class within fourteen kinds of things (Tables 5.3, D.5)."""
     nodes = {entry.node: entry for entry in read_nodes()}
     chosen = choose(nodes, node, "--node")
     with missing_data_as_bad_parameter():
@@ -209,7 +209,7 @@ def sugarcrepe(
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Of two captions that differ by little, the one that is true of an image: accuracy (Table 5.5)."""
+    """Choose the true one of two captions that differ by little: accuracy (Table 5.5)."""
     with missing_data_as_bad_parameter():
         choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
         settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
@@ -232,7 +232,7 @@ def mmvp(
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Which of two images that CLIP confuses a statement is true of: pairs that are right (Table 5.6)."""
+    """Choose which of two images that CLIP confuses fits a statement: pairs that are right (Table 5.6)."""
     with missing_data_as_bad_parameter():
         patterns = load_mmvp(data)
         results = [

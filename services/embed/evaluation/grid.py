@@ -35,7 +35,7 @@ class Gallery(Protocol):
     def __len__(self) -> int: ...
 
     def images(self, side: int) -> Iterator[Image.Image]:
-        """All of them, for a model that sees squares of `side` pixels."""
+        """Read all images, for a model that sees squares of `side` pixels."""
         ...
 
     def thumbnail(self, index: int, side: int) -> Image.Image:
@@ -43,7 +43,7 @@ class Gallery(Protocol):
         ...
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
-        """Whether two images share what is asked; None where nobody knows, or nothing is asked (an empty text)."""
+        """Tell whether two images share what is asked; None where nobody knows or nothing is asked (no text)."""
         ...
 
 
@@ -96,7 +96,7 @@ class FolderGallery:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What to show: neighbours under each condition, of so many queries drawn by a seed."""
+    """Options of a grid: its conditions, and how many queries are drawn by the seed, with k neighbours each."""
 
     conditions: Sequence[str]
     num_queries: int = 3

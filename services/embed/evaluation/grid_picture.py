@@ -51,14 +51,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Names:
-    """How the two models are called in the picture."""
+    """Names of the two models in the picture."""
 
     baseline: str
     model: str
 
 
 def draw_grid(blocks: Sequence[Block], names: Names) -> Image.Image:
-    """All blocks below one another, with a legend where frames tell what is alike."""
+    """Draw all blocks below one another, with a legend where frames tell what is alike."""
     longest = max(len(row.neighbours) for block in blocks for row in block.rows)
     width = 2 * MARGIN + QUERY + 3 * GAP + LABEL_WIDTH + longest * (THUMBNAIL + GAP) - GAP
     has_frames = any(one.is_alike is not None for block in blocks for row in block.rows for one in row.neighbours)
@@ -78,7 +78,7 @@ def draw_grid(blocks: Sequence[Block], names: Names) -> Image.Image:
 
 
 def _height(block: Block) -> int:
-    """Of a block, without the gap below its last row."""
+    """Height of a block, without the gap below its last row."""
     return max(QUERY + CAPTION_HEIGHT, len(block.rows) * ROW_HEIGHT - GAP)
 
 

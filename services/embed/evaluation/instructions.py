@@ -1,4 +1,4 @@
-"""What each protocol asks: the dissertation's Table D.3, word for word (ColorShape's: `data.TEST_INSTRUCTIONS`)."""
+"""Instructions of the protocols: the dissertation's Table D.3, word for word; ColorShape's are `TEST_INSTRUCTIONS`."""
 
 from typing import Literal
 

@@ -75,7 +75,7 @@ ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """How classifiers are trained: Adam without weight decay, from zero, on shuffled batches.
+    """Options of the classifiers' training: Adam without weight decay, from zero, on shuffled batches.
 
     `shots` are the numbers of images of each class; each of the seeds draws its own images and order.
     """

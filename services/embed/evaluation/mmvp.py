@@ -70,7 +70,7 @@ def evaluate_mmvp(embedder: ImageEmbedder, patterns: dict[str, list[Pair]]) -> d
 
 
 def are_right(similarity: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which pairs are right: (P, image, text) → (P,). Each text has to be nearer to its own image, strictly."""
+    """Tell which pairs are right: (P, image, text) → (P,). Each text has to be nearer to its own image, strictly."""
     own = np.diagonal(similarity, axis1=1, axis2=2)
     other = np.diagonal(similarity[:, ::-1], axis1=1, axis2=2)
     return np.asarray((own > other).all(axis=1))

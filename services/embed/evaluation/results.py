@@ -1,7 +1,7 @@
 """Scores of embedders by benchmark, kept as JSON so that rows of several runs come together in one table."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from services.jobs.result_files import ResultFiles
@@ -20,20 +20,8 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def merge_results(results: Iterable[Result]) -> list[Result]:
-    """One result for each embedder and benchmark, in the order of their first appearance.
-
-    Tasks asked with equal settings come together; with other settings the later result takes the earlier one's place.
-    """
-    merged: dict[tuple[str, str], Result] = {}
-    for result in results:
-        key = result.embedder, result.benchmark
-        earlier = merged.get(key)
-        scores = result.scores
-        if earlier is not None and earlier.settings == result.settings:
-            scores = {**earlier.scores, **result.scores}
-        merged[key] = Result(*key, scores, result.settings)
-    return list(merged.values())
+def _combine(earlier: Result, later: Result) -> Result:
+    return replace(later, scores={**earlier.scores, **later.scores})
 
 
-RESULT_FILES = ResultFiles(Result, merge_results)
+RESULT_FILES = ResultFiles(Result, attrgetter("embedder", "benchmark"), _combine)

@@ -30,7 +30,7 @@ class LabelledImages:
     labels: Labels
 
     def first_of_each_class(self, num_images: int | None) -> "LabelledImages":
-        """At most so many images a class, the first ones; all of them for None."""
+        """Keep the first `num_images` images of each class; all of them for None."""
         if num_images is None:
             return self
         kept = np.sort(np.concatenate([np.flatnonzero(self.labels == c)[:num_images] for c in np.unique(self.labels)]))

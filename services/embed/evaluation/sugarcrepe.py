@@ -10,11 +10,11 @@ import numpy as np
 
 from services.embed.evaluation.embedders import Array32, ImageEmbedder
 from services.embed.evaluation.instructions import SUGARCREPE
-from services.jobs.sugarcrepe import COCO, Choice
+from services.jobs.sugarcrepe import COCO, CaptionPair
 
 
 def evaluate_sugarcrepe(
-    embedder: ImageEmbedder, folder: Path, choices: Mapping[str, Sequence[Choice]]
+    embedder: ImageEmbedder, folder: Path, choices: Mapping[str, Sequence[CaptionPair]]
 ) -> dict[str, float]:
     """Accuracy in percent by type; `folder` is COCO's `val2017`.
 

@@ -1,27 +1,14 @@
 """The dissertation's result tables: which columns, which averages, in which order; best bold, second underlined."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from services.embed.evaluation.instructions import CELEBA_ATTRIBUTES, MMVP, SUGARCREPE
 from services.embed.evaluation.linear_probe import ProbeOptions
-from services.embed.evaluation.results import DEVIATION, Result, merge_results
-
-MISSING = "–"
-
-
-class Cell(NamedTuple):
-    """A score in points and, where there is one, its standard deviation."""
-
-    score: float
-    deviation: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.score:.2f}" if self.deviation is None else f"{self.score:.2f} ± {self.deviation:.2f}"
+from services.embed.evaluation.results import DEVIATION, RESULT_FILES, Result
+from services.jobs.tables import Cell, Table, ranked, with_error
 
 
 @dataclass(frozen=True)
@@ -37,17 +24,19 @@ class Group:
     average: str | None = None
     num_tasks: int = 0
 
-    def cells(self, scores: Mapping[str, float]) -> list[Cell | None]:
-        cells = [
-            Cell(scores[key], scores.get(key + DEVIATION)) if key in scores else None for key in self.columns.values()
+    def headings(self) -> list[str]:
+        names = [*self.columns, *([] if self.average is None else [self.average])]
+        return [f"{self.heading}\n{names[0]}", *names[1:]] if self.heading else names
+
+    def values(self, scores: Mapping[str, float]) -> list[tuple[float, float | None] | None]:
+        """A score and its deviation by column; None where there is none."""
+        values = [
+            (scores[key], scores.get(key + DEVIATION)) if key in scores else None for key in self.columns.values()
         ]
         if self.average is None:
-            return cells
+            return values
         mean = average(scores, self.num_tasks)
-        return [*cells, None if mean is None else Cell(mean)]
-
-    def headings(self) -> list[str]:
-        return [*self.columns, *([] if self.average is None else [self.average])]
+        return [*values, None if mean is None else (mean, None)]
 
 
 @dataclass(frozen=True)
@@ -123,36 +112,28 @@ LAYOUTS = (
 def print_tables(results: Sequence[Result], console: Console, layouts: Sequence[Layout] = LAYOUTS) -> None:
     """Every table that the results have a score for, a row for each embedder."""
     scores: dict[str, dict[str, Mapping[str, float]]] = {}
-    for result in merge_results(results):
+    for result in RESULT_FILES.merge(results):
         scores.setdefault(result.embedder, {})[result.benchmark] = result.scores
     for layout in layouts:
-        cells = {
-            embedder: [cell for group in layout.groups for cell in group.cells(by_benchmark.get(group.benchmark, {}))]
+        values = {
+            embedder: [
+                value for group in layout.groups for value in group.values(by_benchmark.get(group.benchmark, {}))
+            ]
             for embedder, by_benchmark in scores.items()
         }
-        rows = {embedder: row for embedder, row in cells.items() if any(cell is not None for cell in row)}
+        rows = {embedder: row for embedder, row in values.items() if any(value is not None for value in row)}
         if rows:
-            console.print(_table(layout, rows))
+            console.print(_table(layout, rows).to_rich("center"))
 
 
-def _table(layout: Layout, rows: Mapping[str, Sequence[Cell | None]]) -> Table:
-    table = Table(title=layout.title)
-    table.add_column("Model")
-    for group in layout.groups:
-        for place, heading in enumerate(group.headings()):
-            table.add_column(f"{group.heading if place == 0 else ''}\n{heading}".lstrip(), justify="right")
-    columns = [list(_styled(column)) for column in zip(*rows.values(), strict=True)]
-    for embedder, row in zip(rows, zip(*columns, strict=True), strict=True):
-        table.add_row(embedder, *row)
-    return table
-
-
-def _styled(column: Sequence[Cell | None]) -> Iterator[str]:
-    """A column's cells as text; of several the best is bold and the second underlined."""
-    ranking = sorted({cell.score for cell in column if cell is not None}, reverse=True)
-    styles = dict(zip(ranking, ("bold", "underline"), strict=False)) if len(ranking) > 1 else {}
-    for cell in column:
-        if cell is None:
-            yield MISSING
-        else:
-            yield f"[{styles[cell.score]}]{cell}[/]" if cell.score in styles else str(cell)
+def _table(layout: Layout, rows: Mapping[str, Sequence[tuple[float, float | None] | None]]) -> Table:
+    header = ("Model", *(heading for group in layout.groups for heading in group.headings()))
+    columns = [
+        ranked(
+            [None if value is None else value[0] for value in column],
+            ["" if value is None else with_error(*value) for value in column],
+        )
+        for column in zip(*rows.values(), strict=True)
+    ]
+    cells = zip(*columns, strict=True)
+    return Table(layout.title, header, tuple((Cell(name), *row) for name, row in zip(rows, cells, strict=True)))

@@ -90,7 +90,7 @@ MAX_DOCUMENTS = min(len(column) for column in (FIRST_NAMES, LAST_NAMES, QUALITIE
 
 @dataclass(frozen=True)
 class Naming:
-    """How reliable names are, as probabilities.
+    """Reliability of names, as probabilities.
 
     A question gets one part of the name wrong with `half_wrong`, both with `all_wrong`; a document takes one part of
     its name from another document with `shared`.

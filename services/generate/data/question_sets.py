@@ -50,7 +50,7 @@ class QuestionSet:
     read: Callable[[int, int], list[Example]] | None
 
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
-        """At most `count` questions of a part in random order, gold first; None for all, or for 500 generated ones.
+        """Draw at most `count` questions of a part in random order, gold first; None for all, or for 500 generated.
 
         Which questions come first depends on the seed alone, not on `count` or on the number of documents. Raises
         BadData where the part has none, and what reading raises.
@@ -92,7 +92,7 @@ def question_set(data: str) -> QuestionSet:
 
 
 def has_golds_only(path: Path) -> bool:
-    """Whether a file of lost-in-the-middle's is the oracle one, told by its first question. Raises BadData."""
+    """Tell by its first question whether a file of lost-in-the-middle's is the oracle one. Raises BadData."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         try:
             return len(json.loads(file.readline())["ctxs"]) == 1

@@ -112,7 +112,7 @@ def generated_facts(
 
 
 def best_subspan_em(answer: str, answers: Sequence[str]) -> bool:
-    """Whether the first line of `answer` contains any of `answers`, as lost-in-the-middle counts it.
+    """Tell whether the first line of `answer` contains any of `answers`, as lost-in-the-middle counts it.
 
     Both are compared in lower case, without ASCII punctuation, articles and surplus white space; an answer that is
     nothing but those is contained in everything.
@@ -122,7 +122,7 @@ def best_subspan_em(answer: str, answers: Sequence[str]) -> bool:
 
 
 def contains_answer(answer: str, answers: Sequence[str]) -> bool:
-    """Whether `answer` contains any of `answers`, as SynthWiki counts it.
+    """Tell whether `answer` contains any of `answers`, as SynthWiki counts it.
 
     Both are compared in lower case, without straight and right single quotation marks and without line breaks.
     """

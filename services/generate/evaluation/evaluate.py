@@ -33,7 +33,7 @@ from services.generate.evaluation.protocols import (
     hypotheses,
     recall_at_3,
 )
-from services.generate.evaluation.results import RESULT_FILES, Protocol, Result, merge_results
+from services.generate.evaluation.results import RESULT_FILES, Protocol, Result
 from services.generate.evaluation.tables import print_tables
 from services.generate.profile import (
     BadProfile,
@@ -57,7 +57,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, of how many questions, with `num_documents` each; `positions` for K documents, None for three."""
+    """Protocols and methods to run, and the questions to run them on; without `positions`, gold stands at three."""
 
     protocols: tuple[Protocol, ...]
     methods: tuple[str, ...]
@@ -176,7 +176,7 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
     What can't be kept is printed all the same.
     """
     kept = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
-    shown = merge_results([*kept, *results])
+    shown = RESULT_FILES.merge([*kept, *results])
     console = Console(width=200, highlight=False)
     print_tables(shown, console)
     try:
@@ -193,7 +193,7 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
 
 
 def _estimates(study: Study, examples: Sequence[Example], num_documents: int, plan: Plan) -> Scores:
-    """On the positions in turn; the cached bias has a table from questions that calibration is chosen on."""
+    """Compare the estimates of the bias; the cached one has a table from questions that calibration is chosen on."""
     profile = study.profile
     tables: Sequence[BiasTable] = profile.tables
     if not any(table.num_documents == num_documents for table in tables):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.generate.evaluation.results import ERROR, Result, average_of, merge_results, positions_of
+from services.generate.evaluation.results import ERROR, RESULT_FILES, Result, average_of, positions_of
 from services.generate.evaluation.tables import heading
 from services.jobs.plots import Curve, Panel
 
@@ -11,7 +11,7 @@ VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
     """Panels by figure (`3.3` to `3.6`), one for each result that has something to show; others are left out."""
-    merged = merge_results(results)
+    merged = RESULT_FILES.merge(results)
     attention = [result for result in merged if result.protocol == "attention"]
     accuracy = [result for result in merged if result.protocol == "accuracy"]
     panels = {

@@ -1,4 +1,4 @@
-"""What found-in-the-middle assumes of attention, put to the test (dissertation, section 3.3 and appendix B.3).
+"""Tests of what found-in-the-middle assumes of attention (dissertation, section 3.3 and appendix B.3).
 
 The assumption is Attn(doc, k) = f(rel(doc), bias(k)), growing with either: with relevance for every position, and with
 the position's bias for every document. It is tested on matrices of attention: one example's documents, each measured
@@ -91,7 +91,7 @@ def spearman(one: Array, other: Array) -> float:
 
 
 def is_in_attended_half(attention: Sequence[float], document: int) -> bool:
-    """Whether a document is among the ⌈K/2⌉ that are attended most (Table 3.1); of equals, the earlier stand first."""
+    """Tell whether a document is among the ⌈K/2⌉ attended most (Table 3.1); of equals, the earlier stand first."""
     order = sorted(range(len(attention)), key=lambda k: (-attention[k], k))
     return document in order[: (len(order) + 1) // 2]
 
@@ -106,7 +106,7 @@ def _agreement(examples: Sequence[Array]) -> float:
 
 
 def _differences(values: Array) -> tuple[Array, Array]:
-    """Of each two rows at each two columns, the rows' difference at the one and at the other, (P, P') both."""
+    """Differences of each two rows at the one and at the other of each two columns, (P, P') both."""
     first, second = np.triu_indices(values.shape[0], k=1)
     left, right = np.triu_indices(values.shape[1], k=1)
     difference = values[first] - values[second]
@@ -123,7 +123,7 @@ def _values(attention: Array, form: Form) -> Array:
 
 
 def _ranks(values: Array) -> Array:
-    """From 1 on; equal values have the mean of their ranks."""
+    """Rank from 1 on; equal values have the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     mean: Array = (last - (count - 1) / 2)[place]

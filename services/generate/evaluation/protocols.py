@@ -69,14 +69,14 @@ class Study:
     num_iterations: int = 1
 
     def answers(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> list[str]:
-        """As the service would answer, calibrated by the profile or not."""
+        """Answer as the service would, calibrated by the profile or not."""
         profile = self.profile if is_calibrated else None
         span_rule: SpanRule = self.profile.span_rule if is_calibrated else "newline"
         prompts = self.bench.prompts(examples, span_rule)
         return answer(self.bench.model, prompts, self.options, profile, self.bench.on_progress)
 
     def accuracy(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> float:
-        """In percent."""
+        """Accuracy in percent."""
         answers = self.answers(examples, is_calibrated=is_calibrated)
         right = [
             self.bench.questions.is_right(text, example.answers)
@@ -285,7 +285,7 @@ def _compared(
 def _measured_again(
     study: Study, examples: Sequence[Example], exact: Sequence[Measured], profile: CalibrationProfile
 ) -> Iterator[Measured]:
-    """With the profile's estimate of the bias; one that is looked up runs no tokens."""
+    """Measure again with the profile's estimate of the bias; one that is looked up runs no tokens."""
     if profile.bias == "exact":
         yield from exact
     elif profile.bias != "cached":
@@ -320,12 +320,12 @@ def _rankings(
 
 
 def _without_endings(methods: Sequence[str]) -> list[str]:
-    """What is answered with and without calibration, once."""
+    """Name each method once, without what tells whether it is calibrated."""
     return list(dict.fromkeys(VANILLA if one == CALIBRATED else one.removesuffix(AND_CALIBRATED) for one in methods))
 
 
 def _in_order(example: Example, order: Sequence[int]) -> Example:
-    """With the documents in another order, given as their places now."""
+    """Put the documents in another order, given as their places now."""
     return replace(
         example, documents=tuple(example.documents[place] for place in order), gold=list(order).index(example.gold)
     )
@@ -354,6 +354,6 @@ def _means(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of the numbers among them; NaN where there is none."""
+    """Mean of the numbers among them; NaN where there is none."""
     numbers = [float(value) for value in values if not math.isnan(value)]
     return statistics.fmean(numbers) if numbers else math.nan

@@ -1,8 +1,9 @@
 """Scores of the protocols of found-in-the-middle, kept as JSON so that several runs come together in one table."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from services.jobs.result_files import ResultFiles
@@ -29,26 +30,13 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def merge_results(results: Iterable[Result]) -> list[Result]:
-    """One result for each model, protocol, data set and number of documents, in the order of their first appearance.
-
-    Rows asked with equal settings come together; with other settings the later result takes the earlier one's place.
-    """
-    merged: dict[tuple[str, str, str, int], Result] = {}
-    for result in results:
-        key = result.model, result.protocol, result.data, result.num_documents
-        earlier = merged.get(key)
-        if earlier is not None and earlier.settings == result.settings:
-            rows = {row: {**earlier.scores.get(row, {}), **columns} for row, columns in result.scores.items()}
-            result = Result(
-                result.model, result.protocol, result.data, result.num_documents, {**earlier.scores, **rows},
-                result.settings,
-            )  # fmt: skip
-        merged[key] = result
-    return list(merged.values())
+def _combine(earlier: Result, later: Result) -> Result:
+    """Put columns of the same row together."""
+    rows = {row: {**earlier.scores.get(row, {}), **columns} for row, columns in later.scores.items()}
+    return replace(later, scores={**earlier.scores, **rows})
 
 
-RESULT_FILES = ResultFiles(Result, merge_results)
+RESULT_FILES = ResultFiles(Result, attrgetter("model", "protocol", "data", "num_documents"), _combine)
 
 
 def positions_of(columns: Mapping[str, float]) -> list[int]:

@@ -3,19 +3,18 @@
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from services.generate.evaluation.results import (
     ERROR,
+    RESULT_FILES,
     Protocol,
     Result,
     average_of,
-    merge_results,
     positions_of,
     truncated,
 )
+from services.jobs.tables import MISSING, Table
 
-MISSING = "–"
 MOST_USED = "Most likely used document"
 ESTIMATE_COLUMNS = {
     "bias_spearman": "ρ of bias",
@@ -30,7 +29,7 @@ ESTIMATE_COLUMNS = {
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
     """Every table that the results have a score for."""
-    merged = merge_results(results)
+    merged = RESULT_FILES.merge(results)
     for table in (
         *_attention_tables(_of(merged, "attention")),
         *_fraction_tables(_of(merged, "hypotheses")),
@@ -38,7 +37,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
         *_accuracy_tables(_of(merged, "accuracy")),
         *_estimate_tables(_of(merged, "estimates")),
     ):
-        console.print(table)
+        console.print(table.to_rich())
 
 
 def ordinal(position: int) -> str:
@@ -49,7 +48,7 @@ def ordinal(position: int) -> str:
 
 
 def heading(result: Result) -> str:
-    """Which model, data set and number of documents a result is of."""
+    """Name the model, data set and number of documents of a result."""
     return f"{result.model}, {result.data}, K = {result.num_documents}"
 
 
@@ -61,73 +60,67 @@ def _attention_tables(results: Sequence[Result]) -> Iterator[Table]:
     """Table 3.1: among wrong answers, in which half of the attention the most used document lies."""
     for result in results:
         halves = result.scores[MOST_USED]
-        table = _table(f"Table 3.1: {heading(result)}", "", ("# of examples", "%"))
         total = sum(halves.values())
-        for half, count in halves.items():
-            table.add_row(f"{half} half attention", f"{count:.0f}", f"{100 * count / total:.0f}%" if total else MISSING)
-        yield table
+        rows = [
+            (f"{half} half attention", f"{count:.0f}", f"{100 * count / total:.0f}%" if total else MISSING)
+            for half, count in halves.items()
+        ]
+        yield Table.of_texts(f"Table 3.1: {heading(result)}", ("", "# of examples", "%"), rows)
 
 
 def _fraction_tables(results: Sequence[Result]) -> Iterator[Table]:
     """Tables 3.2 and B.1: how often the conditions hold, and how well either model of attention ranks."""
     for result in results:
-        table = _table(f"Table 3.2: {heading(result)}", "", ("% of pairs",))
-        for row, columns in result.scores.items():
-            if "share" in columns:
-                table.add_row(row, f"{100 * columns['share']:.0f}%")
-        yield table
-        table = _table(f"Table B.1: {heading(result)}", "Model form of f", ("Rank correlation",))
-        for row, columns in result.scores.items():
-            if "spearman" in columns:
-                table.add_row(row, f"{columns['spearman']:.2f}")
-        yield table
+        scores = result.scores.items()
+        shares = [(row, f"{100 * columns['share']:.0f}%") for row, columns in scores if "share" in columns]
+        yield Table.of_texts(f"Table 3.2: {heading(result)}", ("", "% of pairs"), shares)
+        ranks = [(row, f"{columns['spearman']:.2f}") for row, columns in scores if "spearman" in columns]
+        yield Table.of_texts(f"Table B.1: {heading(result)}", ("Model form of f", "Rank correlation"), ranks)
 
 
 def _recall_tables(results: Sequence[Result]) -> Iterator[Table]:
     """Table 3.3: Recall@3 with gold in the middle, a column for each number of documents."""
     for group in _grouped(results):
-        table = _table(
-            f"Table 3.3: Recall@3, {group[0].model}, {group[0].data}",
-            "Method",
-            [f"K = {result.num_documents}" for result in group],
-        )
+        rows = []
         for method in _rows(group):
             cells = [result.scores.get(method, {}).get("recall_at_3") for result in group]
-            table.add_row(method, *(MISSING if cell is None else f"{cell:.4f}" for cell in cells))
-        yield table
+            rows.append([method, *(MISSING if cell is None else f"{cell:.4f}" for cell in cells)])
+        title = f"Table 3.3: Recall@3, {group[0].model}, {group[0].data}"
+        yield Table.of_texts(title, ("Method", *(f"K = {result.num_documents}" for result in group)), rows)
 
 
 def _accuracy_tables(results: Sequence[Result]) -> Iterator[Table]:
     """Table B.2: accuracy in percent by gold position, truncated to two decimals."""
     for group in _grouped(results):
         positions = [sorted({p for row in result.scores.values() for p in positions_of(row)}) for result in group]
-        headings = []
+        header = ["Method"]
         for result, asked in zip(group, positions, strict=True):
             names = [*(ordinal(position) for position in asked), "Avg."]
-            headings += [f"K = {result.num_documents}\n{names[0]}", *(f"\n{name}" for name in names[1:])]
-        table = _table(f"Table B.2: {group[0].model}, {group[0].data}", "Method", headings)
+            header += [f"K = {result.num_documents}\n{name}" for name in names]
+        rows = []
         for method in _rows(group):
             cells = []
             for result, asked in zip(group, positions, strict=True):
                 columns = result.scores.get(method, {})
                 cells += [_percent(columns, str(position)) for position in asked]
                 cells.append(truncated(average_of(columns)) if columns else MISSING)
-            table.add_row(method, *cells)
-        yield table
+            rows.append([method, *cells])
+        yield Table.of_texts(f"Table B.2: {group[0].model}, {group[0].data}", header, rows)
 
 
 def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
-    """How near each estimate of the bias comes to the paper's, and what it costs."""
+    """Table of how near each estimate of the bias comes to the paper's, and of what it costs."""
     for result in results:
-        table = _table(f"Estimates of the bias: {heading(result)}", "bias", list(ESTIMATE_COLUMNS.values()))
+        rows = []
         for row, columns in result.scores.items():
             cells = []
             for column in ESTIMATE_COLUMNS:
                 value = columns.get(column)
                 is_percent = column in ("average", "middle")
                 cells.append(MISSING if value is None else f"{value:.2f}" if is_percent else f"{value:.3f}")
-            table.add_row(row, *cells)
-        yield table
+            rows.append([row, *cells])
+        header = ("bias", *ESTIMATE_COLUMNS.values())
+        yield Table.of_texts(f"Estimates of the bias: {heading(result)}", header, rows)
 
 
 def _percent(columns: dict[str, float], position: str) -> str:
@@ -148,11 +141,3 @@ def _grouped(results: Sequence[Result]) -> list[list[Result]]:
 def _rows(results: Sequence[Result]) -> list[str]:
     """The names of all rows, in the order of their first appearance."""
     return list(dict.fromkeys(row for result in results for row in result.scores))
-
-
-def _table(title: str, first: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

@@ -1,4 +1,4 @@
-"""How alike a response is to each document: cosines of TF-IDF vectors (dissertation, Figure 3.3 and Table 3.1).
+"""Cosines of TF-IDF vectors, between a response and each document (dissertation, Figure 3.3 and Table 3.1).
 
 The dissertation names no vectoriser. This one counts and weighs as scikit-learn's does by default, fitted on the
 documents and the response together. K documents.

@@ -176,7 +176,7 @@ def _is(is_true: bool) -> str:  # noqa: FBT001 - reads as a word where it is cal
 
 @dataclass(frozen=True)
 class _Rule:
-    """All of the first trade are of the second, or none."""
+    """Rule that all of the first trade are of the second, or none."""
 
     first: str
     second: str
@@ -187,7 +187,7 @@ class _Rule:
         return f"all {self.first}s are {self.second}s" if self.is_positive else f"no {self.first} is a {self.second}"
 
     def follow(self, trade: str, *, is_true: bool) -> bool | None:
-        """What being of a trade, or not, tells about being of the rule's other one; None for nothing."""
+        """Conclude from being of a trade, or not, about being of the rule's other one; None where nothing follows."""
         if not self.is_positive:
             return False if is_true else None
         if (trade == self.first) == is_true:

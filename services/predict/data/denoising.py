@@ -18,7 +18,7 @@ MISSING_RATE = 0.25  # of words
 
 
 def denoising_of(draws: Sequence[Callable[[random.Random], Row]]) -> Callable[[random.Random], Row]:
-    """What draws a row about a text of one of these kinds, each as likely.
+    """Make a function that draws a row about a text of one of these kinds, each as likely.
 
     What a teacher wrote about the text stays as the row's rationale: this task does not teach it, but a tokenizer that
     is learnt from the rows knows its words.

@@ -1,4 +1,4 @@
-"""What generated data is drawn with: sentences that have alternatives, and rows that differ.
+"""Tools that draw generated data: sentences that have alternatives, and rows that differ.
 
 In a template `[a|b|c]` is one of the alternatives, each as likely, and `{name}` what is to be named there. An
 alternative may hold names, but no further alternatives.
@@ -20,7 +20,7 @@ def write(template: str, named: Mapping[str, object], generator: random.Random) 
 
 
 def capitalised(words: str) -> str:
-    """With a capital at the beginning."""
+    """Begin a text with a capital."""
     return words[:1].upper() + words[1:]
 
 

@@ -24,13 +24,13 @@ _LABELS: tuple[Label, ...] = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class Aspect:
-    """What a scene tells of one kind: words for exact things, and for wider ones, which hold some of the exact."""
+    """Words of one kind in a scene: for exact things, and for wider ones, which hold some of the exact."""
 
     wider: Mapping[str, tuple[str, ...]]
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """In their order, each once."""
+        """Exact things in their order, each once."""
         return tuple(dict.fromkeys(thing for things in self.wider.values() for thing in things))
 
     def things(self, words: str) -> frozenset[str]:
@@ -38,7 +38,7 @@ class Aspect:
         return frozenset(self.wider.get(words, (words,)))
 
     def relation(self, told: str, said: str) -> Label:
-        """What the premise's words tell of the hypothesis's."""
+        """Relation of the premise's words to the hypothesis's."""
         told_things, said_things = self.things(told), self.things(said)
         if told_things <= said_things:
             return "entailment"

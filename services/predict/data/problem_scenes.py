@@ -1,4 +1,4 @@
-"""What the generated word problems are about, in words.
+"""Scenes of the generated word problems, in words.
 
 Templates are those of `drawing`. `{name}` and `{other}` are people, `{he}` is the first of them, `{things}` and
 `{extras}` are kinds of things, `{one}` and `{two}` two qualities, `{boxes}` hold things; single letters are numbers,

@@ -63,7 +63,7 @@ def _names(generator: random.Random) -> dict[str, str]:
 
 
 def _numbers(scene: Scene, generator: random.Random) -> dict[str, int | float | None]:
-    """Those of a scene, and `z`, the irrelevant one: no two are equal."""
+    """Draw the numbers of a scene, and `z`, the irrelevant one: no two are equal."""
     while True:
         numbers: dict[str, int | float | None] = {
             letter: generator.randint(*limits) for letter, limits in scene.numbers.items()

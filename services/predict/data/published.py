@@ -33,7 +33,7 @@ class BadData(ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """What a student is taught or tested on: texts. `rationale` is None where there is none to learn from."""
+    """Texts that a student is taught or tested on. `rationale` is None where there is none to learn from."""
 
     input: str
     label: str
@@ -59,7 +59,7 @@ class Splits:
 
 
 def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
-    """All rows of a data set's published split, in its order, with the labels of people.
+    """Read all rows of a data set's published split, in its order, with the labels of people.
 
     Raises BadData, naming the file and the line, for a split that is not there and for records of another form, and
     KeyError for a task that is not of TASKS.
@@ -86,7 +86,7 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
 def read_outputs(
     task: Task, folder: Path, split: Split, teacher: str = "palm", dialect: Dialect = "palm"
 ) -> list[TeacherOutput]:
-    """What a teacher wrote for a published split, parsed, in the order of its rows.
+    """Read and parse what a teacher wrote for a published split, in the order of its rows.
 
     Raises BadData for a split without any, for a gap in the files' numbers and for files of another form.
     """
@@ -122,7 +122,7 @@ def make_splits(
 
 
 def subsample(num_rows: int, fraction: float, seed: int) -> list[int]:
-    """Which rows a run learns from, in the order that it reads them: all in their own for a fraction of 1.
+    """Choose the rows that a run learns from, in its reading order: for a fraction of 1 all, in their own order.
 
     Raises ValueError for a fraction outside (0, 1] and for one that leaves no row.
     """

@@ -116,7 +116,7 @@ class RationaleFile:
             raise OutputError(f"the output can't be written: {self._failure.strerror}")
 
     def _write(self) -> None:
-        """All that waits. Whoever asks teachers has the time; nothing may come between a line and its rest."""
+        """Write all lines that wait. Asking teachers leaves the time; nothing may come between a line and its rest."""
         content = b"".join(self._waiting)
         self._waiting.clear()
         self._num_written = self._num_given
@@ -138,7 +138,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOutput | None]:
-    """What a file holds for each row of a data set; None where nothing was extracted. Raises OutputError.
+    """Read the output for each row of a data set; None where nothing was extracted. Raises OutputError.
 
     The outputs are parsed anew, so that they say what the rules of today say.
     """

@@ -32,17 +32,17 @@ class TeacherOutput:
 
 
 def parse_output(task: str, text: str, dialect: Dialect = "palm") -> TeacherOutput:
-    """What a teacher wrote for a task of TASKS. Never fails on a text; raises KeyError for an unknown task.
+    """Parse what a teacher wrote for a task of TASKS. Never fails on a text; raises KeyError for an unknown task.
 
     `unknown_label` is told for tasks with fixed labels only; whether a label is among the choices of a question, or an
-    equation with a value, is for whoever knows the question.
+    equation with a value, is for the caller, who knows the question.
     """
     parsed = _RULES[task](text, dialect)
     return replace(parsed, problem=parsed.problem or _problem(task, parsed))
 
 
 def count_problems(outputs: Iterable[TeacherOutput]) -> Counter[Problem]:
-    """How many outputs have which problem."""
+    """Count the outputs by their problem."""
     return Counter(output.problem for output in outputs if output.problem is not None)
 
 

@@ -20,7 +20,7 @@ from services.jobs.plots import draw
 from services.predict.data.published import BadData, LabelSource, join, read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
 from services.predict.evaluation.figures import figures
-from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, merge_results
+from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
 from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect
 from services.predict.evaluation.sweep_cell import SweepError
 from services.predict.evaluation.sweep_progress import SweepProgress
@@ -152,11 +152,11 @@ def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Res
     """Collect what there is in a sweep's folder, with what is `known` beside it; keep it, tell it and draw it."""
     earlier = [output / RESULTS] if (output / RESULTS).is_file() else []
     teachers = [result for result in RESULT_FILES.load(earlier) if result.method == FEW_SHOT_COT]
-    results = merge_results([*teachers, *known, *collect(output)])
+    results = RESULT_FILES.merge([*teachers, *known, *collect(output)])
     RESULT_FILES.write(results, output / RESULTS)
     if save is not None:
         kept = RESULT_FILES.load([save]) if save.is_file() else []
-        results = merge_results([*kept, *results])
+        results = RESULT_FILES.merge([*kept, *results])
     markdown = "\n".join(one.to_markdown() for one in make_tables(results))
     write_durably(output / TABLES, [markdown.encode()])
     print_tables(results, Console(width=200, highlight=False))
@@ -198,14 +198,14 @@ def among(text: str, known: Sequence[Any], option: str) -> tuple[Any, ...]:
 
 
 def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lean: bool) -> int:
-    """How many failed."""
+    """Run the sweep and return the number of cells that failed."""
     sweep = Sweep(grid.cells(), output, is_lean=is_lean)
     with SweepProgress(sweep, num_workers, console) as progress:
         return sweep.run(progress, num_workers)
 
 
 def _grid(options: Mapping[str, Any]) -> Grid:
-    """What the command's options say. Raises BadParameter and ValueError."""
+    """Make the grid that the command's options ask for. Raises BadParameter and ValueError."""
     return Grid(
         tuple(_sources(options)),
         _models(options["models"]),
@@ -232,7 +232,7 @@ def _models(text: str) -> tuple[str, ...]:
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
-    """All but the method and the seed."""
+    """Make the recipe from the options, but for the method and the seed."""
     alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
     if options["rationale_weight"] is not None:
         if options["alpha"] is not None:

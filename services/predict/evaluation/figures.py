@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from services.jobs.plots import MARK_RADIUS, Curve, Panel
 from services.predict.data.published import LabelSource
 from services.predict.evaluation.results import (
+    RESULT_FILES,
     Result,
     data_name,
     estimate,
     few_shot_cot,
-    merge_results,
     method_name,
     series_names,
     sets_of,
@@ -26,7 +26,7 @@ SIZE = "Parameters"
 COMPARED = ("standard", "step-by-step")
 # PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
-LARGEST_RADIUS = 28.0
+LARGEST_RADIUS = 21.0
 SHARE_AXIS = -10.0, 110.0  # large marks stand on either end
 
 
@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
     A panel needs two points of a curve, but for Figures 2.8 and 2.9, which need the accuracy of the teacher itself;
     what has less is left out. Bars are standard errors over seeds.
     """
-    merged = merge_results(results)
+    merged = RESULT_FILES.merge(results)
     found: dict[str, list[Panel]] = {}
     for data, labels in sets_of(merged):
         own = [result for result in students(merged) if (result.data, result.labels) == (data, labels)]
@@ -69,7 +69,7 @@ def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence
 
 
 def _least(own: Sequence[Result], teacher: Result) -> Panel:
-    """What each method needs to be better than the teacher: a mark's area is the size of the model."""
+    """Show what each method needs to be better than the teacher: a mark's area is the size of the model."""
     model_sizes, names = sizes(own), series_names(own)
     largest = max(model_sizes.values())
     curves = []

@@ -3,7 +3,8 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from services.jobs.result_files import ResultFiles
@@ -46,7 +47,7 @@ class Result:
 
     @property
     def series(self) -> tuple[str, str | None]:
-        """What stays the same where size or share of the data vary: the method, and the teacher."""
+        """Method and teacher, which stay the same where size or share of the data vary."""
         return self.method, self.teacher
 
     @property
@@ -64,24 +65,16 @@ class Estimate:
     num_seeds: int
 
 
-def merge_results(results: Iterable[Result]) -> list[Result]:
-    """One result for each model, method, teacher and share of the data, in the order of their first appearance.
-
-    Seeds run with equal settings come together, the later run of a seed in place of the earlier; with other settings
-    the later result takes the earlier one's place.
-    """
-    merged: dict[tuple[Any, ...], Result] = {}
-    for result in results:
-        what = (result.data, result.labels, result.model, result.method, result.fraction, result.teacher)
-        earlier = merged.get(what)
-        scores = result.scores
-        if earlier is not None and earlier.settings == result.settings:
-            scores = {**earlier.scores, **result.scores}
-        merged[what] = Result(*what, dict(sorted(scores.items(), key=_by_number)), result.settings)
-    return list(merged.values())
+def _combine(earlier: Result, later: Result) -> Result:
+    """Put seeds together in their order; a seed that was run again takes the place of its earlier run."""
+    return replace(later, scores=dict(sorted({**earlier.scores, **later.scores}.items(), key=_by_number)))
 
 
-RESULT_FILES = ResultFiles(Result, merge_results)
+def _by_number(entry: tuple[str, Any]) -> tuple[int, str]:
+    return (int(entry[0]) if entry[0].isdigit() else -1), entry[0]
+
+
+RESULT_FILES = ResultFiles(Result, attrgetter("data", "labels", "model", "method", "fraction", "teacher"), _combine)
 
 
 def estimate(result: Result) -> Estimate:
@@ -112,7 +105,7 @@ def size_name(num_parameters: int) -> str:
 
 
 def students(results: Iterable[Result]) -> list[Result]:
-    """All but the teachers themselves."""
+    """Leave out the teachers themselves."""
     return [result for result in results if result.method != FEW_SHOT_COT]
 
 
@@ -135,13 +128,13 @@ def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
 
 
 def data_name(data: str) -> str:
-    """As the dissertation writes it: `svamp+asdiv` → SVAMP + ASDiv."""
+    """Write a data set's name as the dissertation does: `svamp+asdiv` → SVAMP + ASDiv."""
     base = data.removesuffix(AUGMENTED)
     return DATA_NAMES.get(base, base) + (" + ASDiv" if base != data else "")
 
 
 def method_name(method: str, labels: LabelSource) -> str:
-    """As the dissertation writes it; what is finetuning with people's labels is distillation with a teacher's."""
+    """Name a method as the dissertation does: finetuning with a teacher's labels is distillation."""
     return STANDARD_DISTILLATION if method == "standard" and labels == "llm" else METHOD_NAMES[method]
 
 
@@ -158,7 +151,3 @@ def series_names(results: Sequence[Result]) -> dict[tuple[str, str | None], str]
         teacher = f" ({result.teacher})" if result.teacher and has_several else ""
         names[result.series] = method_name(result.method, result.labels) + teacher
     return names
-
-
-def _by_number(entry: tuple[str, Any]) -> tuple[int, str]:
-    return (int(entry[0]) if entry[0].isdigit() else -1), entry[0]

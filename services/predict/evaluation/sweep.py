@@ -29,7 +29,7 @@ TEMPLATES = "templates"  # write the rationales of generated data
 
 @dataclass(frozen=True)
 class Teacher:
-    """Whose outputs students learn from. `rationales` None are the released ones of PaLM."""
+    """Teacher whose outputs students learn from. `rationales` None are the released ones of PaLM."""
 
     name: str
     rationales: Path | None = None
@@ -50,7 +50,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Grid:
-    """What to vary. Of `sources` and `recipe`, all that is not varied holds for every student."""
+    """Values to vary. Everything else in `sources` and `recipe` holds for every student."""
 
     sources: tuple[DataSource, ...]
     models: tuple[str, ...]
@@ -115,16 +115,16 @@ class Running:
 
 
 class Listener(Protocol):
-    """Who is told what happens in a sweep."""
+    """Receiver of what happens in a sweep."""
 
     def on_start(self, cell: Cell) -> None:
         """A process works on it, or waits for another sweep's."""
 
     def on_line(self, cell: Cell, line: str) -> None:
-        """What it reports."""
+        """Take a line that a cell reports."""
 
     def on_finish(self, cell: Cell, result: Result) -> None:
-        """What came of it."""
+        """Take the result of a cell."""
 
     def on_failure(self, cell: Cell, reason: str) -> None:
         """Why nothing did."""
@@ -134,7 +134,7 @@ class Sweep:
     """Cells of a folder: `found` are finished, `waiting` are to be run."""
 
     def __init__(self, cells: Sequence[Cell], output: Path, *, is_lean: bool = False) -> None:
-        """With `is_lean`, nothing but its scores is left of a finished cell.
+        """Prepare the cells. With `is_lean`, nothing but its scores is left of a finished cell.
 
         Raises SweepError for two cells of one name, and for a folder that holds a student of other settings.
         """
@@ -224,7 +224,7 @@ class Sweep:
 
 
 def seconds_left(found: Sequence[tuple[Cell, Result]], left: Sequence[Cell], num_workers: int) -> float | None:
-    """How long the cells that are left will take, by those that are found; None where nothing is known.
+    """Estimate how long the cells that are left will take from those that are found; None where nothing is known.
 
     Each is expected to take the mean of those of its model and method, or else of its model, or else of all.
     """
@@ -246,12 +246,12 @@ def seconds_left(found: Sequence[tuple[Cell, Result]], left: Sequence[Cell], num
 
 
 def collect(output: Path) -> list[Result]:
-    """What came of all finished cells of a folder. Raises OSError, and ValueError for scores that are none."""
+    """Read the results of all finished cells of a folder. Raises OSError, and ValueError for scores that are none."""
     return RESULT_FILES.load(sorted(output.glob(f"*/{SCORES}")))
 
 
 def _context() -> BaseContext:
-    """Of processes that start with torch already imported, where that is safe."""
+    """Make a context of processes that start with torch already imported, where that is safe."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -260,7 +260,7 @@ def _context() -> BaseContext:
 
 
 def _last_line(log: Path) -> str:
-    """What a process that failed said last."""
+    """Read what a process that failed said last."""
     try:
         lines = log.read_text(errors="replace").split("\n")
     except FileNotFoundError:

@@ -48,14 +48,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
+        """Name of its folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
         what = self.result({})
         teacher = [] if what.teacher is None else [what.teacher]
         parts = [what.data, what.labels, what.model, what.method, *teacher, f"{100 * what.fraction:g}"]
         return "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part) for part in [*parts, f"seed-{self.recipe.seed}"])
 
     def result(self, scores: dict[str, float]) -> Result:
-        """What came of it."""
+        """Make its result from the scores."""
         data = self.data
         settings = {**json.loads(json.dumps(asdict(self.recipe))), "vocab_size": self.vocab_size}
         settings |= {"drop_empty": data.drop_empty}
@@ -68,7 +68,7 @@ class Cell:
         )  # fmt: skip
 
     def finished(self, folder: Path) -> Result | None:
-        """What its folder says came of it; None where nothing has yet.
+        """Read its result from its folder; None where there is none yet.
 
         Raises SweepError where the folder holds a student of other settings.
         """
@@ -90,8 +90,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a cell runs: with at most so many threads, waiting for another process that has it or giving way to it, and
-    with all that it made left in its folder, or its scores alone.
+    """Terms on which a cell runs: the most threads, whether it waits for another process that has it or gives way, and
+    whether everything that it made is left in its folder, or its scores alone.
     """
 
     num_threads: int
@@ -100,7 +100,7 @@ class Terms:
 
 
 def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> None:
-    """What a cell's process does.
+    """Run a cell in a process of its own.
 
     It says over `connection` what `run_student` reports, and that another process is BUSY with the cell; it ends when
     the other side is gone. A finished cell stays as it is.
@@ -141,7 +141,7 @@ def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> 
 
 
 def count_parameters(checkpoint: Path) -> int:
-    """Of a folder's safetensors, where weights that are shared stand once. Raises ValueError where there are none."""
+    """Count the parameters in a folder's safetensors, shared ones once. Raises ValueError where there are none."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{checkpoint} holds no safetensors")
@@ -162,7 +162,7 @@ def _end_with_sweep(connection: Connection) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """All that this process prints from here on, tracebacks included, goes to a file, behind what stands there."""
+    """Append to a file what this process prints from here on, tracebacks included."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

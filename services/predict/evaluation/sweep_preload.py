@@ -1,4 +1,4 @@
-"""All that the cells of a sweep import, so that their processes start from one that has done it."""
+"""Imports of the cells of a sweep, whose processes start from one that has done them."""
 
 from services.nn.loading import declare_torchvision_operators
 

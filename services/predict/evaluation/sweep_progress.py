@@ -1,4 +1,4 @@
-"""What a sweep tells while it runs: a line for each student that is finished or failed, and on terminals a bar."""
+"""Progress of a sweep: a line for each student that is finished or failed, and on terminals a bar."""
 
 import math
 from types import TracebackType
@@ -44,11 +44,11 @@ class SweepProgress:
             self._rows[cell.name] = self._bar.add_task(f"  {cell.name}", total=None, told="")
 
     def on_line(self, cell: Cell, line: str) -> None:
-        """What it says of its training."""
+        """Show what a cell says of its training."""
         self._bar.update(self._rows[cell.name], told=line)
 
     def on_finish(self, cell: Cell, result: Result) -> None:
-        """Its accuracy, and how long the others will take."""
+        """Show its accuracy, and how long the others will take."""
         scores = result.scores[str(cell.recipe.seed)]
         self._end(cell, f"{100 * scores['test_accuracy']:.2f} % in {duration(scores['seconds'])}")
 
@@ -70,7 +70,7 @@ class SweepProgress:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that makes it a short number: 38 s, 12 min, 3.4 h."""
+    """Write a duration in the unit that makes it a short number: 38 s, 12 min, 3.4 h."""
     if seconds < 120:
         return f"{math.ceil(seconds)} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
+from services.jobs.tables import MISSING, Table, with_error
 from services.predict.data.published import LabelSource
 from services.predict.evaluation.results import (
+    RESULT_FILES,
     Estimate,
     Result,
     data_name,
     estimate,
     few_shot_cot,
-    merge_results,
     method_name,
     series_names,
     sets_of,
@@ -22,37 +22,11 @@ from services.predict.evaluation.results import (
     students,
 )
 
-MISSING = "–"
 LABELS = {"human": "human labels", "llm": "the teacher's labels"}
 NO_TEACHER = "N/A"
 LEAST_HEADER = (
     "Data", "Method", "Model", "Parameters", "Share", "Examples", "Accuracy", "Few-shot CoT", "Better",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Table:
-    """Texts by row and column; `num_names` columns from the left are names, the others numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    num_names: int
-
-    def to_markdown(self) -> str:
-        """A heading and a table, as documents have them."""
-        rules = [":--" if column < self.num_names else "--:" for column in range(len(self.header))]
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.header, rules, *self.rows)]
-        return "\n".join([f"### {self.title}", "", *lines, ""])
-
-    def to_rich(self) -> RichTable:
-        """The same for a terminal."""
-        table = RichTable(title=self.title, title_justify="left")
-        for column, name in enumerate(self.header):
-            table.add_column(name, justify="left" if column < self.num_names else "right")
-        for cells in self.rows:
-            table.add_row(*cells)
-        return table
 
 
 @dataclass(frozen=True)
@@ -68,7 +42,7 @@ class Least:
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
     """Every table that the results have a score for."""
-    merged = merge_results(results)
+    merged = RESULT_FILES.merge(results)
     return [
         *(_accuracies(merged, data, labels) for data, labels in sets_of(merged)),
         *_teachers(merged),
@@ -78,13 +52,13 @@ def make_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """On a terminal."""
+    """Print every table on a terminal."""
     for table in make_tables(results):
         console.print(table.to_rich())
 
 
 def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[str, str | None], Least]:
-    """By series of students of one data set: what it takes to be better than `teacher`, on the mean over seeds."""
+    """Find for each series of students of one data set what is better than `teacher`, on the mean over seeds."""
     model_sizes = sizes(results)
     to_beat = estimate(teacher).mean
     found = {}
@@ -109,9 +83,8 @@ def accuracy(result: Result | None, usual_seeds: int) -> str:
     if result is None:
         return MISSING
     found = estimate(result)
-    error = "" if found.error is None else f" ± {found.error:.2f}"
     seeds = "" if found.num_seeds == usual_seeds else f" ({found.num_seeds})"
-    return f"{found.mean:.2f}{error}{seeds}"
+    return with_error(found.mean, found.error) + seeds
 
 
 def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Table:
@@ -130,10 +103,10 @@ def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Ta
             if by_fraction:
                 cells = [accuracy(by_fraction.get(fraction), usual) for fraction in fractions]
                 rows.append((model, size_name(size), name, *cells))
-    return Table(
+    return Table.of_texts(
         f"{data_name(data)}, {LABELS[labels]}: accuracy by share of the training data{_over(usual)}{known}",
         ("Model", "Parameters", "Method", *map(percent, fractions)),
-        tuple(rows),
+        rows,
         3,
     )
 
@@ -174,11 +147,11 @@ def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | 
         names = (name, teacher or NO_TEACHER) if has_teacher else (name,)
         lines.append((*names, *(accuracy(found.get(((method, teacher), data)), usual) for data in sets)))
     header = ("Method", "LLM") if has_teacher else ("Method",)
-    return Table(f"{title}, all data{_over(usual)}", (*header, *map(data_name, sets)), tuple(lines), len(header))
+    return Table.of_texts(f"{title}, all data{_over(usual)}", (*header, *map(data_name, sets)), lines, len(header))
 
 
 def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
-    """What Figures 2.8 and 2.9 show, a table for each source of labels."""
+    """Tables of what Figures 2.8 and 2.9 show, one for each source of labels."""
     for figure, labels in (("2.8", "human"), ("2.9", "llm")):
         rows = []
         usual = _usual_seeds([result for result in students(results) if result.labels == labels])
@@ -197,7 +170,7 @@ def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
                 ))  # fmt: skip
         if rows:
             title = f"Figure {figure}: the least that is better than few-shot CoT, {LABELS[labels]}{_over(usual)}"
-            yield Table(title, LEAST_HEADER, tuple(rows), 3)
+            yield Table.of_texts(title, LEAST_HEADER, rows, 3)
 
 
 def _of_teacher(teacher: Result) -> str:

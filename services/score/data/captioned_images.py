@@ -192,7 +192,7 @@ def _expand(source: str) -> Iterator[Path]:
 
 
 def _tar_examples(path: Path) -> list[Example]:
-    """In the order of the shard; what has no caption is left out."""
+    """Read a shard in its order; images without a caption are left out."""
     images: dict[str, Part] = {}
     captions: dict[str, Part] = {}
     try:

@@ -1,4 +1,4 @@
-"""What is true of a generated scene, what a caption says of it, and captions that are false by a known kind of change.
+"""Facts of generated scenes, captions that tell them, and captions that are false by a known kind of change.
 
 `Facts` serve both: those of a scene are complete, those of a caption leave out what the caption does not say. A
 false caption is one whose facts no reading of the scene agrees with, so every hard negative made here is one by
@@ -78,7 +78,7 @@ def sentence(said: Facts, style: int = 0) -> str:
 
 
 def noun_phrase(group: Group) -> str:
-    """For example "two small red circles"."""
+    """Write a group as a noun phrase, such as "two small red circles"."""
     noun = group.shape or "object"
     if group.count > 1:
         noun += "es" if noun == "cross" else "s"
@@ -88,7 +88,7 @@ def noun_phrase(group: Group) -> str:
 
 
 def is_true(said: Facts, scene: Facts) -> bool:
-    """Whether a caption's facts hold of a scene, also read from its other group: left of is right of, turned round."""
+    """Tell whether a caption's facts hold of a scene, also read from its other group: left of is right of, turned."""
     if any(word not in (None, known) for word, known in _surroundings(said, scene)):
         return False
     if not said.groups:
@@ -127,8 +127,8 @@ def falsify(said: Facts, kind: NegativeKind, dice: Sequence[float]) -> Facts | N
 
 
 def forget(facts: Facts, dice: Sequence[float]) -> Facts:
-    """What a caption for the small CLIP's own training says: of two groups that there is one "and" the other, by chance
-    with some of their attributes. `dice` are eleven uniform numbers in 0..1."""
+    """Choose what a caption for the small CLIP's own training says: one group "and" the other, by chance with some of
+    their attributes. `dice` are eleven uniform numbers in 0..1."""
     if len(facts.groups) == 1 and dice[0] < BARE_FRACTION:
         attributes = [a for a in ATTRIBUTES if a != "position" or facts.place]
         return only(facts, attributes[int(dice[1] * len(attributes))])
@@ -152,8 +152,8 @@ def forget(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def detail(facts: Facts, dice: Sequence[float]) -> Facts:
-    """What a caption for tuning and evaluation says: colours, shapes, numbers and the relation always, the rest by
-    chance. `dice` are four uniform numbers in 0..1."""
+    """Choose what a caption for tuning and evaluation says: colours, shapes, numbers and the relation always, the rest
+    by chance. `dice` are four uniform numbers in 0..1."""
     says_size = dice[0] < 0.4
     return replace(
         facts,

@@ -127,7 +127,7 @@ def render_scenes(scenes: GroupScenes, side: int) -> Tensor:
 
 
 def scene_facts(scenes: GroupScenes) -> list[Facts]:
-    """What is true of each scene, in words."""
+    """Tell in words what is true of each scene."""
     colors, backgrounds = list(COLORS), list(BACKGROUNDS)
     columns = (scenes.count, scenes.size, scenes.color, scenes.shape)
     groups = [column.tolist() for column in columns]
@@ -155,7 +155,7 @@ def scene_facts(scenes: GroupScenes) -> list[Facts]:
 
 
 def side_groups(scenes: GroupScenes) -> Tensor:
-    """Which group stands on each side of the image, left, right, top and bottom: (B, 4) int64, −1 for none.
+    """Index of the group on each side of the image, left, right, top and bottom: (B, 4) int64, −1 for none.
 
     None stands on any side of a scene with one group.
     """
@@ -181,7 +181,7 @@ def _radii(num_groups: Tensor, count: Tensor, size: Tensor, dice: Tensor) -> Ten
 
 
 def _row_offsets(count: Tensor, member: Tensor) -> Tensor:
-    """Where in its row each member stands, from the middle of the row: counts and numbers (…) → (…)."""
+    """Place of each member in its row, from the middle of the row: counts and numbers (…) → (…)."""
     spacing = torch.tensor([0.0, 0.0, SPACING[2], SPACING[3]])[count]
     return spacing * (member - (count - 1) / 2)
 

@@ -1,4 +1,4 @@
-"""What an endpoint has answered, one JSON object a line: a run that was killed goes on without asking again.
+"""Log of an endpoint's answers, one JSON object a line: a run that was killed goes on without asking again.
 
 A line counts once it is on disk. What a crash leaves at the end of the file that is no whole line is cut off.
 """

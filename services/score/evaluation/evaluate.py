@@ -108,7 +108,7 @@ def sugarcrepe(
     log: Log = None,
     concurrency: Concurrency = Pace.concurrency,
 ) -> None:
-    """Of two captions that differ by little, the true one: SugarCrepe's seven types (Tables 4.5, 4.6)."""
+    """Choose the true one of two captions that differ by little: SugarCrepe's seven types (Tables 4.5, 4.6)."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_sugarcrepe_tasks(data, images, swap_obj=swap_obj, limit=limit)
@@ -202,7 +202,7 @@ def imagecode(
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Of ten images, the one that a caption describes: ImageCoDe."""
+    """Choose among ten images the one that a caption describes: ImageCoDe."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_imagecode(data, images, limit=limit)
@@ -307,14 +307,14 @@ def _models(options: Mapping[str, Any]) -> list[str]:
 
 
 def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
-    """What the options say; those of an endpoint are not among all commands'."""
+    """Collect the judges' options; those of an endpoint are not among all commands'."""
     same = {name: options[name] for name in ("device", "store_url", "similarity", "base_url", "log") if name in options}
     pace = Pace(options.get("concurrency", Pace.concurrency))
     return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")), pace=pace)
 
 
 def _key(variable: str | None) -> str | None:
-    """From the environment alone: what stands on a command line is read by others."""
+    """Read the key from the environment alone: what stands on a command line is read by others."""
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -325,7 +325,7 @@ def _key(variable: str | None) -> str | None:
 
 @contextmanager
 def bad_parameters(option: str | None = None) -> Iterator[None]:
-    """What is missing is told as a wrong option; with an `option`, also a judge that there is not."""
+    """Report missing data as a wrong option; with an `option`, also a judge that does not exist."""
     try:
         yield
     except MissingData as error:

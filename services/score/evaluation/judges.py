@@ -1,4 +1,4 @@
-"""Whoever is evaluated, behind one interface, and what its scores of all records come to.
+"""Judges behind one interface, and what their scores of all records come to.
 
 Shapes: R records of a task, O orders, I images and C captions of a record.
 """
@@ -47,7 +47,7 @@ class Judge(Protocol):
         ...
 
     def notes(self) -> Mapping[str, Any]:
-        """What a reader of the scores must know, of all tasks so far."""
+        """Notes that a reader of the scores needs, on all tasks so far."""
         ...
 
 
@@ -61,7 +61,7 @@ def open_image(path: Path) -> Image.Image:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How often records are drawn anew, with replacement, for intervals; 0 for none."""
+    """Number of times that records are drawn anew, with replacement, for intervals; 0 for none."""
 
     num_resamples: int = 0
     seed: int = 0
@@ -115,7 +115,7 @@ Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
 
 
 def _columns(task: Task, found: Outcomes) -> Columns:
-    """By name of a score: how right each record of a task is, and its category."""
+    """Rightness of each record of a task, and its category, by name of a score."""
     category = category_index(task)
     columns = {task.name: (found.both, category)}
     if task.kind == "group":

@@ -1,4 +1,4 @@
-"""What every benchmark of compositionality asks: which captions and which images belong together.
+"""Records of benchmarks of compositionality: which captions and which images belong together.
 
 One record is of one of three kinds, by its shape: an image and several captions, a caption and several images, or as
 many images as captions. In all of them images and captions of equal place belong together, and what has no partner is
@@ -44,7 +44,7 @@ class Record:
 
     @property
     def kind(self) -> Kind:
-        """What is chosen: a caption, an image, or both ways."""
+        """Kind of choice: a caption, an image, or both ways."""
         if len(self.images) == 1:
             return "image-to-text"
         return "text-to-image" if len(self.captions) == 1 else "group"
@@ -91,7 +91,7 @@ class Task:
 
 
 def text_is_right(scores: Scores) -> NDArray[np.bool_]:
-    """Whether every image that has a caption has its own as the strictly best one: (…, I, C) → (…)."""
+    """Tell whether every image that has a caption has its own as the strictly best one: (…, I, C) → (…)."""
     pairs = min(scores.shape[-2:])
     own = np.diagonal(scores, axis1=-2, axis2=-1)[..., :, None]
     # a comparison with NaN is false, so what could not be scored is wrong
@@ -100,13 +100,13 @@ def text_is_right(scores: Scores) -> NDArray[np.bool_]:
 
 
 def image_is_right(scores: Scores) -> NDArray[np.bool_]:
-    """Whether every caption that has an image has its own as the strictly best one: (…, I, C) → (…)."""
+    """Tell whether every caption that has an image has its own as the strictly best one: (…, I, C) → (…)."""
     return text_is_right(np.swapaxes(scores, -2, -1))
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How right each record is: (R,) in 0..1, the mean over orders.
+    """Rightness of each record: (R,) in 0..1, the mean over orders.
 
     `text` is the choice of captions, `image` that of images, `both` of both: all there is where one of them has
     nothing to choose from.
@@ -118,7 +118,7 @@ class Outcomes:
 
 
 def outcomes(scores: Iterable[Scores]) -> Outcomes:
-    """Of R records' scores, (O, I, C) each."""
+    """Judge the scores of R records, (O, I, C) each."""
     rows = []
     for one in scores:
         text, image = text_is_right(one), image_is_right(one)
@@ -145,6 +145,6 @@ def percent(right: NDArray[np.float64], category: NDArray[np.int64]) -> float:
 
 
 def count(tasks: Sequence[Task]) -> str:
-    """What there is, for people: the whole and its parts."""
+    """Describe the number of records for people: the whole and its parts."""
     parts = ", ".join(f"{task.name} {len(task.records):,}" for task in tasks)
     return f"{sum(len(task.records) for task in tasks):,} records: {parts}"

@@ -40,7 +40,7 @@ class ReleasedAnswers:
             raise CannotJudge(f"{path} holds no answers")
 
     def notes(self) -> Mapping[str, Any]:
-        """In which orders it was asked."""
+        """Orders in which it was asked."""
         return {"orders": list(self._by_order)}
 
     def score(self, task: Task, on_scores: OnScores) -> None:

@@ -1,4 +1,4 @@
-"""How well a CLIP knows generated scenes: hard negatives by kind, zero-shot classes by attribute, and retrieval.
+"""Protocol of a CLIP on generated scenes: hard negatives by kind, zero-shot classes by attribute, and retrieval.
 
 All accuracies are in percent, ties count as wrong. The scenes are of seeds that no training draws from.
 
@@ -45,7 +45,7 @@ BATCH_SIZE = 250
 
 @dataclass(frozen=True)
 class SceneScores:
-    """What was measured: of each kind the similarities of image and caption, of right and wrong ones side by side.
+    """Measurements: of each kind the similarities of image and caption, of right and wrong ones side by side.
 
     `choices` maps a kind to (R, 2, 2) float32: global and local similarity × right and wrong caption. `zero_shot` is
     the mean recall of an attribute's classes, `image_to_text` and `text_to_image` recall@1.
@@ -102,7 +102,7 @@ class SceneProtocol:
         )
 
     def captions(self) -> tuple[list[Facts], dict[NegativeKind, list[Facts]]]:
-        """Of the pairs: what the right caption says, and what the wrong one of each kind does."""
+        """Make for each pair what the right caption says, and what the wrong one of each kind does."""
         generator = generator_of(SPLIT_SEEDS[self.split], CHOICES + 100)
         facts = scene_facts(self.scenes(CHOICES))
         dice = torch.rand(len(facts), 8, generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""What tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
+"""Tables of what tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
 
 `python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are
 called `base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
@@ -6,8 +6,9 @@ called `base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ import typer
 
 from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.jobs.result_files import ResultFiles
+from services.jobs.tables import Table, with_error
 from services.score.data.scene_captions import ATTRIBUTES, NEGATIVE_KINDS
 
 # Rows of the tables: the name of a run and what it is called there.
@@ -39,15 +41,11 @@ class Result:
     scores: dict[str, dict[str, float]]
 
 
-def _merge(results: Iterable[Result]) -> list[Result]:
-    """One result a run; a later measurement of a seed takes the place of an earlier one."""
-    merged: dict[str, dict[str, dict[str, float]]] = {}
-    for result in results:
-        merged.setdefault(result.run, {}).update(result.scores)
-    return [Result(run, dict(sorted(scores.items()))) for run, scores in merged.items()]
+def _combine(earlier: Result, later: Result) -> Result:
+    return Result(later.run, dict(sorted({**earlier.scores, **later.scores}.items())))
 
 
-RESULT_FILES = ResultFiles(Result, _merge)
+RESULT_FILES = ResultFiles(Result, attrgetter("run"), _combine, settings=lambda _: None)
 
 
 def collect(runs: Path) -> list[Result]:
@@ -69,33 +67,31 @@ def collect(runs: Path) -> list[Result]:
             found.append(Result("wise-ft-local", {seed: {**kept, **chosen}}))
         else:
             found.append(Result(run, {seed: metrics}))
-    return _merge(found)
+    return RESULT_FILES.merge(found)
 
 
-def tables(results: Sequence[Result]) -> str:
-    """Both tables as Markdown: composition and what was kept, and zero-shot accuracy by attribute."""
+def tables(results: Sequence[Result]) -> list[Table]:
+    """Composition and what was kept, and zero-shot accuracy by attribute."""
     known = {result.run: result.scores for result in results}
     first = _table(known, (*COMPOSITION, *KEPT))
-    second = _table(known, ("zs", *(f"zs_{attribute}" for attribute in ATTRIBUTES)), left_out=("wise-ft-local",))
-    return f"{first}\n\n{second}"
+    return [first, _table(known, ("zs", *(f"zs_{attribute}" for attribute in ATTRIBUTES)), left_out=("wise-ft-local",))]
 
 
 def _table(
     results: dict[str, dict[str, dict[str, float]]], columns: Sequence[str], left_out: Sequence[str] = ()
-) -> str:
+) -> Table:
     names = [HEADERS.get(column, column.removeprefix("zs_")) for column in columns]
-    lines = [f"| | {' | '.join(names)} |", f"| :-- |{' --: |' * len(columns)}"]
-    for run, name in NAMES.items():
-        if run in results and run not in left_out:
-            cells = [_cell([scores[column] for scores in results[run].values()]) for column in columns]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(_cell([scores[column] for scores in results[run].values()]) for column in columns)]
+        for run, name in NAMES.items()
+        if run in results and run not in left_out
+    ]
+    return Table.of_texts("", ("", *names), rows)
 
 
 def _cell(values: Sequence[float]) -> str:
     """Mean ± standard deviation over seeds, of one seed the value alone."""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
+    return with_error(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits=1)
 
 
 def main(
@@ -104,7 +100,7 @@ def main(
 ) -> None:
     """Collect the runs of a folder and print the tables."""
     RESULT_FILES.save(collect(runs), results)
-    typer.echo(tables(RESULT_FILES.load([results])))
+    typer.echo("\n".join(table.to_markdown() for table in tables(RESULT_FILES.load([results]))), nl=False)
 
 
 if __name__ == "__main__":

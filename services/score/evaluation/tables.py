@@ -3,15 +3,12 @@
 What has no published layout gets a table of its benchmark. The best of a column is bold, the second underlined.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
+from services.jobs.tables import MISSING, Cell, Table, ranked
 from services.score.evaluation.aggregates import (
     AVERAGE,
     COMP,
@@ -23,10 +20,8 @@ from services.score.evaluation.aggregates import (
     comp,
     mean_of,
 )
-from services.score.evaluation.results import Result, merge_results
+from services.score.evaluation.results import RESULT_FILES, Result
 
-MISSING = "–"
-Mark = Literal["", "best", "second"]
 # By benchmark and name of a task or an aggregate: what one judge reached.
 Numbers = Mapping[str, Mapping[str, float]]
 
@@ -49,67 +44,10 @@ class Layout:
     digits: int = 2
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number as text, or that there is none."""
-
-    text: str
-    mark: Mark = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells by row and column under headings of two lines; the first column names the judges."""
-
-    title: str
-    groups: tuple[str, ...]
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-    def to_markdown(self) -> str:
-        """A heading and a table, as documents have them."""
-        names = [f"{group} {name}".strip() for group, name in zip(self.groups, self.header, strict=True)]
-        rules = [":--", *["--:"] * (len(names) - 1)]
-        styles = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-        rows = [[styles[cell.mark].format(cell.text.replace("|", "\\|")) for cell in row] for row in self.rows]
-        return "\n".join(
-            [f"### {self.title}", "", *(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows)), ""]
-        )
-
-    def to_latex(self) -> str:
-        """A `table` with booktabs' rules."""
-        styles = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
-        lines = [
-            r"\begin{table}",
-            rf"\caption{{{_latex(self.title)}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(self.header[1:])}}}",
-        ]
-        lines.append(r"\toprule")
-        if any(self.groups):
-            lines.append(" & ".join(_latex_groups(self.groups)) + r" \\")
-        lines += [" & ".join(map(_latex, self.header)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            lines.append(" & ".join(styles[cell.mark].format(_latex(cell.text)) for cell in row) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-    def to_rich(self) -> RichTable:
-        """The same for a terminal."""
-        styles = {"": "", "best": "bold", "second": "underline"}
-        table = RichTable(title=self.title, title_justify="left")
-        groups = [
-            group if group != before else "" for before, group in zip(("", *self.groups), self.groups, strict=False)
-        ]
-        for place, (group, name) in enumerate(zip(groups, self.header, strict=True)):
-            table.add_column(f"{group}\n{name}" if any(self.groups) else name, justify="right" if place else "left")
-        for row in self.rows:
-            table.add_row(*(Text(cell.text, styles[cell.mark]) for cell in row))
-        return table
-
-
 def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
-    """By judge and benchmark: scores and what they come to."""
+    """Collect scores and what they come to, by judge and benchmark."""
     numbers: dict[str, dict[str, Mapping[str, float]]] = {}
-    for result in merge_results(results):
+    for result in RESULT_FILES.merge(results):
         own = {**result.scores, **aggregates(result.benchmark, result.scores, result.sizes)}
         numbers.setdefault(result.judge, {})[result.benchmark] = own
     return dict(numbers)
@@ -124,7 +62,7 @@ def make_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """On a terminal."""
+    """Print every table on a terminal."""
     for table in make_tables(results):
         console.print(table.to_rich())
 
@@ -202,7 +140,7 @@ LAID_OUT = frozenset({"sugarcrepe", "valse", "aro+crepe", "elevater", "retrieval
 
 
 def _layout(benchmark: str, results: Sequence[Result]) -> Layout:
-    """Of a benchmark that has none: a column for each score, and for what they come to."""
+    """Make a layout for a benchmark that has none: a column for each score, and for what they come to."""
     names: dict[str, None] = {}
     for result in results:
         if result.benchmark == benchmark:
@@ -215,36 +153,17 @@ def _made(layout: Layout, numbers: Mapping[str, Numbers]) -> Iterator[Table]:
     found = {column: [column.of(own) for own in numbers.values()] for column in layout.columns}
     columns = [column for column, values in found.items() if any(value is not None for value in values)]
     if columns:
+        line = "\n" if any(column.group for column in columns) else ""
         cells = [_cells(found[column], layout.digits) for column in columns]
         rows = zip(numbers, zip(*cells, strict=True), strict=True)
         yield Table(
             layout.title,
-            ("", *(column.group for column in columns)),
-            ("Model", *(column.heading for column in columns)),
+            (f"{line}Model", *(f"{column.group}{line}{column.heading}" for column in columns)),
             tuple((Cell(judge), *row) for judge, row in rows if any(cell.text != MISSING for cell in row)),
         )
 
 
 def _cells(values: Sequence[float | None], digits: int) -> list[Cell]:
-    """A column; of several different numbers, as they are shown, the best is marked and the second."""
-    texts = [None if value is None else f"{value:.{digits}f}" for value in values]
-    ranking = sorted({float(text) for text in texts if text is not None}, reverse=True)
-    marks: dict[float, Mark] = {ranking[0]: "best", ranking[1]: "second"} if len(ranking) > 1 else {}
-    return [Cell(MISSING) if text is None else Cell(text, marks.get(float(text), "")) for text in texts]
-
-
-def _latex(text: str) -> str:
-    """Text as LaTeX writes it."""
-    return re.sub(r"[&%$#_{}]", lambda match: f"\\{match[0]}", text).replace(MISSING, "--")
-
-
-def _latex_groups(groups: Sequence[str]) -> Iterator[str]:
-    """Headings over several columns."""
-    place = 0
-    while place < len(groups):
-        end = place + 1
-        while end < len(groups) and groups[end] == groups[place] != "":
-            end += 1
-        name = _latex(groups[place])
-        yield rf"\multicolumn{{{end - place}}}{{c}}{{{name}}}" if end - place > 1 else name
-        place = end
+    """A column, whose numbers are compared as they are shown."""
+    texts = ["" if value is None else f"{value:.{digits}f}" for value in values]
+    return ranked([float(text) if text else None for text in texts], texts)

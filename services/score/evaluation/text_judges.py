@@ -38,7 +38,7 @@ class TextJudge:
         self._score_ids = score_ids
 
     def notes(self) -> dict[str, Any]:
-        """None."""
+        """Return no notes."""
         return {}
 
     def score(self, task: Task, on_scores: OnScores) -> None:

@@ -8,7 +8,7 @@ import pytest
 from services.embed.evaluation.embedders import NoTextSide
 from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
 from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import Choice, load_sugarcrepe
+from services.jobs.sugarcrepe import CaptionPair, load_sugarcrepe
 from tests.embed.evaluation.data_sets import write_sugarcrepe
 from tests.embed.evaluation.embedders import ColorWords, MeanColor
 from tests.published_data import published
@@ -32,7 +32,7 @@ def test_the_published_files_have_the_published_counts() -> None:
         "add_att": 692,
     }
     assert sum(counts.values()) == 7511
-    assert choices["swap_obj"][0] == Choice(
+    assert choices["swap_obj"][0] == CaptionPair(
         "000000222235.jpg",
         "A cat sits on its hind legs, and swats at the plant.",
         "A cat sits on the plant, and swats at its hind legs.",

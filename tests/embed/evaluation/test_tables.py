@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.embed.evaluation.instructions import MMVP, SUGARCREPE
-from services.embed.evaluation.results import RESULT_FILES, Result, merge_results
+from services.embed.evaluation.results import RESULT_FILES, Result
 from services.embed.evaluation.tables import CELEBA, FINE_GRAINED, IMAGENET, average, print_tables
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "goldens" / "retrieval_metrics.json").read_text())
@@ -120,7 +120,7 @@ def test_the_best_of_a_column_is_bold_and_the_second_underlined() -> None:
 
 
 def test_tasks_of_one_benchmark_come_together_and_later_scores_replace_earlier_ones() -> None:
-    merged = merge_results(
+    merged = RESULT_FILES.merge(
         [
             Result("a", "genecis", {"Object": 1.0}, {"limit": None}),
             Result("b", "genecis", {"Object": 2.0}, {"limit": None}),

@@ -12,7 +12,6 @@ from services.generate.evaluation.results import (
     RESULT_FILES,
     Result,
     average_of,
-    merge_results,
     truncated,
 )
 from services.generate.evaluation.tables import MOST_USED, ordinal, print_tables
@@ -126,7 +125,7 @@ def test_results_of_several_runs_come_together_and_other_settings_replace(tmp_pa
     assert ten.scores[SORTED] == {"Avg.": 63.95}
     assert twenty == TWENTY
     other = Result("vicuna", "accuracy", "NaturalQuestions", 10, {VANILLA: {"0": 1.0}}, {"seed": 1})
-    assert merge_results([TEN, other]) == [other]
+    assert RESULT_FILES.merge([TEN, other]) == [other]
 
 
 def test_a_file_without_results_is_named(tmp_path: Path) -> None:

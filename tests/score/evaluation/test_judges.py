@@ -12,7 +12,7 @@ from services.jobs.published_data import MissingData
 from services.score.evaluation.benchmarks import load_sugarcrepe_tasks
 from services.score.evaluation.judges import CannotJudge, OnScores, Resampling, evaluate, open_image
 from services.score.evaluation.records import Record, Task
-from services.score.evaluation.results import Result, merge_results
+from services.score.evaluation.results import RESULT_FILES, Result
 from tests.score.evaluation.stand_ins import SOURCE, ColorWords, color_task, write_sugarcrepe
 
 
@@ -112,19 +112,19 @@ def test_results_of_equal_settings_come_together_and_keep_the_intervals_of_their
     first, other = (
         evaluate(Certain(1, 1), [pairs(2, name)], {"limit": 2}, Resampling(10))[0] for name in ("swap_obj", "swap_att")
     )
-    (both,) = merge_results([first, other])
+    (both,) = RESULT_FILES.merge([first, other])
     assert both.scores == {"swap_obj": 50.0, "swap_att": 50.0}
     assert both.sizes == {"swap_obj": 2, "swap_att": 2}
     assert both.intervals == {**first.intervals, **other.intervals}
     unlike = replace(other, settings={"limit": 3})
-    assert merge_results([first, unlike]) == [unlike]
-    assert merge_results([first, replace(first, judge="other")]) == [first, replace(first, judge="other")]
+    assert RESULT_FILES.merge([first, unlike]) == [unlike]
+    assert RESULT_FILES.merge([first, replace(first, judge="other")]) == [first, replace(first, judge="other")]
 
 
 def test_an_aggregates_interval_goes_where_tasks_are_added() -> None:
     tasks = [pairs(2, "swap_obj"), pairs(2, "swap_att")]
     (swaps,) = evaluate(Certain(1, 1), tasks, resampling=Resampling(10))
     (adds,) = evaluate(Certain(1, 1), [pairs(2, "add_obj")], resampling=Resampling(10))
-    (merged,) = merge_results([swaps, adds])
+    (merged,) = RESULT_FILES.merge([swaps, adds])
     assert merged.intervals.keys() == {"swap_obj", "swap_att", "add_obj"}
-    assert merge_results([swaps, swaps]) == [swaps]
+    assert RESULT_FILES.merge([swaps, swaps]) == [swaps]

@@ -43,7 +43,7 @@ def test_tables_tell_mean_and_spread(tmp_path: Path) -> None:
     describe(tmp_path, "base", 0, 50)
     describe(tmp_path, "fsc-clip-0", 0, 60)
     describe(tmp_path, "fsc-clip-1", 1, 62)
-    text = tables(collect(tmp_path))
+    text = "".join(table.to_markdown() for table in tables(collect(tmp_path)))
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| FSC-CLIP")]
     assert rows[0][1] == "61.0 ± 1.4"
     assert "| before | 50.0 |" in text

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from services.jobs.tables import Table
 from services.score.evaluation.aggregates import SUGARCREPE_SIZES, SUGARCREPE_SIZES_FIRST
 from services.score.evaluation.results import RESULT_FILES, Result
-from services.score.evaluation.tables import Table, make_tables, numbers_of, print_tables
+from services.score.evaluation.tables import make_tables, numbers_of, print_tables
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PUBLISHED = json.loads((GOLDENS / "compositionality_tables.json").read_text())
@@ -37,11 +38,19 @@ def texts(table: Table) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
 
 
+def groups(table: Table) -> tuple[str, ...]:
+    return tuple(heading.rpartition("\n")[0] for heading in table.header)
+
+
+def names(table: Table) -> tuple[str, ...]:
+    return tuple(heading.rpartition("\n")[2] for heading in table.header)
+
+
 def test_table_4_6_has_the_published_rows() -> None:
     rows = TABLE_4_6["rows"]
     table = titled([of_sugarcrepe(model, row) for model, row in rows.items()], "Table 4.6")
-    assert table.groups == ("", *("REPLACE",) * 3, *("SWAP",) * 2, *("ADD",) * 2, "")
-    assert table.header == (
+    assert groups(table) == ("", *("REPLACE",) * 3, *("SWAP",) * 2, *("ADD",) * 2, "")
+    assert names(table) == (
         "Model", "Object", "Attribute", "Relation", "Object", "Attribute", "Object", "Attribute", "Average",
     )  # fmt: skip
     for (model, *cells), row in zip(texts(table), rows.values(), strict=True):
@@ -54,12 +63,12 @@ def test_table_4_6_has_the_published_rows() -> None:
 def test_table_4_5_has_the_published_rows_by_form() -> None:
     results = [of_sugarcrepe(model, TABLE_4_6["rows"][model]) for model in PUBLISHED["forms"]]
     table = titled(results, "Tables 4.5 and C.4")
-    assert table.header == ("Model", "REPLACE", "SWAP", "ADD")
+    assert names(table) == ("Model", "REPLACE", "SWAP", "ADD")
     for (model, *cells), row in zip(texts(table), PUBLISHED["forms"].values(), strict=True):
         assert [float(cell) for cell in cells] == pytest.approx(row, abs=0.011), model
     older = {"replace": 75.71, "swap": 71.58, "negate": 76.89, "shuffle": 72.06}
     both = titled([*results, Result("ViT-B-32", "aro+crepe", older, {})], "Tables 4.5 and C.4")
-    assert both.groups == ("", *("ARO+CREPE",) * 4, *("SugarCrepe",) * 3)
+    assert groups(both) == ("", *("ARO+CREPE",) * 4, *("SugarCrepe",) * 3)
     assert texts(both)[0][:5] == ["ViT-B-32", "75.71", "71.58", "76.89", "72.06"]
     assert texts(both)[1][:5] == ["ViT-B-32-negclip", "–", "–", "–", "–"]
 
@@ -71,7 +80,7 @@ def test_table_1_of_fsc_clip_has_the_published_row_of_its_sub_tasks(model: str, 
     tasks = ("absolute_size", "absolute_position", "count", "relative_size", "relative_position", "existence")
     spec = Result(model, "spec", dict.fromkeys(tasks, published["spec"]), {})
     table = titled([*of_sub_tasks(model), spec], "Table 1")
-    assert table.header == (
+    assert names(table) == (
         "Model", "ARO", "CREPE", "EqBen", "ImageCoDe", "SugarCrepe", "SVO Probes", "VALSE", "VL-Checklist", "WhatsUp",
         "Winoground", "SPEC", "Comp", "ZS",
     )  # fmt: skip
@@ -86,14 +95,14 @@ def test_table_1_of_fsc_clip_has_the_published_row_of_its_sub_tasks(model: str, 
 
 def test_comp_stands_only_where_all_eleven_benchmarks_are_scored() -> None:
     table = titled(of_sub_tasks("DAC-SAM"), "Table 1")
-    assert "Comp" not in table.header
-    assert "SPEC" not in table.header
+    assert "Comp" not in names(table)
+    assert "SPEC" not in names(table)
 
 
 def test_valse_is_shown_by_phenomenon() -> None:
     (result,) = (result for result in of_sub_tasks("NegCLIP") if result.benchmark == "valse")
     table = titled([result], "VALSE")
-    assert table.header == (
+    assert names(table) == (
         "Model", "Existence", "Plurals", "Counting", "Relations", "Actions", "Coreference", "Foil-it", "Average",
     )  # fmt: skip
     ((_, *cells),) = texts(table)
@@ -108,10 +117,10 @@ def test_a_benchmark_without_a_layout_has_a_column_for_each_score() -> None:
         Result("b", "winoground", {"winoground": 8.0, "winoground::text": 30.25, "winoground::image": 11.0}, {}),
     ]
     pets = titled(results, "pets")
-    assert pets.header == ("Model", "dogs", "cats", "cows")
+    assert names(pets) == ("Model", "dogs", "cats", "cows")
     assert texts(pets) == [["a", "50.00", "25.00", "–"], ["b", "–", "–", "75.00"]]
     winoground = titled(results, "winoground")
-    assert winoground.header == ("Model", "winoground", "winoground::text", "winoground::image", "average")
+    assert names(winoground) == ("Model", "winoground", "winoground::text", "winoground::image", "average")
     # who has no number in a table is not in it
     assert texts(winoground) == [["b", "8.00", "30.25", "11.00", "8.00"]]
 
