@@ -1,4 +1,4 @@
-"""A listening socket that takes no more connections, and loses none that it has begun to take."""
+"""Closing a listening socket to new connections without losing any whose handshake has begun."""
 
 import ctypes
 import socket
@@ -28,12 +28,12 @@ DROP_SYNS = (
 
 
 def begin_no_more(listener: socket.socket) -> None:
-    """Connections whose handshake has begun come to the listener as before; no other begins.
+    """Let no new handshake begin; connections whose handshake has begun still reach the listener.
 
-    On Linux a first packet is dropped, so that its client sends it again about a second later, to whoever listens
-    then: the next process, or nobody, who refuses it. The queue alone can't do that: with room for none, the last
-    packets of handshakes that meet are dropped too, and clients that believe themselves connected are reset when the
-    listener closes. Elsewhere, and where the system knows no such filter, the queue has to do.
+    On Linux a SYN packet is dropped, so that its client sends it again about a second later, to the process that
+    listens then, or to none, and is refused. The backlog alone can't do that: with no room in it, the last packets of
+    concurrent handshakes are dropped too, and clients that believe themselves connected are reset when the listener
+    closes. Elsewhere, and where the system has no such filter, the backlog must do.
     """
     if sys.platform == "linux":
         with suppress(OSError):
