@@ -101,7 +101,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class Addresses:
-    """A service's addresses: `choose` begins an attempt, `release` ends it, `succeeded` and `failed` say how it went."""
+    """A service's addresses: `choose` begins an attempt, `release` ends it, `succeeded` or `failed` is its outcome."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ def response_headers(raw: RawHeaders, status: int, timing: Timing) -> list[tuple
     if any(name == b"connection" for name, _ in headers):
         dropped = dropped | _named_by_connection(headers)
     if status in (204, 304):
-        # No body follows, though the length is that of the body of a GET.
+        # No body follows, whatever length the service announces.
         dropped = dropped | {b"content-length"}
     return [
         (name, value)

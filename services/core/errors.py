@@ -59,7 +59,7 @@ class FoveaError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return `Retry-After` in whole seconds and `retry-after-ms`, or `x-should-retry: false` where no retry helps."""
+        """Return `Retry-After` in whole seconds and `retry-after-ms`, or `x-should-retry: false` if no retry helps."""
         if not self.is_retryable:
             return {"x-should-retry": "false"}
         retry_after_s = min(self.retry_after_s if self.retry_after_s is not None else 1.0, MAX_RETRY_AFTER_S)
