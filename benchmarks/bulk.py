@@ -50,7 +50,7 @@ def scenes(num_images: int) -> Iterable[bytes]:
 
 
 def compare(source: Path, loop: PlainLoop, num_rounds: int) -> dict[str, Any]:
-    """Images per second of both, and their ratio, round by round; the first one warms both up."""
+    """Measure images per second of both, and their ratio, round by round; the first one warms both up."""
     files = sorted(source.iterdir())
     job, plain = [], []
     for _ in range(num_rounds + 1):

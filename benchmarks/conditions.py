@@ -47,7 +47,7 @@ QUERIES_PER_ROUND = 8
 
 
 def new_conditions() -> Iterator[str]:
-    """Wordings that no one has asked yet."""
+    """Return wordings that have not been asked yet."""
     return iter([frame.format(aspect) for frame, aspect in itertools.product(FRAMES, ASPECTS)])
 
 
