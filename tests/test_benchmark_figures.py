@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def latest(benchmark: str) -> Any:
-    """What its latest recorded run says."""
+    """Return the benchmark's latest recorded result."""
     lines = (ROOT / "benchmarks" / "results.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["benchmark"] == benchmark][-1]
 

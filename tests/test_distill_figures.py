@@ -1,4 +1,4 @@
-"""What the pages say of the starters of the predict service is what was recorded when they were trained."""
+"""Figures in the documents about predict's starters equal those recorded when they were trained."""
 
 import json
 from pathlib import Path

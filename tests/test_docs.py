@@ -1,4 +1,4 @@
-"""What the documentation says is true: commands exist, settings tables match, the first example answers."""
+"""The documentation is true: commands exist, settings tables match, the first example is answered."""
 
 import contextlib
 import functools
@@ -149,7 +149,7 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
 
 @functools.cache
 def subcommands(words: tuple[str, ...]) -> set[str]:
-    """What `fovea WORDS --help` lists as commands."""
+    """Return the commands that `fovea WORDS --help` lists."""
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--help"])
     assert shown.exit_code == 0, shown.output
     return set(re.findall(r"^│ ([a-z][a-z-]*)", shown.output.partition("─ Commands ─")[2], re.MULTILINE))
@@ -157,7 +157,7 @@ def subcommands(words: tuple[str, ...]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`fovea up` as a user starts it, but for its ports and its folders."""
+    """`fovea up` as a user starts it, except for its ports and its folders."""
     home = tmp_path_factory.mktemp("home")
     with contextlib.ExitStack() as kept:
         yield from fovea_up(home, {name: kept.enter_context(kept_port()) for name in PROCESSES})
@@ -285,7 +285,7 @@ def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_comma
 
 
 def shape(value: Any) -> Any:
-    """Which keys and types an answer has; of a list the first entry stands for all."""
+    """Return the keys and types of an answer; in a list the first entry stands for all."""
     if isinstance(value, dict):
         return {key: shape(one) for key, one in value.items()}
     return [shape(one) for one in value[:1]] if isinstance(value, list) else type(value).__name__

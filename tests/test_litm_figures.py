@@ -1,4 +1,4 @@
-"""What README and guide say of the starter of the generate service is what its recorded evaluation says."""
+"""Figures in README and guide about generate's starter equal those of its recorded evaluation."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""What README and concept say of the starter of the score service is what was recorded when it was trained."""
+"""Figures in README and concept page about score's starter equal those recorded when it was trained."""
 
 import json
 from pathlib import Path

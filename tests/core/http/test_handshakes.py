@@ -1,4 +1,4 @@
-"""What clients see of a listener that is about to close."""
+"""Clients of a listener that is about to close."""
 
 import asyncio
 import socket
