@@ -2,10 +2,10 @@
 
 python -m benchmarks.bombs [--seconds 15] [--at-once 8] [--only wide-texts,webps]
 
-The gateway and one service at a time run on the starters. Small honest requests go through, one after the other,
-first alone and then while bombs are thrown, so many at a time, from a process of their own. Told are the peak resident
-memory of service and gateway above what they had before, the honest median and 99th percentile alone and beside the
-bombs, and what the bombs were answered. The last line is JSON.
+The gateway and one service at a time run on the starters. Small honest requests are sent, one after the other, first
+alone and then while a process of its own sends bombs, `--at-once` at a time. Reported are the peak resident memory of
+service and gateway above that before, the honest requests' median and 99th percentile alone and beside the bombs, and
+the answers to the bombs. The last line is JSON.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 python -m benchmarks.gateway [--rounds 5] [--seconds 2]
 
-Service, nginx (one worker) and gateway run side by side; each round loads all of them in turn, so that what else
-the machine does falls on each alike. Needs nginx; uses wrk where it is installed. The last line is JSON.
+Service, nginx (one worker) and gateway run side by side; each round loads all of them in turn, so that other work on
+the machine affects them alike. Needs nginx; uses wrk where it is installed. The last line is JSON.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.generate [--rounds 3] [--requests 32]
 
-Requests of unequal prompts ask for unequal numbers of tokens over HTTP, 16 at a time; the loop answers the same ones
-after each other, greedy both. Then the same model and requests with transformers' batches of 16 (left-padded, each as
-long as its longest), which is what a patient user writes. Output tokens per second of each, and their ratios.
+Requests with prompts of different lengths ask for different numbers of tokens over HTTP, 16 at a time; the loop answers
+the same ones one after the other; both are greedy. Then the same model and requests with transformers' batches of 16
+(left-padded, each as long as its longest), as a diligent user writes them. Output tokens per second, and their ratios.
 """
 
 import argparse

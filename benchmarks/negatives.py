@@ -2,9 +2,9 @@
 
 python -m benchmarks.negatives [--captions 2000] [--rounds 5]
 
-The captions are COCO's where ARO's file lies in `shared/data`, generated scenes otherwise. Times are of the processor,
-so that what else the machine does matters little. Three states: at the first sight of a corpus every word is looked up
-in WordNet; then words are known but captions are new; then captions are known too (the second epoch). The others: the
+The captions are COCO's where ARO's file is in `shared/data`, generated scenes otherwise. Times are processor times, so
+that other work on the machine matters little. Three states: with a new corpus every word is looked up in WordNet; then
+words are known but captions are new; then captions are known too (the second epoch). The alternatives: the
 tagger of TextBlob's own package, spaCy's small English model (which the released code of FSC-CLIP uses), and WordNet
 through NLTK with the lookups of the released code, each where it is installed. NLTK finds its data by NLTK_DATA.
 """

@@ -2,13 +2,13 @@
 
 python -m benchmarks.overload [--routes embed,image,search,predict,score,generate] [--seconds 12] [--code FOLDER]
 
-The real gateway and one service a route, at their defaults, on the starters. Saturation is what a closed loop of 48
-clients reaches; then requests arrive at that rate (1x) and at three times of it (3x), whether the earlier ones were
-answered or not. The first seconds of a load count for one column alone, the 99th percentile of what was accepted then:
-a burst may wait longer. Then a hostile key sends three times saturation beside 20 honest ones that send a third of it
-together; then as many come with a key that nobody has, which the gateway refuses at sight: what these cost the honest
-ones is the machine's, which all processes share. No request is asked twice, so that no cache answers. `--code` serves
-another checkout of the source, to compare two commits under the same load. The last line is JSON.
+The real gateway and one service per route, at their defaults, on the starters. Saturation is the goodput of a closed
+loop of 48 clients; then requests arrive at that rate (1x) and at three times that rate (3x), whether the earlier ones
+were answered or not. The first seconds of a load count only for the column of their own 99th percentile: a burst may
+wait longer. Then a hostile key sends three times saturation beside 20 honest ones that together send a third of it;
+then as many requests have an unknown key, which the gateway refuses at once: their cost to the honest ones is that of
+sharing the machine. No request is repeated, so that no cache answers. `--code` serves another checkout of the source,
+to compare two commits under the same load. The last line is JSON.
 """
 
 import argparse

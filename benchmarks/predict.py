@@ -3,10 +3,10 @@
     python -m benchmarks.predict [--rounds 5] [--requests 256] [--calls 30]
 
 A t5-small shape with random weights, inputs of 16 to 63 tokens, 3 labels, rationales of 32 tokens. Side by side on one
-machine, in alternating rounds: inputs per second over HTTP at concurrency 32, an input a request, and of one request of
-2,048 inputs, each against the engine alone in batches of 32; what HTTP adds to a lone input; a label with its rationale
-against the label alone. Then the memory of a process that serves one task, two, and two where the budget holds one. The
-client runs on the same cores as the server.
+machine, in alternating rounds: inputs per second over HTTP at concurrency 32, with one input per request, and of one
+request of 2,048 inputs, each against the engine alone in batches of 32; the time that HTTP adds to a single input; a
+label with its rationale against the label alone. Then the memory of a process that serves one task, two, and two where
+the budget holds one. The client runs on the same cores as the server.
 """
 
 import argparse

@@ -3,14 +3,14 @@
     python -m benchmarks.predict_engines [--rounds 5] [--shapes small base] [--threads 0] [--only WORD]
 
 t5-small and t5-base shapes with random weights, inputs of 16 to 64 tokens, batches of 1 and 32, 3 labels and 77. All
-answer with one of the labels: `generate` is held to them by `prefix_allowed_tokens_fn`, and so is given every advantage
-of ending early. "generate, 10 tokens" is `generate` left alone with a limit of 10, as users call it who do not know of
-constraints; a trained student would end earlier. The engine finds the most probable label ("best"), or the probability
-of each ("all").
+answer with one of the labels: `generate` is constrained to them by `prefix_allowed_tokens_fn`, and so can end as early
+as possible. "generate, 10 tokens" is `generate` without constraints and with a limit of 10, the usual way to call it; a
+trained student would end earlier. The engine finds the most probable label ("best"), or the probability of each
+("all").
 
-Random weights find whatever follows equally likely, which no trained student does, and where the search for the best
-label can spare nothing ("flat"). In "taught" the same weights have a head turned so that a label's token is followed by
-that label's next one; which label it is stays up to the input.
+With random weights all next tokens are about equally likely, unlike with a trained student, and the search for the best
+label can't skip anything ("flat"). In "taught" the same weights have a head rotated so that a label's token is followed
+by that label's next one; the label still depends on the input.
 
 Back ends are measured where they are installed: pip install ctranslate2 (greedy answers, and pairs scored, which
 encodes an input once for each label), onnx onnxscript onnxruntime (the encoder alone, beside ours). `torch.compile`

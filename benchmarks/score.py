@@ -1,13 +1,13 @@
-"""The score service against open_clip as one writes it, with random weights and 640 x 480 JPEG photographs.
+"""The score service against plain open_clip code, with random weights and 640 x 480 JPEG photographs.
 
     python -m benchmarks.score [--rounds 5] [--calls 5] [--loop-pairs 10] [--quick]
 
 Side by side on one machine, in alternating rounds, for a ViT-B-32 and for a small model: one image with 100 captions,
-and 32 images with 8 captions each, over HTTP against open_clip in a loop (a forward pass a pair, measured on a few
-pairs) and against open_clip batched by hand (all images in one batch, all captions in another). Then captions that
-were asked before against new ones, and what the local score costs beyond the global one, which is all that the other
-side computes. Both sides use the number of threads that suits them best; the client runs on the same cores as the
-server, and every image is new to the cache.
+and 32 images with 8 captions each, over HTTP against open_clip in a loop (one forward pass per pair, measured on a few
+pairs) and against open_clip batched by hand (all images in one batch, all captions in another). Then known captions
+against new ones, and the cost of the local score beyond the global one, which is the only one that the other side
+computes. Both sides use the number of threads that suits them best; the client runs on the same cores as the server,
+and every image is new to the cache.
 """
 
 import argparse

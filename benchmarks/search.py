@@ -3,10 +3,10 @@
 python -m benchmarks.search [--images 100000] [--queries 200] [--rounds 5]
 
 A model of random weights embeds random pictures; the collection is filled over HTTP, then served twice: exact, and
-with inverted lists. Each is compared, in turns, with FAISS's own index of that kind on one thread a query: the
+with inverted lists. Each is compared, in turn, with FAISS's own index of that kind on one thread per query: the
 milliseconds of one query at a time and queries per second of eight users. Queries name a stored image, whose embedding
-is in the result cache, so that search and HTTP are what is measured. Recall@10 is against the exact answers of the
-same side: the pictures are so alike that their order hangs on the last bits of a query.
+is in the result cache, so that only search and HTTP are measured. Recall@10 is against the exact answers of the same
+side: the pictures are so similar that their order depends on the last bits of a query.
 """
 
 import argparse

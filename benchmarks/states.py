@@ -3,10 +3,10 @@
 python -m benchmarks.states [--rounds 5] [--images 2000]
 
 Both run in the engine of the packaged checkpoint, on one thread, in batches as a collection submits them and in
-alternating rounds, each of which asks a condition that no one asked before. Seconds are those of the processor, so
-that what else the machine does counts little. Encoding starts from decoded pixels, so that reading and decoding
-image files come on top of it; reading starts from states in memory, and in another run from a file of states. What
-keeping the states adds to encoding is told too, and what a state takes in bytes.
+alternating rounds, each with a new condition. Seconds are processor times, so that other work on the machine matters
+little. Encoding starts from decoded pixels, so reading and decoding image files would add to it; reading starts from
+states in memory, and in another run from a file of states. The cost that keeping states adds to encoding is reported
+too, and the size of a state in bytes.
 """
 
 import argparse

@@ -2,18 +2,19 @@
 
     python -m benchmarks.tuning [--rounds 4] [--steps 2] [--batch-size 32] [--models ViT-B-32 small] [--quick]
 
-The same random weights, JPEG files, captions and number of threads for all, in rounds whose order turns: a ViT-B-32 on
+The same random weights, JPEG files, captions and number of threads for all, in rounds of rotating order: a ViT-B-32 on
 640 x 480 photographs and a small model on 160 x 120 ones, in float32. Ours for `clip` (the plain loss), `global`
 (FSC-CLIP without its local loss) and `fsc-clip` (three hard negatives a caption, made in the loop); open_clip's is
 `open_clip_train.train.train_one_epoch`, with its own reader of shards where that is installed:
 
     pip install webdataset==0.2.86 pandas
 
-A step is measured from one forward pass to the next, so reading, negatives, backward pass and optimizer are in it; the
-first of each round, in which AdamW makes its state, is not. Captions are new in each round, their words are known.
+A step is measured from one forward pass to the next, so it includes reading, negatives, backward pass and optimizer;
+the first of each round, in which AdamW creates its state, does not count. Captions are new in each round, their words
+are known.
 
-On a GPU: ViT-B-32 at batch 256 in bfloat16 autocast on batches that lie ready in memory, with the peak memory of each;
-what one core needs to make a batch stands beside it.
+On a GPU: ViT-B-32 at batch 256 in bfloat16 autocast on batches prepared in memory, with the peak memory of each, and
+the time that one core needs to make a batch.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 python -m benchmarks.peers [--rounds 3] [--threads 2] [--quick] [--peers fovea litserve]
 
 All serve ViT-B-32 with the same random weights in float32 and are checked to answer with the same vectors. One
-server runs at a time, in rounds whose order turns; every image is new to every cache; one client, on the same cores,
+server runs at a time, in rounds of rotating order; every image is new to every cache; one client, on the same cores,
 posts the same JSON to all. Peers that batch run under several settings, and at each load the best of them counts.
 
 LitServe and Infinity each live in a virtual environment of their own; a peer whose variable is unset is left out:
