@@ -25,7 +25,7 @@ COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that are legible on dark and 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When to restart: delays double from `first_delay_s` to `max_delay_s`, and are reset after `stable_after_s`.
+    """Timing of restarts: delays double from `first_delay_s` to `max_delay_s`, and are reset after `stable_after_s`.
 
     A program that ends `max_failed_starts` times without ever having been ready ends everything. One that has started
     and whose `/livez` then goes unanswered, or fails, for `hung_after_s` is restarted; 0: never.

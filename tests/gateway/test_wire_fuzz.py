@@ -150,7 +150,7 @@ async def be_served(client: aiohttp.ClientSession) -> None:
 
 
 async def converse(url: str, case: Case) -> list[Answer]:
-    """Return all answers on one connection until it ends; where it is to stay open, all that are due."""
+    """Return the answers on one connection until it ends, or the due ones where it is to stay open."""
     async with connected(url) as connection:
         reading = asyncio.create_task(read_answers(connection, case))
         for piece in case.pieces():

@@ -12,7 +12,7 @@ _NOT_PUBLIC_V4 = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT, and one cloud's metadata
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # one cloud's host, from inside each of its machines
+        "168.63.129.16/32",  # one cloud's host service, reachable from each of its machines
         "169.254.0.0/16",  # link-local, and most clouds' metadata
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments

@@ -76,7 +76,7 @@ class Candidate(Generic[EngineT]):
             self._step = "pass its self-check"
             if not self._is_checked_before:
                 engine.self_check()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits
+        except BaseException as error:  # noqa: BLE001 - every error is the waiting caller's
             self._engine.set_exception(error)
         else:
             self._engine.set_result(engine)
