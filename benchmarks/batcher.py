@@ -1,4 +1,4 @@
-"""What the batcher itself costs: CPU per item with an engine that does nothing, and CPU while nobody asks.
+"""Cost of the batcher itself: CPU per item with an engine that does nothing, and CPU while it is idle.
 
 python -m benchmarks.batcher
 """
@@ -23,14 +23,14 @@ LIMITS = BatchLimits(max_batch_cost=16_384, max_batch_size=64, max_queue_cost=26
 
 
 class EmptyEngine:
-    """Gives every item back."""
+    """Returns every item unchanged."""
 
     def run_batch(self, items: Sequence[int]) -> Sequence[int]:
         return items
 
 
 async def measure_round(batcher: Batcher[int, int]) -> tuple[float, float]:
-    """CPU microseconds per item and items per second, of clients that each wait for one answer after the other."""
+    """Measure CPU microseconds per item and items per second, with clients that each wait for one answer at a time."""
 
     async def client() -> None:
         for number in range(ITEMS_PER_ROUND // CONCURRENCY):
@@ -43,7 +43,7 @@ async def measure_round(batcher: Batcher[int, int]) -> tuple[float, float]:
 
 
 async def measure_idle() -> float:
-    """CPU seconds of the whole process while nothing is asked of the batcher."""
+    """Measure CPU seconds of the whole process while the batcher is idle."""
     cpu_began = time.process_time()
     await asyncio.sleep(IDLE_S)
     return time.process_time() - cpu_began
@@ -54,7 +54,7 @@ async def measure() -> dict[str, object]:
     thread.start()
     batcher: Batcher[int, int] = Batcher(EmptyEngine(), thread=thread, limits=LIMITS, metrics=Metrics("benchmark"))
     try:
-        await measure_round(batcher)  # the first one also pays for what is imported late
+        await measure_round(batcher)  # the first one includes late imports
         rounds = [await measure_round(batcher) for _ in range(ROUNDS)]
         idle_cpu_s = [await measure_idle() for _ in range(5)]
     finally:

@@ -1,11 +1,11 @@
-"""What requests that cost far more than their bytes do to a process's memory and to everybody else's latency.
+"""Effect of requests that cost far more than their bytes on a process's memory and on other requests' latency.
 
 python -m benchmarks.bombs [--seconds 15] [--at-once 8] [--only wide-texts,webps]
 
-The gateway and one service at a time run on the starters. Small honest requests go through, one after the other,
-first alone and then while bombs are thrown, so many at a time, from a process of their own. Told are the peak resident
-memory of service and gateway above what they had before, the honest median and 99th percentile alone and beside the
-bombs, and what the bombs were answered. The last line is JSON.
+The gateway and one service at a time run on the starters. Small honest requests are sent, one after the other, first
+alone and then while a process of its own sends bombs, `--at-once` at a time. Reported are the peak resident memory of
+service and gateway above that before, the honest requests' median and 99th percentile alone and beside the bombs, and
+the answers to the bombs. The last line is JSON.
 """
 
 import argparse
@@ -42,7 +42,7 @@ MULTIPART = "multipart/form-data; boundary=bomb"
 
 @dataclass(frozen=True)
 class Bomb:
-    """A body and where it goes."""
+    """A body and its target."""
 
     service: str
     path: str
@@ -59,7 +59,7 @@ def flat_webps() -> bytes:
 
 
 def form_of_photographs() -> bytes:
-    """60 MB of files that are noise."""
+    """60 MB of files with random bytes."""
     noise = random.Random(0).randbytes(15_000)
     head = b'--bomb\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     return (head + noise + b"\r\n") * 4000 + b"--bomb--\r\n"
@@ -77,7 +77,7 @@ BOMBS = {
 
 
 async def honest_body(session: aiohttp.ClientSession, service: str, url: str) -> Callable[[], dict[str, Any]]:
-    """Makes small requests, each another one, so that no cache answers them."""
+    """Return a maker of small requests, all different, so that no cache answers them."""
     if service == "predict":
         async with session.get(f"{url}/tasks") as answer:
             task = (await answer.json())["data"][0]
@@ -100,7 +100,7 @@ def _picture() -> str:
 
 
 async def latencies(session: aiohttp.ClientSession, bomb: Bomb, url: str, seconds: float) -> tuple[list[float], int]:
-    """Milliseconds of each honest request, one after the other, and how many were not answered with 200."""
+    """Measure milliseconds of each honest request, one after the other, and count those not answered with 200."""
     make = await honest_body(session, bomb.service, url)
     taken, num_failed = [], 0
     end = time.perf_counter() + seconds
@@ -116,7 +116,7 @@ async def latencies(session: aiohttp.ClientSession, bomb: Bomb, url: str, second
 
 
 async def throw(name: str, url: str, at_once: int, seconds: float) -> None:
-    """Throw one bomb after the other, so many at a time, and print what they were answered."""
+    """Send one bomb again and again, `at_once` at a time, and print the counts of its answers."""
     bomb = BOMBS[name]
     body = bomb.make()
     answers: Counter[str] = Counter()
@@ -141,7 +141,7 @@ async def throw(name: str, url: str, at_once: int, seconds: float) -> None:
 
 
 class Memory:
-    """Resident memory of processes, from /proc: above what they have now, in mebibytes."""
+    """Resident memory of processes above their memory at the start, from /proc, in mebibytes."""
 
     def __init__(self, modules: dict[str, str]) -> None:
         self._pids = {name: _child_that_runs(module) for name, module in modules.items()}
@@ -168,7 +168,7 @@ def _status_mib(pid: int, field: str) -> float:
 
 @asynccontextmanager
 async def running(service: str, folder: Path) -> AsyncIterator[str]:
-    """The URL of a gateway before the service."""
+    """Start a gateway in front of the service; yields its URL."""
     own = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),

@@ -3,9 +3,9 @@
 python -m benchmarks.bulk [--rounds 5] [--images 2000]
 
 The packaged starter, without a condition, on rendered scenes of its own size and on photographs of 640 x 480, both as
-JPEG files. The job is whole: listing, loading the checkpoint, embedding, files on disk. The loop reads, decodes,
-transforms and embeds a batch after the other with all threads, keeps nothing, and has its model loaded. In turns, on
-the same cores.
+JPEG files. The whole job is timed: listing, loading the checkpoint, embedding, files on disk. The loop reads, decodes,
+transforms and embeds one batch after the other with all threads, stores nothing, and has its model loaded. Both run in
+turn on the same cores.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def scenes(num_images: int) -> Iterable[bytes]:
 
 
 def compare(source: Path, loop: PlainLoop, num_rounds: int) -> dict[str, Any]:
-    """Images per second of both, and their ratio, round by round; the first one warms both up."""
+    """Measure images per second of both, and their ratio, round by round; the first one warms both up."""
     files = sorted(source.iterdir())
     job, plain = [], []
     for _ in range(num_rounds + 1):

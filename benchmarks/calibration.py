@@ -1,4 +1,4 @@
-"""What calibration costs: time to first token and per output token, calibrated over vanilla, on a random Llama.
+"""Cost of calibration: time to first token and per output token, calibrated over vanilla, on a random Llama.
 
 For each estimate of the bias, and for the dissertation's K + 1 passes one after the other, each the whole prompt. All
 sides run in turn in each round. Then the memory of measuring the last row against `output_attentions=True`.
@@ -65,7 +65,7 @@ class Bench:
         self.cache = model.new_cache(4 * len(prompt.input_ids))
 
     def first_token(self, bias: EstimateKind | Literal["cached"] | None, options: TreeOptions, num_layers: int) -> None:
-        """Prefill, and with a bias all that a calibrated first token needs."""
+        """Prefill, and with a bias everything that a calibrated first token needs."""
         slot = self.cache.open(len(self.prompt.input_ids) + NUM_DECODED)
         spans = self.prompt.spans if bias else ()
         prefilled = self.model.prefill([Prefill(slot, self.prompt.input_ids, spans)])[0]
@@ -79,7 +79,7 @@ class Bench:
         self.cache.close(slot)
 
     def unbatched_passes(self) -> None:
-        """The dissertation's way: K + 1 whole prompts, one after the other, then the calibrated token."""
+        """Run K + 1 whole prompts, one after the other as in the dissertation, then the calibrated token."""
         for _ in self.prompt.spans:
             slot = self.cache.open(len(self.prompt.input_ids))
             self.model.prefill([Prefill(slot, self.prompt.input_ids, self.prompt.spans)])
@@ -87,7 +87,7 @@ class Bench:
         self.first_token("cached", TreeOptions(), self.model.config.num_layers)
 
     def decode(self, *, is_calibrated: bool) -> float:
-        """Seconds a token."""
+        """Measure seconds per token."""
         slot = self.cache.open(len(self.prompt.input_ids) + NUM_DECODED)
         self.model.prefill([Prefill(slot, self.prompt.input_ids)])
         row = self.calibrated(slot, torch.zeros(len(self.prompt.spans)), 1) if is_calibrated else Row(slot, (300,))
@@ -96,7 +96,7 @@ class Bench:
         return seconds / NUM_DECODED
 
     def calibrated(self, slot: Slot, rel: torch.Tensor, num_rows: int) -> Row:
-        """The dissertation's scope: the last half of the layers."""
+        """The last half of the layers, as in the dissertation."""
         depth = self.model.config.num_layers
         lengths = torch.full((len(self.prompt.spans),), DOCUMENT_TOKENS, device=rel.device)
         weights = log_alpha(rel, TEMPERATURE, lengths)
@@ -113,7 +113,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def compare(model: LanguageModel, num_documents: int, num_rounds: int) -> dict[str, Any]:
-    """Every way once a round; ratios to the vanilla of the same round. A round ahead warms up, without the slowest."""
+    """Measure every way once per round, relative to the round's vanilla, after a warm-up round without the slowest."""
     bench = Bench(model, random_prompt(num_documents, torch.Generator().manual_seed(num_documents)))
     depth = model.config.num_layers
     ways: dict[str, Callable[[], object]] = {
@@ -142,7 +142,7 @@ def compare(model: LanguageModel, num_documents: int, num_rounds: int) -> dict[s
 
 
 def compare_output_tokens(model: LanguageModel, num_documents: int, num_rounds: int) -> dict[str, Any]:
-    """Seconds of an output token, calibrated over vanilla, the two in turn."""
+    """Measure the seconds of an output token, calibrated over vanilla, the two in turn."""
     bench = Bench(model, random_prompt(num_documents, torch.Generator().manual_seed(num_documents)))
     bench.decode(is_calibrated=True)
     pairs = [(bench.decode(is_calibrated=True), bench.decode(is_calibrated=False)) for _ in range(4 * num_rounds)]
@@ -153,9 +153,9 @@ def compare_output_tokens(model: LanguageModel, num_documents: int, num_rounds: 
 
 
 def memory(directory: Path) -> dict[str, int]:
-    """Bytes that each way of seeing the last row's attention adds to a process's peak, 20 documents.
+    """Measure the bytes that each way to get the last row's attention adds to a process's peak, with 20 documents.
 
-    Ours beside a prefill without, transformers' `output_attentions` beside its own pass without.
+    Ours is compared with a prefill without it, transformers' `output_attentions` with its own pass without it.
     """
     peaks = {}
     for way in PASSES:
@@ -169,14 +169,14 @@ def memory(directory: Path) -> dict[str, int]:
 
 
 def peak_bytes(directory: Path, way: str) -> int:
-    """Of this process, after one pass over the prompt."""
+    """Return this process's peak memory in bytes after one pass over the prompt."""
     prompt = random_prompt(20, torch.Generator().manual_seed(0))
     if way in ("transformers", "output_attentions"):
         declare_torchvision_operators()
         from transformers import AutoModelForCausalLM
 
         is_seen = way == "output_attentions"
-        # its default attention gives no weights
+        # its default attention returns no weights
         reference = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager" if is_seen else "sdpa")
         with torch.inference_mode():
             reference(torch.tensor([prompt.input_ids]), output_attentions=is_seen, use_cache=True)
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Ratios of both numbers of documents side by side."""
+    """Print the ratios for both numbers of documents side by side."""
     table = Table("over vanilla", *result)
     for name in result["10_documents"]["over_vanilla"]:
         table.add_row(name, *(f"{column['over_vanilla'][name]['median']:.3f}" for column in result.values()))

@@ -1,4 +1,4 @@
-"""Photographs with captions such as people write, in webdataset shards."""
+"""Photographs with realistic captions, in webdataset shards."""
 
 import io
 import random
@@ -35,7 +35,7 @@ SENTENCES = (
 
 
 def captions(num_captions: int) -> list[str]:
-    """Sentences of ten to nineteen words; hardly two alike."""
+    """Make sentences of ten to nineteen words, almost all different."""
     draw = random.Random(0)
 
     def sentence() -> str:
@@ -46,7 +46,7 @@ def captions(num_captions: int) -> list[str]:
 
 
 def write_shards(folder: Path, num_images: int, num_shards: int, size: tuple[int, int]) -> str:
-    """So many JPEG files of `size` (width, height), each beside its caption; returns the shards as a brace range."""
+    """Write JPEG files of `size` (width, height), each with its caption; returns the shards as a brace range."""
     folder.mkdir(parents=True)
     examples = list(zip(Photographs(size).take(num_images), captions(num_images), strict=True))
     for number in range(num_shards):

@@ -1,4 +1,4 @@
-"""What the benchmarks of collections ask a served process."""
+"""The client with which benchmarks of collections talk to a served process."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class CollectionClient:
-    """Speaks to one collection."""
+    """A client of one collection."""
 
     session: aiohttp.ClientSession
     url: str
@@ -25,7 +25,7 @@ class CollectionClient:
             assert response.status in (200, 201), await response.text()
 
     async def add(self, files: Mapping[str, bytes]) -> None:
-        """Every file under its name, several requests at once."""
+        """Add every file under its name, several requests at once."""
         names = list(files)
         waiting = iter([names[at : at + FILES_PER_REQUEST] for at in range(0, len(names), FILES_PER_REQUEST)])
 
@@ -46,7 +46,7 @@ class CollectionClient:
             return described
 
     async def seconds_until_ready(self, condition: str | None = None) -> float:
-        """Until the index of a condition, or all where None is given, has every image."""
+        """Wait until the index of a condition, or every index for None, has every image."""
         began = time.perf_counter()
         while True:
             indexes = (await self.describe())["conditions"]

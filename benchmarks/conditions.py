@@ -2,10 +2,10 @@
 
 python -m benchmarks.conditions [--images 2000] [--rounds 5]
 
-Two things. How long until the condition's index is complete, with image states kept (the images are re-read) and
-without (they are decoded and encoded again): two processes, asked in turns. And the first answer under such a
-condition, a short list read at once: its latency beside that of an index that is ready, and its recall@10 against the
-exact answer. Every condition is a wording of its own, so that none is known from before.
+Two measurements. The time until the condition's index is complete, with image states kept (the images are re-read) and
+without (they are decoded and encoded again): two processes, asked in turn. And the first answer under such a condition,
+from a short list of images that are read at once: its latency compared with that of a complete index, and its recall@10
+against the exact answer. Every condition has its own wording, so that none is cached.
 """
 
 import argparse
@@ -47,7 +47,7 @@ QUERIES_PER_ROUND = 8
 
 
 def new_conditions() -> Iterator[str]:
-    """Wordings that no one has asked yet."""
+    """Return wordings that have not been asked yet."""
     return iter([frame.format(aspect) for frame, aspect in itertools.product(FRAMES, ASPECTS)])
 
 

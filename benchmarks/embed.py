@@ -44,7 +44,7 @@ VISIBILITIES: tuple[Visibility, ...] = ("readout", "full")
 
 
 class PlainLoop:
-    """What a user of open_clip writes: decode with PIL, open_clip's transform, a forward pass with all threads."""
+    """The loop of an open_clip user: decode with PIL, open_clip's transform, a forward pass with all threads."""
 
     def __init__(self, checkpoint: FocalLensCheckpoint) -> None:
         self._model = checkpoint.model
@@ -70,7 +70,7 @@ class PlainLoop:
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds of each comparison; images of each side in one of throughput, calls in one of latency."""
+    """Effort: rounds of each comparison, images per side and round of throughput, calls per round of latency."""
 
     num_rounds: int
     num_images: int
@@ -79,7 +79,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Client:
-    """Speaks to one served process."""
+    """A client of one served process."""
 
     session: aiohttp.ClientSession
     url: str
@@ -104,7 +104,7 @@ class Client:
 
 
 def publish(folder: Path) -> None:
-    """One model a visibility, named after it, into the store at `folder`."""
+    """Publish one model per visibility, named after it, to the store at `folder`."""
     config = {"model_cfg": open_clip().get_model_config(ARCHITECTURE)}
     clip = create_clip(config)
     for visibility in VISIBILITIES:
@@ -127,7 +127,7 @@ async def served(folder: Path, model: str) -> AsyncIterator[Client]:
 async def compare_throughput(
     client: Client, loop: PlainLoop, photographs: Photographs, effort: Effort
 ) -> dict[str, Any]:
-    """Images per second of both, and their ratio, round by round."""
+    """Measure images per second of both, and their ratio, round by round."""
     over_http, plain = [], []
     for _ in range(effort.num_rounds + 1):
         plain.append(loop.images_per_s(photographs.take(effort.num_images)))
@@ -143,7 +143,7 @@ async def compare_throughput(
 
 
 async def compare_latency(client: Client, loop: PlainLoop, photographs: Photographs, effort: Effort) -> dict[str, Any]:
-    """Milliseconds for one image, alone: medians of each round, and what HTTP adds."""
+    """Measure milliseconds for a single image: medians of each round, and the share of HTTP."""
     over_http, plain = [], []
     for _ in range(effort.num_rounds):
         plain.append(median([seconds_of(loop, file) for file in photographs.take(effort.num_calls)]) * 1e3)
@@ -156,9 +156,9 @@ async def compare_latency(client: Client, loop: PlainLoop, photographs: Photogra
 
 
 async def compare_conditions(client: Client, photographs: Photographs, effort: Effort) -> dict[str, Any]:
-    """Milliseconds for one image under three conditions: in one call, and in three."""
+    """Measure milliseconds for one image under three conditions: in one call, and in three."""
     one_call, three_calls = [], []
-    await client.embed(photographs.take(1)[0], CONDITIONS)  # from now on the conditions' tokens are known
+    await client.embed(photographs.take(1)[0], CONDITIONS)  # afterwards the conditions' tokens are cached
     for _ in range(effort.num_rounds):
         one_call.append(
             median([await timed(client.embed(file, CONDITIONS)) for file in photographs.take(effort.num_calls)]) * 1e3

@@ -1,9 +1,9 @@
-"""What the gateway adds to a request, beside nginx in front of the same service in the same run.
+"""Overhead of the gateway per request, compared with nginx in front of the same service in the same run.
 
 python -m benchmarks.gateway [--rounds 5] [--seconds 2]
 
-Service, nginx (one worker) and gateway run side by side; each round loads all of them in turn, so that what else
-the machine does falls on each alike. Needs nginx; uses wrk where it is installed. The last line is JSON.
+Service, nginx (one worker) and gateway run side by side; each round loads all of them in turn, so that other work on
+the machine affects them alike. Needs nginx; uses wrk where it is installed. The last line is JSON.
 """
 
 import argparse
@@ -63,7 +63,7 @@ Rounds = dict[tuple[str, int, str], list[Measured]]
 
 @contextmanager
 def running(command: list[str], port: int, folder: Path, **environment: str) -> Iterator[str]:
-    """The URL of a process once it takes connections; its output goes to a file, as it would in service."""
+    """Start a process; yields its URL once it accepts connections. Its output goes to a file, as in production."""
     log = folder / f"{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment})
@@ -106,7 +106,7 @@ def all_running(nginx: str, folder: Path) -> Iterator[dict[str, str]]:
 def measure_rounds(urls: dict[str, str], num_rounds: int, seconds: float) -> Rounds:
     rounds: Rounds = {}
     for url in urls.values():
-        # Connections are opened and late imports paid for before the first round.
+        # Open connections and finish late imports before the first round.
         for path in PATHS.values():
             measure(url + path, Load(concurrency=32, duration_s=1))
     for _ in range(num_rounds):
@@ -119,7 +119,7 @@ def measure_rounds(urls: dict[str, str], num_rounds: int, seconds: float) -> Rou
 
 
 def figures(rounds: Rounds) -> dict[str, Any]:
-    """Added median latency alone, and throughput against nginx's at full concurrency, round by round."""
+    """Summarise added median latency without load, and throughput relative to nginx's under load, round by round."""
     alone, crowd = CONCURRENCIES
     result: dict[str, Any] = {}
     for name in PATHS:

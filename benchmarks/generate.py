@@ -2,9 +2,9 @@
 
     python -m benchmarks.generate [--rounds 3] [--requests 32]
 
-Requests of unequal prompts ask for unequal numbers of tokens over HTTP, 16 at a time; the loop answers the same ones
-after each other, greedy both. Then the same model and requests with transformers' batches of 16 (left-padded, each as
-long as its longest), which is what a patient user writes. Output tokens per second of each, and their ratios.
+Requests with prompts of different lengths ask for different numbers of tokens over HTTP, 16 at a time; the loop answers
+the same ones one after the other; both are greedy. Then the same model and requests with transformers' batches of 16
+(left-padded, each as long as its longest), as a diligent user writes them. Output tokens per second, and their ratios.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from services.core.store.store import Store
 
 CONCURRENCY = 16
 MODEL = "random-llama"
-FIRST_WORD = 300  # below it are single bytes
+FIRST_WORD = 300  # ids below are single bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Asked:
 
 
 def draw_requests(count: int, seed: int) -> list[Asked]:
-    """Prompts of 50 to 500 tokens, answers of 8 to 64."""
+    """Draw prompts of 50 to 500 tokens, and answers of 8 to 64."""
     draw = np.random.default_rng(seed)
     return [
         Asked(draw.integers(FIRST_WORD, VOCABULARY, draw.integers(50, 500)).tolist(), int(draw.integers(8, 64)))
@@ -51,7 +51,7 @@ def draw_requests(count: int, seed: int) -> list[Asked]:
 
 
 class TransformersLoop:
-    """`model.generate` with its own defaults, greedy."""
+    """transformers' `model.generate` with its own defaults, greedy."""
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -59,7 +59,7 @@ class TransformersLoop:
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory)
 
     def answer(self, batch: Sequence[Asked]) -> int:
-        """Returns how many asked tokens came."""
+        """Generate for one request; returns the number of tokens."""
         longest = max(len(asked.input_ids) for asked in batch)
         rows = [[1] * (longest - len(asked.input_ids)) + asked.input_ids for asked in batch]
         mask = [[0] * (longest - len(asked.input_ids)) + [1] * len(asked.input_ids) for asked in batch]
@@ -81,7 +81,7 @@ class TransformersLoop:
 
 
 async def tokens_per_s(session: aiohttp.ClientSession, url: str, requests: Sequence[Asked]) -> float:
-    """Of the service."""
+    """Measure the service's tokens per second."""
     waiting = iter(requests)
 
     async def user() -> None:
@@ -98,7 +98,7 @@ async def tokens_per_s(session: aiohttp.ClientSession, url: str, requests: Seque
 
 
 async def compare(folder: Path, num_rounds: int, num_requests: int) -> dict[str, Any]:
-    """All three in each round; the first round warms them up."""
+    """Measure all three in each round; the first round warms them up."""
     num_parameters = save_random_llama(folder / "model")
     Store.open((folder / "store").as_uri()).publish(MODEL, folder / "model", CheckpointInfo(kind="causal-lm"))
     settings = {

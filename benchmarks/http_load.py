@@ -1,4 +1,4 @@
-"""Load on one URL and what came of it: wrk where it is installed, a client of our own otherwise."""
+"""Load on one URL and its results: by wrk where it is installed, by a client of our own otherwise."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def load_generator() -> str:
 
 
 def measure(url: str, load: Load) -> Measured:
-    """Raises RuntimeError where any request failed: its figures would mean nothing."""
+    """Run the load. Raises RuntimeError where any request failed: the figures would mean nothing."""
     if load_generator() == "wrk":
         return _measure_with_wrk(url, load)
     return asyncio.run(_measure_with_client(url, load))

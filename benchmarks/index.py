@@ -22,7 +22,7 @@ from services.embed.collections.index.vector_index import IndexOptions, VectorIn
 
 SIZE, WIDTH, K = 100_000, 512, 10
 NUM_QUERIES = 500
-# Rounds of one search and the others take turns; they are short, so that what else the machine does meets all alike.
+# Rounds of the searches alternate; they are short, so that other work on the machine affects all of them alike.
 EXACT_ROUNDS, EXACT_PER_ROUND = 80, 2
 APPROXIMATE_ROUNDS, APPROXIMATE_PER_ROUND = 40, 100
 
@@ -30,7 +30,7 @@ Search = Callable[[Vectors], Rows]
 
 
 def clustered(size: int) -> Vectors:
-    """Unit vectors (N, E) about 50 centres that overlap, near a subspace of 32 dimensions."""
+    """Draw unit vectors (N, E) around 50 overlapping centres, near a subspace of 32 dimensions."""
     rng = np.random.default_rng(0)
     subspace, centres = rng.standard_normal((32, WIDTH)), rng.standard_normal((50, 32))
     latent = centres[rng.integers(0, 50, size)] + 0.8 * rng.standard_normal((size, 32))
@@ -40,7 +40,7 @@ def clustered(size: int) -> Vectors:
 
 
 def recall(search: Search, queries: Vectors, exact: Rows) -> float:
-    """Share of the exact ten that are found, over queries that are not stored."""
+    """Return the share of the exact ten that are found, over queries that are not stored."""
     found = np.concatenate([search(queries[i : i + 1]) for i in range(len(queries))])
     return float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, exact, strict=True)]))
 
@@ -48,7 +48,7 @@ def recall(search: Search, queries: Vectors, exact: Rows) -> float:
 def latencies_us(
     searches: dict[str, Search], queries: Vectors, *, rounds: int, per_round: int
 ) -> dict[str, list[float]]:
-    """Median microseconds a query in each round."""
+    """Measure the median microseconds per query in each round."""
     medians: dict[str, list[float]] = {name: [] for name in searches}
     for round_number in range(rounds + 1):
         for name, search in searches.items():
@@ -142,7 +142,7 @@ def measure() -> dict[str, Any]:
 
 
 def ratio(latencies: dict[str, list[float]]) -> float:
-    """The best of FAISS's times over ours: above 1, ours is faster."""
+    """Return the best of FAISS's times over ours: above 1, ours is faster."""
     medians = {name: float(np.median(samples)) for name, samples in latencies.items()}
     ours = medians.pop("fovea")
     return round(min(medians.values()) / ours, 3)

@@ -43,7 +43,7 @@ async def ingested_per_s(collection: CollectionClient, files: Sequence[bytes]) -
 
 
 async def compare(url: str, loop: PlainLoop, rounds: Sequence[Sequence[bytes]]) -> dict[str, Any]:
-    """Images per second of both, and their ratio, round by round; the first one warms both up."""
+    """Measure images per second of both, and their ratio, round by round; the first one warms both up."""
     ingested, plain = [], []
     async with aiohttp.ClientSession() as session:
         collection = CollectionClient(session, f"{url}/collections/ingested")

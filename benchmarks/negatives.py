@@ -1,10 +1,10 @@
-"""Hard negatives a second on one core: by kind, for new captions and for known ones, and what else one could use.
+"""Hard negatives a second on one core: by kind, for new captions and for known ones, and by alternatives.
 
 python -m benchmarks.negatives [--captions 2000] [--rounds 5]
 
-The captions are COCO's where ARO's file lies in `shared/data`, generated scenes otherwise. Times are of the processor,
-so that what else the machine does matters little. Three states: at the first sight of a corpus every word is looked up
-in WordNet; then words are known but captions are new; then captions are known too (the second epoch). The others: the
+The captions are COCO's where ARO's file is in `shared/data`, generated scenes otherwise. Times are processor times, so
+that other work on the machine matters little. Three states: with a new corpus every word is looked up in WordNet; then
+words are known but captions are new; then captions are known too (the second epoch). The alternatives: the
 tagger of TextBlob's own package, spaCy's small English model (which the released code of FSC-CLIP uses), and WordNet
 through NLTK with the lookups of the released code, each where it is installed. NLTK finds its data by NLTK_DATA.
 """
@@ -56,7 +56,7 @@ def scenes(num: int) -> list[str]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one core."""
+    """Return the processor seconds of `work`, on one core."""
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -68,7 +68,7 @@ def make_all(negatives: HardNegatives, captions: Sequence[str], kinds: Sequence[
 
 
 def by_kind(annotator: Annotator, lexicon: Lexicon, captions: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Captions a second: new ones whose words are known, and known ones."""
+    """Measure captions a second: new ones whose words are known, and known ones."""
     figures: dict[str, Any] = {}
     for name, kinds in ASKED.items():
         new, known = [], []
@@ -81,7 +81,7 @@ def by_kind(annotator: Annotator, lexicon: Lexicon, captions: Sequence[str], rou
 
 
 def first_sight(annotator: Annotator, captions: Sequence[str]) -> dict[str, float | None]:
-    """Captions a second where no word was ever looked up, with WordNet and without it."""
+    """Measure captions a second where no word has been looked up before, with WordNet and without it."""
     wordnet = find_wordnet()
     lexicons: dict[str, Lexicon | None] = {
         "vocabulary_captions_per_s": Vocabulary(),
@@ -97,7 +97,7 @@ def first_sight(annotator: Annotator, captions: Sequence[str]) -> dict[str, floa
 
 
 def taggers(captions: Sequence[str], ours: Annotator) -> dict[str, float | None]:
-    """Captions a second that are tagged, and by us also read for phrases."""
+    """Measure captions a second that are tagged, and with our annotator also parsed for phrases."""
     from textblob.en import tag
 
     figures: dict[str, float | None] = {
@@ -112,7 +112,7 @@ def taggers(captions: Sequence[str], ours: Annotator) -> dict[str, float | None]
 
 
 def lookups(annotator: Annotator, captions: Sequence[str], num: int) -> dict[str, float | None]:
-    """Words a second, each for the first time: our WordNet reader, and NLTK's with the released code's lookups."""
+    """Measure new words a second: our WordNet reader, and NLTK's with the released code's lookups."""
     read = [annotator.annotate(caption) for caption in captions]
     pairs = ((word, tag) for one in read for word, tag in zip(one.lowered, one.tags, strict=True))
     words = [pair for pair in dict.fromkeys(pairs) if pair[1] in ("NN", "NNS", "JJ", "VBG", "VBZ", "VBN")][:num]
@@ -126,7 +126,7 @@ def lookups(annotator: Annotator, captions: Sequence[str], num: int) -> dict[str
 
 
 def nltk_wordnet() -> Any | None:
-    """NLTK's reader, loaded; None without its data."""
+    """Load NLTK's reader; None without its data."""
     from nltk.corpus import wordnet
 
     try:
@@ -137,7 +137,7 @@ def nltk_wordnet() -> Any | None:
 
 
 def nltk_candidates(wordnet: Any, words: Sequence[tuple[str, str]]) -> Iterator[dict[str, int]]:
-    """Antonyms and cousin co-hyponyms with their counts, kept by sense and word as in the released code."""
+    """Look up antonyms and cousin co-hyponyms with their counts, cached by sense and word as in the released code."""
     count = cache(lambda lemma: lemma.count())
 
     @cache

@@ -22,7 +22,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def open_clip_train(module: str) -> Any:
-    """A module of the package, which imports torchvision."""
+    """Import a module of the package, which imports torchvision."""
     open_clip()
     return importlib.import_module(f"open_clip_train.{module}")
 
@@ -34,17 +34,17 @@ def has_webdataset() -> bool:
 
 @dataclass(frozen=True)
 class EpochOf:
-    """What open_clip's loop asks of its data: `dataloader` iterates, and has two numbers."""
+    """The data as open_clip's loop expects it: `dataloader` iterates, and has two numbers."""
 
     dataloader: "Counted"
 
     def set_epoch(self, epoch: int) -> None:
-        """The order is that of the batches."""
+        """Do nothing: the order is that of the batches."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Batches of images (B, 3, S, S) float32 and texts (B, W) int64, and how many the loop is to believe in."""
+    """Batches of images (B, 3, S, S) float32 and texts (B, W) int64, and the numbers of them that the loop is told."""
 
     batches: Batches
     num_batches: int
@@ -68,7 +68,7 @@ class OpenClipTraining:
     weight_decay: float = 0.1
 
     def batches(self) -> Batches:
-        """One epoch, made in this process."""
+        """Return one epoch, made in this process."""
         transform, size = self.clip.transform, self.clip.transform.size
         preprocess = open_clip().image_transform(
             size, is_train=True, mean=transform.mean, std=transform.std, aug_cfg={"scale": (0.9, 1.0)}
@@ -86,7 +86,7 @@ class OpenClipTraining:
         return DataLoader(examples, self.batch_size, drop_last=True)
 
     def run(self, batches: Batches, num_batches: int) -> None:
-        """One epoch of open_clip's loop over the batches; `num_batches` is what it is told that there are."""
+        """Run one epoch of open_clip's loop over the batches; it is told that there are `num_batches`."""
         arguments = Namespace(
             device=str(self.device), precision=self.precision, distill=False, accum_freq=1, skip_scheduler=False,
             horovod=False, grad_clip_norm=None, rank=0, local_rank=0, world_size=1, batch_size=self.batch_size,
@@ -100,13 +100,13 @@ class OpenClipTraining:
         )
 
     def loss(self, images: Tensor, texts: Tensor) -> float:
-        """Of one batch, in evaluation mode."""
+        """Return the loss of one batch, in evaluation mode."""
         with torch.inference_mode():
             outputs = self.clip.model.eval()(images, texts)
             return float(open_clip().ClipLoss()(**outputs))
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """As open_clip_train's `main` makes it."""
+        """Create the optimizer as open_clip_train's `main` does."""
         named = list(self.clip.model.named_parameters())
         spared = [p for name, p in named if p.ndim < 2 or any(part in name for part in ("bn", "ln", "bias"))]
         rest = [p for name, p in named if p.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias"))]

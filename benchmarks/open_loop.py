@@ -1,4 +1,4 @@
-"""Requests that arrive whether the earlier ones were answered or not, as those of many users do.
+"""Open-loop load: requests arrive whether the earlier ones were answered or not, as those of many users do.
 
 A closed loop of clients slows down with the server that it measures and never overloads it. Here arrivals are a Poisson
 process of a fixed rate, and a latency is counted from the moment at which its request was due.
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-# What still runs when the arrivals end is waited for this long.
+# Seconds to wait for requests that still run when the arrivals end.
 DRAIN_S = 75.0
 FAILED = 0
 LOAD_PRIORITY = -10
@@ -28,7 +28,7 @@ MakeRequest = Callable[[int], bytes]
 
 @dataclass(frozen=True)
 class Answered:
-    """Status (FAILED where no whole response came), seconds since the request was due, and when it was answered."""
+    """Status (FAILED without a complete response), seconds since the request was due, and when it was answered."""
 
     status: int
     latency_s: float
@@ -37,7 +37,7 @@ class Answered:
 
 @dataclass
 class Arrivals:
-    """What came of all requests that were due within `seconds`, but for those of the first `settling_s`."""
+    """The answers to all requests that were due within `seconds`, except those of the first `settling_s`."""
 
     seconds: float
     settling_s: float = 0.0
@@ -50,7 +50,7 @@ class Arrivals:
 
     @property
     def onset(self) -> list[Answered]:
-        """Those of the first seconds that were accepted."""
+        """Accepted requests of the first `settling_s`."""
         return [one for one in self.all_answers if one.status == 200 and one.at_s - one.latency_s < self.settling_s]
 
     def with_status(self, accepts: Callable[[int], bool]) -> list[Answered]:
@@ -70,19 +70,19 @@ class Arrivals:
 
     @property
     def goodput(self) -> float:
-        """Accepted requests a second that were answered after the first seconds and while requests still arrived."""
+        """Accepted requests per second, of those answered after the settling time and while requests still arrived."""
         in_time = [one for one in self.all_answers if one.status == 200 and self.settling_s <= one.at_s <= self.seconds]
         return len(in_time) / (self.seconds - self.settling_s)
 
 
 def percentile_ms(answers: list[Answered], share: float) -> float:
-    """NaN where there is no answer."""
+    """Return a quantile of the latencies in milliseconds; NaN where there is no answer."""
     latencies = sorted(answer.latency_s for answer in answers)
     return latencies[min(len(latencies) - 1, int(share * len(latencies)))] * 1e3 if latencies else float("nan")
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time on a connection that is kept while the server keeps it."""
+    """A client with one request at a time on a connection that is kept open as long as the server keeps it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -104,7 +104,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is not a subclass
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -123,10 +123,10 @@ class _Connection(asyncio.Protocol):
 
 
 class OpenLoop:
-    """Load on one server by connections that are kept; used inside its `async with` block.
+    """Load on one server by persistent connections; used inside its `async with` block.
 
-    There the process goes ahead of others where it may, and collects no garbage: on a machine of its own the load would
-    wait for nobody.
+    There the process has a raised priority where that is permitted, and does not collect garbage, as if the load came
+    from a machine of its own.
     """
 
     def __init__(self, url: str) -> None:
@@ -151,7 +151,7 @@ class OpenLoop:
     async def run(
         self, rate: float, seconds: float, make: MakeRequest, *, seed: int = 0, settling_s: float = 0.0
     ) -> Arrivals:
-        """Send `rate` requests a second on average for so long, and wait for their answers."""
+        """Send `rate` requests a second on average for `seconds`, and wait for their answers."""
         seconds += settling_s
         arrivals = Arrivals(seconds, settling_s)
         began = time.perf_counter()
@@ -170,7 +170,7 @@ class OpenLoop:
         return arrivals
 
     async def saturate(self, concurrency: int, seconds: float, make: MakeRequest) -> Arrivals:
-        """A closed loop of so many clients: its goodput is what the server can do."""
+        """Run a closed loop of clients, whose goodput is the server's capacity."""
         arrivals = Arrivals(seconds)
         began = time.perf_counter()
         numbers: Iterator[int] = iter(range(10**9))
@@ -207,7 +207,7 @@ class OpenLoop:
 def request_bytes(
     target: str, body: bytes, content_type: str = "application/json", headers: tuple[tuple[str, str], ...] = ()
 ) -> bytes:
-    """A whole POST."""
+    """Return the bytes of a POST request."""
     lines = [
         f"POST {target} HTTP/1.1",
         "Host: 127.0.0.1",

@@ -1,14 +1,14 @@
-"""Three times more requests than can be answered: what becomes of those that are taken, and how soon the rest is told.
+"""Three times more requests than can be answered: the fate of accepted ones, and how soon the others are refused.
 
 python -m benchmarks.overload [--routes embed,image,search,predict,score,generate] [--seconds 12] [--code FOLDER]
 
-The real gateway and one service a route, at their defaults, on the starters. Saturation is what a closed loop of 48
-clients reaches; then requests arrive at that rate (1x) and at three times of it (3x), whether the earlier ones were
-answered or not. The first seconds of a load count for one column alone, the 99th percentile of what was accepted then:
-a burst may wait longer. Then a hostile key sends three times saturation beside 20 honest ones that send a third of it
-together; then as many come with a key that nobody has, which the gateway refuses at sight: what these cost the honest
-ones is the machine's, which all processes share. No request is asked twice, so that no cache answers. `--code` serves
-another checkout of the source, to compare two commits under the same load. The last line is JSON.
+The real gateway and one service per route, at their defaults, on the starters. Saturation is the goodput of a closed
+loop of 48 clients; then requests arrive at that rate (1x) and at three times that rate (3x), whether the earlier ones
+were answered or not. The first seconds of a load count only for the column of their own 99th percentile: a burst may
+wait longer. Then a hostile key sends three times saturation beside 20 honest ones that together send a third of it;
+then as many requests have an unknown key, which the gateway refuses at once: their cost to the honest ones is that of
+sharing the machine. No request is repeated, so that no cache answers. `--code` serves another checkout of the source,
+to compare two commits under the same load. The last line is JSON.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from benchmarks.photographs import Photographs
 from benchmarks.record import record
 from benchmarks.served import served
 
-SATURATING_CLIENTS = 48  # as many as are let in at first
+SATURATING_CLIENTS = 48  # as many as are admitted at first
 SATURATION_S = 6.0
 SETTLING_S = 5.0
 NUM_HONEST = 20
@@ -51,7 +51,7 @@ SERVICES = {"embed": "embed", "image": "embed", "search": "embed", "predict": "p
 
 
 def requests_of(route: str) -> MakeRequest:
-    """Requests of one route, no two of which any cache takes for the same."""
+    """Requests of one route, all different for every cache."""
     numbers = count()
     if route in ("image", "search"):
         photographs = Photographs((320, 240))
@@ -97,7 +97,7 @@ def _pick(words: Sequence[str], number: int) -> str:
 
 @asynccontextmanager
 async def served_route(route: str, folder: Path, key: str = "none", **settings: str) -> AsyncIterator[str]:
-    """A gateway and the one service of the route, ready: the gateway's URL."""
+    """Start a gateway and the route's service; yields the gateway's URL once both are ready."""
     service = SERVICES[route]
     store = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
@@ -124,7 +124,7 @@ async def fill_gallery(url: str, key: str = "none") -> None:
             async with session.post("/collections/gallery/images?wait=true", data=form) as added:
                 assert added.status < 300, await added.text()
         search = f"/collections/gallery/search?{CONDITION}&k=1"
-        for _ in range(20):  # until the index of the condition is there
+        for _ in range(20):  # until the condition's index is complete
             async with session.post(search, data=photographs.take(1)[0], headers={"Content-Type": "image/jpeg"}):
                 await asyncio.sleep(0.5)
 
@@ -132,7 +132,7 @@ async def fill_gallery(url: str, key: str = "none") -> None:
 async def measure_route(route: str, seconds: float, folder: Path) -> dict[str, Any]:
     make = requests_of(route)
     async with served_route(route, folder) as url, OpenLoop(url) as load:
-        await load.saturate(4, 2.0, make)  # what only first requests wait for
+        await load.saturate(4, 2.0, make)  # warm-up
         saturated = await load.saturate(SATURATING_CLIENTS, SATURATION_S, make)
         saturation = saturated.goodput
         once = await load.run(saturation, seconds, make, settling_s=SETTLING_S)
@@ -149,7 +149,7 @@ async def measure_route(route: str, seconds: float, folder: Path) -> dict[str, A
 
 
 async def measure_fairness(route: str, saturation: float, seconds: float, folder: Path) -> dict[str, Any]:
-    """Load by the honest keys alone, beside a hostile one, and beside one that nobody has."""
+    """Measure load by the honest keys alone, with a hostile key beside them, and with an unknown key beside them."""
     names = ["hostile", *(f"honest-{number}" for number in range(NUM_HONEST))]
     records = [
         {
@@ -211,7 +211,7 @@ def figures(arrivals: Arrivals) -> dict[str, float]:
 
 @contextmanager
 def code_of(folder: Path | None) -> Iterator[None]:
-    """Processes that are started meanwhile run the source in this folder, if one is given."""
+    """Let processes that are started in the block run the source in this folder, if one is given."""
     if folder is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Photographs for loads, of which no cache has ever seen one before."""
+"""Photographs for loads, each of them new to every cache."""
 
 import itertools
 from io import BytesIO
@@ -11,8 +11,8 @@ ANGLES = range(0, 40, 5)
 
 
 class Photographs:
-    """JPEG files of `size` (width, height), no two alike: real ones, turned a little, each with a tail of its own
-    behind its last marker."""
+    """Distinct JPEG files of `size` (width, height): real photographs, rotated a little, each with different bytes
+    after its last marker."""
 
     def __init__(self, size: tuple[int, int] = (640, 480)) -> None:
         pictures = [Image.fromarray(getattr(skimage.data, name)()) for name in SOURCES]

@@ -3,10 +3,10 @@
     python -m benchmarks.predict [--rounds 5] [--requests 256] [--calls 30]
 
 A t5-small shape with random weights, inputs of 16 to 63 tokens, 3 labels, rationales of 32 tokens. Side by side on one
-machine, in alternating rounds: inputs per second over HTTP at concurrency 32, an input a request, and of one request of
-2,048 inputs, each against the engine alone in batches of 32; what HTTP adds to a lone input; a label with its rationale
-against the label alone. Then the memory of a process that serves one task, two, and two where the budget holds one. The
-client runs on the same cores as the server.
+machine, in alternating rounds: inputs per second over HTTP at concurrency 32, with one input per request, and of one
+request of 2,048 inputs, each against the engine alone in batches of 32; the time that HTTP adds to a single input; a
+label with its rationale against the label alone. Then the memory of a process that serves one task, two, and two where
+the budget holds one. The client runs on the same cores as the server.
 """
 
 import argparse
@@ -59,7 +59,7 @@ Fields = dict[str, str]
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds of each comparison; requests of each side in one of throughput, calls in one of latency."""
+    """Effort: rounds of each comparison, requests per side and round of throughput, calls per round of latency."""
 
     num_rounds: int
     num_requests: int
@@ -100,7 +100,7 @@ class BareEngine:
 
 @dataclass(frozen=True)
 class Client:
-    """Speaks to one served process."""
+    """A client of one served process."""
 
     session: aiohttp.ClientSession
     url: str
@@ -118,7 +118,7 @@ class Client:
         return time.perf_counter() - began
 
     async def inputs_per_s(self, inputs: Sequence[Fields]) -> float:
-        """An input a request, CONCURRENCY requests at a time."""
+        """Send one input per request, CONCURRENCY requests at a time."""
         waiting = iter(inputs)
 
         async def user() -> None:
@@ -130,14 +130,14 @@ class Client:
         return len(inputs) / (time.perf_counter() - began)
 
     async def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         async with self.session.get(f"{self.url}/metrics") as response:
             lines = (await response.text()).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
 
 def publish(folder: Path) -> list[Path]:
-    """A checkpoint a task, into the store at `folder`."""
+    """Publish one checkpoint per task to the store at `folder`."""
     tokenizer = _tokenizer()
     labels = [tokenizer.encode(label).ids for label in LABELS]
     model = random_t5(SHAPE)
@@ -146,7 +146,7 @@ def publish(folder: Path) -> list[Path]:
     directories = []
     for number, name in enumerate(TASKS):
         directory = folder / name
-        model.config.name_or_path = f"{name} {number}"  # two versions of equal content would be one
+        model.config.name_or_path = f"{name} {number}"  # versions of equal content would be one version
         model.save_pretrained(directory)
         tokenizer.save(str(directory / "tokenizer.json"))
         (directory / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
@@ -190,7 +190,7 @@ async def served_predict(folder: Path, tasks: Sequence[str], **settings: str) ->
 
 
 async def compare_throughput(client: Client, engine: BareEngine, inputs: Inputs, effort: Effort) -> dict[str, Any]:
-    """Inputs per second of HTTP and of the engine, round by round, one input a request and many."""
+    """Measure inputs per second over HTTP and of the engine, round by round, with one input per request and many."""
     single, bare, many, bare_many = [], [], [], []
     for _ in range(effort.num_rounds + 1):
         bare.append(effort.num_requests / engine.seconds(inputs.take(effort.num_requests)))
@@ -208,7 +208,7 @@ async def compare_throughput(client: Client, engine: BareEngine, inputs: Inputs,
 
 
 async def compare_latency(client: Client, engine: BareEngine, inputs: Inputs, effort: Effort) -> dict[str, Any]:
-    """Milliseconds of a lone input, label alone and with its rationale: medians of each round."""
+    """Measure milliseconds of a single input, label alone and with its rationale: medians of each round."""
     figures: dict[str, list[float]] = {}
     for _ in range(effort.num_rounds):
         for name, rationale in (("label", False), ("rationale", True)):
@@ -225,7 +225,7 @@ async def compare_latency(client: Client, engine: BareEngine, inputs: Inputs, ef
 
 
 async def measure_memory(folder: Path, inputs: Inputs) -> dict[str, Any]:
-    """Resident bytes of a process with one task, with two, and with two of which the budget holds one."""
+    """Measure a process's resident bytes with one task, with two, and with two of which the budget holds one."""
     figures: dict[str, Any] = {}
     one = 0.0
     for name, tasks in (("one", TASKS[:1]), ("two", TASKS)):

@@ -3,14 +3,14 @@
     python -m benchmarks.predict_engines [--rounds 5] [--shapes small base] [--threads 0] [--only WORD]
 
 t5-small and t5-base shapes with random weights, inputs of 16 to 64 tokens, batches of 1 and 32, 3 labels and 77. All
-answer with one of the labels: `generate` is held to them by `prefix_allowed_tokens_fn`, and so is given every advantage
-of ending early. "generate, 10 tokens" is `generate` left alone with a limit of 10, as users call it who do not know of
-constraints; a trained student would end earlier. The engine finds the most probable label ("best"), or the probability
-of each ("all").
+answer with one of the labels: `generate` is constrained to them by `prefix_allowed_tokens_fn`, and so can end as early
+as possible. "generate, 10 tokens" is `generate` without constraints and with a limit of 10, the usual way to call it; a
+trained student would end earlier. The engine finds the most probable label ("best"), or the probability of each
+("all").
 
-Random weights find whatever follows equally likely, which no trained student does, and where the search for the best
-label can spare nothing ("flat"). In "taught" the same weights have a head turned so that a label's token is followed by
-that label's next one; which label it is stays up to the input.
+With random weights all next tokens are about equally likely, unlike with a trained student, and the search for the best
+label can't skip anything ("flat"). In "taught" the same weights have a head rotated so that a label's token is followed
+by that label's next one; the label still depends on the input.
 
 Back ends are measured where they are installed: pip install ctranslate2 (greedy answers, and pairs scored, which
 encodes an input once for each label), onnx onnxscript onnxruntime (the encoder alone, beside ours). `torch.compile`
@@ -45,7 +45,7 @@ PAD, EOS = 0, 1
 FIRST_WORD = 100
 BATCHES = (1, 32)
 NUM_CHECKED = 256  # inputs on which int8 must find float32's label
-# How much more likely a label's next token is made in "taught", and how much that its first tokens differ by input.
+# Boosts in "taught": of a label's next token, and of first tokens that depend on the input.
 SURENESS = 30.0
 FIRSTS_SPREAD = 3.0
 
@@ -54,7 +54,7 @@ Answer = Callable[[Sequence[list[int]]], Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """What answers a batch of inputs; `batches` are the sizes at which it is worth measuring."""
+    """A back end that answers a batch of inputs; `batches` are the sizes at which it is measured."""
 
     name: str
     answer: Answer
@@ -67,7 +67,7 @@ def draw_inputs(count: int, seed: int) -> list[list[int]]:
 
 
 def draw_labels(count: int) -> list[list[int]]:
-    """3 labels as T5's vocabulary cuts those of NLI; 77 of two to six tokens with 30 first words, as intents have."""
+    """Return 3 labels tokenised as T5 does NLI's, or 77 of two to six tokens with 30 first words, like intents."""
     draw = np.random.default_rng(count)
     if count == 3:
         return [[*draw.integers(FIRST_WORD, VOCABULARY, length).tolist(), EOS] for length in (3, 1, 2)]
@@ -104,7 +104,7 @@ def teach(model: Any, labels: Sequence[list[int]]) -> None:
         (node_of[PAD, *label[:place]], token) for label in labels for place, token in enumerate(label)
     )
     inputs = draw_inputs(8, seed=99)
-    rows = []  # of each node, for each input: the hidden state ahead of the head
+    rows = []  # for each node and input: the hidden state before the head
     for ids in inputs:
         longest = max(map(len, paths))
         padded = torch.tensor([[*path, *[PAD] * (longest - len(path))] for path in paths])
@@ -119,7 +119,7 @@ def teach(model: Any, labels: Sequence[list[int]]) -> None:
     for node, token in edges:
         sign = centres[node] - shared
         head[token] += SURENESS * sign / sign.dot(sign)
-        if node == 0:  # labels depend on the input in directions of their own
+        if node == 0:  # labels depend on the input by directions of their own
             spread = (states[0] - centres[0]).norm(dim=1).mean()
             direction = torch.randn(len(sign), generator=draw)
             direction -= direction.dot(centres[0]) / centres[0].dot(centres[0]) * centres[0]
@@ -176,7 +176,7 @@ def choosing(student: Student, labels: Sequence[list[int]]) -> Answer:
 
 
 def ctranslate2_contenders(folder: Path, model: Any, labels: Sequence[list[int]], threads: int) -> Iterator[Contender]:
-    """Tokens are called by their numbers, since no text is involved."""
+    """Yield CTranslate2's contenders. Tokens are named by their numbers, since no text is involved."""
     import ctranslate2  # type: ignore[import-not-found]
     from ctranslate2.converters.converter import Converter  # type: ignore[import-not-found]
     from ctranslate2.converters.transformers import T5Loader  # type: ignore[import-not-found]
@@ -187,7 +187,7 @@ def ctranslate2_contenders(folder: Path, model: Any, labels: Sequence[list[int]]
     )
 
     class Loaded(Converter):  # type: ignore[misc]
-        """Of a model that is loaded already, without a tokenizer."""
+        """A converter of a model that is loaded already, without a tokenizer."""
 
         def _load(self) -> Any:
             loader = T5Loader()
@@ -239,7 +239,7 @@ def seconds(answer: Answer, batch: int, seed: int) -> float:
 
 
 def agreement(model: Any, labels: Sequence[list[int]]) -> dict[str, float]:
-    """How often int8 finds the label of float32, and how far probabilities are apart."""
+    """Measure how often int8 finds the label of float32, and how far probabilities are apart."""
     inputs = draw_inputs(NUM_CHECKED, seed=7)
     exact, rough = (
         np.array(scoring(Student(model, None, is_int8=is_int8), labels)(inputs)) for is_int8 in (False, True)
@@ -253,7 +253,7 @@ def agreement(model: Any, labels: Sequence[list[int]]) -> dict[str, float]:
 
 
 def encoders(folder: Path, model: Any, student: Student, threads: int) -> Iterator[Contender]:
-    """The encoder alone, of one input or of a padded batch."""
+    """Yield contenders for the encoder alone, on one input or on a padded batch."""
 
     def padded(inputs: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         width = max(map(len, inputs))
@@ -314,8 +314,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _compare(figures: dict[str, Any], work: str, contenders: Iterable[Contender], num_rounds: int) -> None:
-    """Everyone once a round, after a round that warms up; each round has other inputs. What else the machine does
-    meanwhile slows them alike, so each is compared with the first of its own round."""
+    """Measure every contender once per round, after a warm-up round; each round has other inputs. Other work on the
+    machine slows all of a round, so each contender is compared with the first of its own round."""
     everyone = list(contenders)
     for batch in BATCHES:
         taken: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""A Llama of 100 M parameters with random weights, on disk as Hugging Face writes them: speed needs no knowledge."""
+"""A Llama of 100 M parameters with random weights, in Hugging Face's format, for measuring speed."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from services.nn.loading import declare_torchvision_operators
 
 VOCABULARY = 32_000
-# 12 query heads over 4 of keys and values, as current models group them
+# 12 query heads over 4 key and value heads, grouped as in current models
 SHAPE: dict[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 2048,
@@ -38,7 +38,7 @@ def save_random_llama(directory: Path) -> int:
 
 
 def _tokenizer() -> Any:
-    """Every byte is a token; what the model may say beyond them has a name of its own."""
+    """Return a tokenizer in which every byte is a token, and further tokens have made-up names."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A service that does nothing, to measure what stands in front of one: `python -m benchmarks.raw_service PORT`."""
+"""A service that does nothing, to measure proxies in front of it: `python -m benchmarks.raw_service PORT`."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ NUM_EVENTS = 20
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """2 KB of JSON at `/embed`, a stream of 20 events at `/generate`; plain ASGI, so that it hardly counts."""
+    """Answer 2 KB of JSON at `/embed`, a stream of 20 events at `/generate`; in plain ASGI, to cost next to nothing."""
     if scope["type"] != "http":
         raise NotImplementedError
     while (await receive()).get("more_body"):
@@ -29,7 +29,7 @@ async def _send_events(send: Send) -> None:
     for number in range(NUM_EVENTS):
         event = b'data: {"delta": "token %d"}\n\n' % number
         await send({"type": "http.response.body", "body": event, "more_body": True})
-        # Without a turn of the loop in between the events would leave in one packet.
+        # Without an iteration of the loop in between the events would be sent in one packet.
         await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": b""})
 

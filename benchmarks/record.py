@@ -1,4 +1,4 @@
-"""Keeps what a benchmark measured: one line of JSON in `results.jsonl`, with the machine, the commit and the date."""
+"""Records of benchmark results: one line of JSON in `results.jsonl`, with the machine, the commit and the date."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ RESULTS_FILE = Path(__file__).with_name("results.jsonl")
 
 
 def record(benchmark: str, result: dict[str, Any]) -> None:
-    """Append the result to `results.jsonl` and print the same line, which is to be the last of the output."""
+    """Append the result to `results.jsonl` and print the same line, which must be the last of the output."""
     line = orjson.dumps(
         {
             "benchmark": benchmark,
@@ -30,14 +30,14 @@ def record(benchmark: str, result: dict[str, Any]) -> None:
 
 
 def summary(samples: list[float]) -> dict[str, float | int]:
-    """Median, quartiles, least and greatest of at least two samples, to four significant digits."""
+    """Return the median, quartiles, minimum and maximum of at least two samples, to four significant digits."""
     low, _, high = quantiles(samples, n=4, method="inclusive")
     figures = {"median": median(samples), "p25": low, "p75": high, "min": min(samples), "max": max(samples)}
     return {**{name: float(f"{value:.4g}") for name, value in figures.items()}, "rounds": len(samples)}
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores that this process may use, Python."""
+    """Describe the machine that the figures depend on: processor, cores that this process may use, Python."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The short hash of the commit, with `+` where tracked files differ from it; empty outside a repository."""
+    """Return the short hash of the commit, with `+` where tracked files differ from it; empty outside a repository."""
     described = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
         cwd=Path(__file__).parent,

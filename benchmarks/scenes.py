@@ -36,7 +36,7 @@ SEARCHES_AT_ONCE = 8
 
 
 def average_precision(is_relevant: NDArray[np.bool_]) -> float:
-    """Of one ranking of all other images, best first; NaN where none is relevant."""
+    """Return the average precision of a ranking of all other images, best first; NaN where none is relevant."""
     ranks = np.flatnonzero(is_relevant) + 1
     return float(np.mean(np.arange(1, len(ranks) + 1) / ranks)) if len(ranks) else float("nan")
 
@@ -44,7 +44,7 @@ def average_precision(is_relevant: NDArray[np.bool_]) -> float:
 async def mean_ap(
     collection: CollectionClient, condition: str | None, labels: NDArray[np.int64], queries: Sequence[int]
 ) -> float:
-    """Leave-one-out mAP in points: the whole ranking of every query is asked for."""
+    """Measure leave-one-out mAP in points, from the whole ranking of every query."""
     waiting = iter(queries)
     precisions = []
 

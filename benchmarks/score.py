@@ -1,13 +1,13 @@
-"""The score service against open_clip as one writes it, with random weights and 640 x 480 JPEG photographs.
+"""The score service against plain open_clip code, with random weights and 640 x 480 JPEG photographs.
 
     python -m benchmarks.score [--rounds 5] [--calls 5] [--loop-pairs 10] [--quick]
 
 Side by side on one machine, in alternating rounds, for a ViT-B-32 and for a small model: one image with 100 captions,
-and 32 images with 8 captions each, over HTTP against open_clip in a loop (a forward pass a pair, measured on a few
-pairs) and against open_clip batched by hand (all images in one batch, all captions in another). Then captions that
-were asked before against new ones, and what the local score costs beyond the global one, which is all that the other
-side computes. Both sides use the number of threads that suits them best; the client runs on the same cores as the
-server, and every image is new to the cache.
+and 32 images with 8 captions each, over HTTP against open_clip in a loop (one forward pass per pair, measured on a few
+pairs) and against open_clip batched by hand (all images in one batch, all captions in another). Then known captions
+against new ones, and the cost of the local score beyond the global one, which is the only one that the other side
+computes. Both sides use the number of threads that suits them best; the client runs on the same cores as the server,
+and every image is new to the cache.
 """
 
 import argparse
@@ -60,8 +60,8 @@ Cosines = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds of each comparison, calls of each side in one, pairs that the loop is measured on; captions of the one
-    image, and images with a few captions each."""
+    """Effort: rounds of each comparison, calls per side and round, pairs that the loop is measured on; captions of the
+    single image, and images with a few captions each."""
 
     num_rounds: int = 5
     num_calls: int = 5
@@ -71,7 +71,7 @@ class Effort:
 
 
 class Captions:
-    """Sentences of ten to twelve words, no two alike."""
+    """Make sentences of ten to twelve words, all different."""
 
     def __init__(self) -> None:
         self._draw = np.random.default_rng(0)
@@ -92,7 +92,7 @@ class Captions:
 
 
 class ByHand:
-    """What a user of open_clip writes, with the number of threads that is fastest for it."""
+    """The code of an open_clip user, with the number of threads that is fastest for it."""
 
     def __init__(self, clip: ClipModel, num_threads: int) -> None:
         self._model = clip.model.eval()
@@ -104,7 +104,7 @@ class ByHand:
         self.num_threads = {"batched": num_threads, "loop": num_threads}
 
     def choose_threads(self, file: bytes, captions: Sequence[str]) -> None:
-        """Try one thread and all of them, by turns."""
+        """Try one thread and all of them, in turn."""
         work: dict[str, Callable[[], object]] = {
             "batched": lambda: self.batched([file], [captions]),
             "loop": lambda: self.loop(file, captions[:2]),
@@ -118,7 +118,7 @@ class ByHand:
             self.num_threads[name] = min(seconds, key=lambda num_threads: min(seconds[num_threads]))
 
     def batched(self, files: Sequence[bytes], captions: Sequence[Sequence[str]]) -> list[Cosines]:
-        """The cosines of each image with its captions: all images in one batch, all captions in another."""
+        """Compute the cosines of each image with its captions: all images in one batch, all captions in another."""
         torch.set_num_threads(self.num_threads["batched"])
         pixels = torch.stack([self._transform(Image.open(BytesIO(file)).convert("RGB")) for file in files])
         with torch.inference_mode():
@@ -129,7 +129,7 @@ class ByHand:
         return [row[end - len(some) : end].numpy() for row, some, end in zip(cosines, captions, ends, strict=True)]
 
     def loop(self, file: bytes, captions: Sequence[str]) -> list[float]:
-        """A forward pass of both towers for each pair."""
+        """Compute a forward pass of both towers for each pair."""
         torch.set_num_threads(self.num_threads["loop"])
         cosines = []
         for caption in captions:
@@ -142,13 +142,13 @@ class ByHand:
 
 @dataclass(frozen=True)
 class Client:
-    """Speaks to one served process."""
+    """A client of one served process."""
 
     session: aiohttp.ClientSession
     url: str
 
     async def score(self, file: bytes, captions: Sequence[str]) -> list[float]:
-        """The global cosine of each caption."""
+        """Return the global cosine of each caption."""
         form = aiohttp.FormData()
         form.add_field("file", file, filename="photo.jpg", content_type="image/jpeg")
         for caption in captions:
@@ -196,7 +196,7 @@ async def served_score(folder: Path, name: str) -> AsyncIterator[Client]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides of one model, and what they are asked."""
+    """Both sides of one model, and their inputs."""
 
     client: Client
     by_hand: ByHand
@@ -205,22 +205,22 @@ class Comparison:
     effort: Effort
 
     async def check(self) -> None:
-        """Raises AssertionError where the sides compute something else."""
+        """Raises AssertionError where the sides' results differ."""
         (file,), captions = self.photographs.take(1), self.captions.take(8)
         over_http = await self.client.score(file, captions)
         assert np.abs(self.by_hand.batched([file], [captions])[0] - over_http).max() < 5e-3
         assert np.abs(np.array(self.by_hand.loop(file, captions[:2])) - over_http[:2]).max() < 5e-3
 
     async def one_image(self) -> dict[str, Any]:
-        """Milliseconds for one image and many new captions."""
+        """Measure milliseconds for one image and many new captions."""
         return _figures(await self._rounds(1, self.effort.num_captions))
 
     async def many_images(self) -> dict[str, Any]:
-        """Milliseconds for many images with CAPTIONS_PER_IMAGE new captions each, in as many requests at once."""
+        """Measure milliseconds for many images with CAPTIONS_PER_IMAGE new captions each, one request per image."""
         return _figures(await self._rounds(self.effort.num_images, CAPTIONS_PER_IMAGE))
 
     async def repeated_captions(self) -> dict[str, Any]:
-        """Milliseconds for a new image with captions that were asked before, and with new ones."""
+        """Measure milliseconds for a new image with captions that were asked before, and with new ones."""
         num_captions = self.effort.num_captions
         asked = self.captions.take(num_captions)
         await self.client.score(self.photographs.take(1)[0], asked)
@@ -240,7 +240,7 @@ class Comparison:
         }
 
     async def _rounds(self, num_images: int, num_captions: int) -> dict[str, list[float]]:
-        """Milliseconds of each side in each round; the first round warms all up."""
+        """Measure milliseconds of each side in each round; the first round warms up."""
         sides: dict[str, list[float]] = {"http": [], "batched": [], "loop": []}
         for _ in range(self.effort.num_rounds + 1):
             files, captions = self._take(num_images, num_captions)
@@ -269,7 +269,7 @@ def _figures(sides: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def local_cost(directory: Path, photographs: Photographs, captions: Captions, effort: Effort) -> dict[str, Any]:
-    """Milliseconds of the engine alone for one image and its captions: encoding both, comparing the pooled
+    """Measure milliseconds of the engine alone for one image and its captions: encoding both, comparing the pooled
     features, and comparing the tokens as well."""
     engine = ScoreEngine.load(directory, DeviceOptions())
     engine.warm_up()
@@ -294,7 +294,7 @@ def local_cost(directory: Path, photographs: Photographs, captions: Captions, ef
 
 
 async def measure(folder: Path, effort: Effort) -> dict[str, Any]:
-    all_threads = torch.get_num_threads()  # now: an engine changes it to what suits its model
+    all_threads = torch.get_num_threads()  # read now: an engine changes it to suit its model
     result: dict[str, Any] = {"torch_threads": all_threads, **asdict(effort)}
     one, many = f"1 x {effort.num_captions}", f"{effort.num_images} x {CAPTIONS_PER_IMAGE}"
     photographs, captions = Photographs(), Captions()

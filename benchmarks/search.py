@@ -3,10 +3,10 @@
 python -m benchmarks.search [--images 100000] [--queries 200] [--rounds 5]
 
 A model of random weights embeds random pictures; the collection is filled over HTTP, then served twice: exact, and
-with inverted lists. Each is compared, in turns, with FAISS's own index of that kind on one thread a query: the
+with inverted lists. Each is compared, in turn, with FAISS's own index of that kind on one thread per query: the
 milliseconds of one query at a time and queries per second of eight users. Queries name a stored image, whose embedding
-is in the result cache, so that search and HTTP are what is measured. Recall@10 is against the exact answers of the
-same side: the pictures are so alike that their order hangs on the last bits of a query.
+is in the result cache, so that only search and HTTP are measured. Recall@10 is against the exact answers of the same
+side: the pictures are so similar that their order depends on the last bits of a query.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def publish(folder: Path) -> None:
 
 
 def pictures(num_images: int) -> Iterator[dict[str, bytes]]:
-    """Coarse random colours, CHUNK files at a time."""
+    """Yield images of coarse random colours, CHUNK files at a time."""
     generator = np.random.default_rng(0)
     for start in range(0, num_images, CHUNK):
         files = {}
@@ -87,7 +87,7 @@ def name_of(number: int) -> str:
 
 
 def stored_vectors(folder: Path) -> Vectors:
-    """What the service indexed, in the order of the images."""
+    """Return the vectors that the service indexed, in the order of the images."""
     (path,) = (folder / "collections").rglob("*.index")
     with path.open("rb") as file:
         identity = orjson.loads(file.readline())["identity"]
@@ -98,7 +98,7 @@ def stored_vectors(folder: Path) -> Vectors:
 
 
 class OverHttp:
-    """A collection, asked by the names of its own images."""
+    """A collection, queried by the names of its own images."""
 
     def __init__(self, collection: CollectionClient, names: Sequence[str]) -> None:
         self._collection = collection
@@ -125,7 +125,7 @@ class OverHttp:
 
 
 class Bare:
-    """A FAISS index, asked by the same vectors; one more answer is asked for, the query itself."""
+    """A FAISS index, queried with the same vectors for one more answer, since the query itself is one."""
 
     def __init__(self, index: Any, queries: Vectors) -> None:
         self._index = index
@@ -161,7 +161,7 @@ async def timed(work: Awaitable[Any]) -> float:
 
 
 async def compare(http: OverHttp, bare: Bare, num_rounds: int) -> dict[str, Any]:
-    await http.answers()  # the queries' embeddings are in the cache from now on
+    await http.answers()  # the queries' embeddings are cached afterwards
     http_ms, bare_ms, http_per_s, bare_per_s = [], [], [], []
     for _ in range(num_rounds):
         bare_ms.append(bare.one_by_one_ms())
@@ -179,7 +179,7 @@ async def compare(http: OverHttp, bare: Bare, num_rounds: int) -> dict[str, Any]
 
 
 async def when_in_lists(collection: CollectionClient) -> dict[str, Any]:
-    """The unconditional index's description, once its lists were made in the background."""
+    """Return the unconditional index's description, once its lists were built in the background."""
     while True:
         index: dict[str, Any] = (await collection.describe())["conditions"][0]
         if index["kind"] == "ivf":
@@ -226,7 +226,7 @@ async def measure(folder: Path, num_images: int, num_queries: int, num_rounds: i
 
 
 def inverted_lists(vectors: Vectors, min_recall: float, queries: Vectors, exact: list[set[str]]) -> Any:
-    """FAISS's IVF with as many lists, probing until it finds as much."""
+    """Build FAISS's IVF with as many lists, with enough probes for the same recall."""
     index = faiss.index_factory(WIDTH, f"IVF{int(4 * len(vectors) ** 0.5)},Flat", faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
     index.add(vectors)

@@ -1,4 +1,4 @@
-"""Processes of Fovea under measurement, on ports of the system's choice."""
+"""Processes of Fovea under measurement, on free ports."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ POLL_S = 0.05
 
 @asynccontextmanager
 async def served(module: str, port_setting: str, settings: Mapping[str, str]) -> AsyncIterator[str]:
-    """`python -m module` with these settings and none of the caller's, once it is ready: its URL."""
+    """Run `python -m module` with these settings and none of the caller's; yields its URL once it is ready."""
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
     environment = {**inherited, "FOVEA_LOG_LEVEL": "warning", **settings, port_setting: str(port)}
@@ -35,7 +35,7 @@ async def served(module: str, port_setting: str, settings: Mapping[str, str]) ->
 
 @asynccontextmanager
 async def served_embed(folder: Path, **settings: str) -> AsyncIterator[str]:
-    """The embed service with everything that it keeps under `folder`."""
+    """Run the embed service with all its data under `folder`."""
     own = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
@@ -47,7 +47,7 @@ async def served_embed(folder: Path, **settings: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def served_gateway(embed_url: str) -> AsyncIterator[str]:
-    """A gateway in front of one embed service."""
+    """Run a gateway in front of one embed service."""
     async with served("gateway", "FOVEA_GATEWAY_PORT", {"FOVEA_GATEWAY_EMBED_URLS": embed_url}) as url:
         yield url
 

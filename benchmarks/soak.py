@@ -1,4 +1,4 @@
-"""All services at 60 % of what the machine can do, for a long time: what failed, and whether memory stays flat.
+"""All services at 60 % of the machine's capacity for a long time: failures, and whether memory stays flat.
 
 python -m benchmarks.soak [--minutes 20] [--share 0.6]
 
@@ -28,7 +28,7 @@ from benchmarks.record import record
 from benchmarks.served import served
 
 SERVICES = ("predict", "generate", "embed", "score")
-# Of every twelve requests.
+# Shares of every twelve requests.
 MIX = ("embed",) * 3 + ("image",) * 2 + ("search",) * 2 + ("predict",) * 2 + ("score", "generate", "rerank")
 SATURATING_CLIENTS = 32
 SATURATION_S = 15.0
@@ -44,7 +44,7 @@ def mixed() -> MakeRequest:
 
 @asynccontextmanager
 async def served_system(folder: Path) -> AsyncIterator[tuple[str, dict[str, int]]]:
-    """Everything, ready: the gateway's URL and the processes by name."""
+    """Start everything; yields the gateway's URL and the processes by name once all are ready."""
     store = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
@@ -61,7 +61,7 @@ async def served_system(folder: Path) -> AsyncIterator[tuple[str, dict[str, int]
 
 
 def _children() -> dict[str, int]:
-    """The processes that this one has started, by their modules."""
+    """Return the processes that this one has started, by their modules."""
     own = Path("/proc/self/task")
     pids = [pid for task in own.iterdir() for pid in (task / "children").read_text().split()]
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
@@ -69,7 +69,7 @@ def _children() -> dict[str, int]:
 
 
 def memory_mib(pid: int) -> float:
-    """Resident memory."""
+    """Return a process's resident memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
@@ -82,7 +82,7 @@ async def watch_memory(pids: dict[str, int], samples: dict[str, list[float]]) ->
 
 
 async def give_up(url: str, make: MakeRequest) -> None:
-    """Clients that leave in the middle of a request."""
+    """Run clients that disconnect in the middle of a request."""
     host, port = url.removeprefix("http://").split(":")
     for number in count():
         await asyncio.sleep(GIVE_UP_EVERY_S)
@@ -125,7 +125,7 @@ def figures(arrivals: Arrivals) -> dict[str, Any]:
 
 
 def growth(samples: list[float]) -> dict[str, float]:
-    """Medians of the second and of the last fifth, and the greatest, in MiB."""
+    """Return the medians of the second and of the last fifth, and the maximum, in MiB."""
     fifth = max(1, len(samples) // 5)
     return {
         "second fifth": median(samples[fifth : 2 * fifth]),

@@ -3,10 +3,10 @@
 python -m benchmarks.states [--rounds 5] [--images 2000]
 
 Both run in the engine of the packaged checkpoint, on one thread, in batches as a collection submits them and in
-alternating rounds, each of which asks a condition that no one asked before. Seconds are those of the processor, so
-that what else the machine does counts little. Encoding starts from decoded pixels, so that reading and decoding
-image files come on top of it; reading starts from states in memory, and in another run from a file of states. What
-keeping the states adds to encoding is told too, and what a state takes in bytes.
+alternating rounds, each with a new condition. Seconds are processor times, so that other work on the machine matters
+little. Encoding starts from decoded pixels, so reading and decoding image files would add to it; reading starts from
+states in memory, and in another run from a file of states. The cost that keeping states adds to encoding is reported
+too, and the size of a state in bytes.
 """
 
 import argparse
@@ -44,7 +44,7 @@ CONDITIONS = ("What is the color of the object in the image?", "What is its shap
 
 @dataclass(frozen=True)
 class Shape:
-    """What the size of a `readout` state follows from."""
+    """The dimensions that determine the size of a `readout` state."""
 
     num_patches: int
     num_layers: int
@@ -97,7 +97,7 @@ class Gallery:
 
 
 def compare(gallery: Gallery, num_images: int, num_rounds: int) -> dict[str, Any]:
-    """Seconds for all images under a new condition, and how many times faster than encoding, round by round."""
+    """Measure seconds for all images under a new condition, and the speed-up over encoding, round by round."""
     kinds = (gallery.encode, gallery.encode_and_keep, gallery.read, gallery.read_from_file)
     names = [kind.__name__ for kind in kinds]
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -107,7 +107,7 @@ def compare(gallery: Gallery, num_images: int, num_rounds: int) -> dict[str, Any
             began = time.thread_time()
             for start in range(0, num_images, BATCH_SIZE):
                 kind(range(start, min(start + BATCH_SIZE, num_images)), condition)
-            if round_number:  # the first warms all up
+            if round_number:  # the first warms up
                 seconds[name].append(time.thread_time() - began)
     speedups = {
         f"{name}_speedup": summary([a / b for a, b in zip(seconds["encode"], seconds[name], strict=True)])
@@ -117,7 +117,7 @@ def compare(gallery: Gallery, num_images: int, num_rounds: int) -> dict[str, Any
 
 
 def least_cosine(gallery: Gallery, num_images: int) -> float:
-    """Between what is read and what is encoded, over all images and conditions that the model was tuned for."""
+    """Return the least cosine of read and encoded rows, over all images and conditions that the model was tuned for."""
     cosines = []
     for start, question in itertools.product(range(0, num_images, BATCH_SIZE), CONDITIONS):
         piece = range(start, min(start + BATCH_SIZE, num_images))
@@ -148,7 +148,7 @@ def measure(folder: Path, num_images: int, num_rounds: int) -> dict[str, Any]:
 
 
 def scenes(num_images: int) -> list[Pixels]:
-    """Rendered ones, (64, 64, 3) each."""
+    """Return rendered scenes, (64, 64, 3) each."""
     generator = torch.Generator().manual_seed(0)
     return list(render(sample_scenes(num_images, generator)).numpy())
 

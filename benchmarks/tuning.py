@@ -2,18 +2,19 @@
 
     python -m benchmarks.tuning [--rounds 4] [--steps 2] [--batch-size 32] [--models ViT-B-32 small] [--quick]
 
-The same random weights, JPEG files, captions and number of threads for all, in rounds whose order turns: a ViT-B-32 on
+The same random weights, JPEG files, captions and number of threads for all, in rounds of rotating order: a ViT-B-32 on
 640 x 480 photographs and a small model on 160 x 120 ones, in float32. Ours for `clip` (the plain loss), `global`
 (FSC-CLIP without its local loss) and `fsc-clip` (three hard negatives a caption, made in the loop); open_clip's is
 `open_clip_train.train.train_one_epoch`, with its own reader of shards where that is installed:
 
     pip install webdataset==0.2.86 pandas
 
-A step is measured from one forward pass to the next, so reading, negatives, backward pass and optimizer are in it; the
-first of each round, in which AdamW makes its state, is not. Captions are new in each round, their words are known.
+A step is measured from one forward pass to the next, so it includes reading, negatives, backward pass and optimizer;
+the first of each round, in which AdamW creates its state, does not count. Captions are new in each round, their words
+are known.
 
-On a GPU: ViT-B-32 at batch 256 in bfloat16 autocast on batches that lie ready in memory, with the peak memory of each;
-what one core needs to make a batch stands beside it.
+On a GPU: ViT-B-32 at batch 256 in bfloat16 autocast on batches prepared in memory, with the peak memory of each, and
+the time that one core needs to make a batch.
 """
 
 import argparse
@@ -51,17 +52,17 @@ METHODS: tuple[Method, ...] = ("clip", "global", "fsc-clip")
 SIDES = (OPEN_CLIP, *METHODS)
 NUM_WARMUP = 1
 PHOTOGRAPH = {LARGE: (640, 480), SMALL: (160, 120)}
-# The small model's steps are short: so many more of them are measured.
+# The small model's steps are short, so more of them are measured, by this factor.
 MORE_STEPS = {LARGE: 1, SMALL: 4}
-# Of batches that lie ready: how many, and how many steps of them are not measured.
+# For batches in memory: their number, and the number of warm-up steps.
 NUM_READY, NUM_READY_WARMUP = 4, 10
-# Steps that each side is told to train for; none gets there.
+# Steps that each side is told to train for; measurement ends earlier.
 LONG_RUN = 10_000
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds, measured steps of each side in one, images a step."""
+    """Effort: rounds, measured steps per side and round, images per step."""
 
     num_rounds: int
     num_steps: int
@@ -73,8 +74,8 @@ class Enough(Exception):
 
 
 class StopWatch:
-    """Measures a training loop from inside, and ends it: the seconds from the forward pass behind `num_warmup` steps
-    to that `num_steps` later. The patches' convolution is what both sides call once a step."""
+    """Measures a training loop from inside, and ends it: the seconds from the forward pass after `num_warmup` steps to
+    that `num_steps` later. Both sides call the patches' convolution once per step."""
 
     def __init__(self, clip: ClipModel, num_warmup: int, num_steps: int) -> None:
         self._visual = clip.model.visual
@@ -84,7 +85,7 @@ class StopWatch:
         self._seconds = 0.0
 
     def seconds(self, loop: Callable[[], None]) -> float:
-        """A step of the loop takes."""
+        """Return the seconds per step of the loop."""
         hook = self._visual.conv1.register_forward_pre_hook(self._pass)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # progress bars
@@ -106,7 +107,7 @@ class StopWatch:
 
 @dataclass(frozen=True)
 class Ready:
-    """Batches that were made before, again and again: by step, or as an epoch of `num_batches`."""
+    """Prepared batches, repeated: by step, or as an epoch of `num_batches`."""
 
     made: Sequence[Any]
     num_batches: int
@@ -120,7 +121,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All sides on one model and the same shards; `is_ready` where batches lie in memory before a loop begins."""
+    """All sides on one model and the same shards; `is_ready` where batches are in memory before a loop begins."""
 
     clip: ClipModel
     shards: str
@@ -140,7 +141,7 @@ class Comparison:
         assert abs(ours - theirs) < 1e-3 * abs(theirs), (ours, theirs)
 
     def rounds(self, folder: Path) -> dict[str, Any]:
-        """Figures of all sides; the first round warms up and is not counted."""
+        """Measure all sides; the first round warms up and is not counted."""
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         making: dict[str, list[float]] = {"batch": [], "negatives": []}
         memory: dict[str, int] = {}
@@ -173,8 +174,8 @@ class Comparison:
         return watch.seconds(lambda: train(run, loss, make_batch))
 
     def _making(self, number: int) -> dict[str, float]:
-        """Seconds of this process for a batch of `fsc-clip` from disk, and for its negatives alone, of captions that
-        the round has not read."""
+        """Measure this process's seconds for a batch of `fsc-clip` from disk, and for its negatives alone, with
+        captions that the round has not read."""
         data = self._data("fsc-clip", number)
         _, captions = data.source.draw(number, 0, self.effort.batch_size)
         began = time.perf_counter()
@@ -188,7 +189,7 @@ class Comparison:
     def _data(self, side: str, number: int) -> TuningData:
         source = ImageSource(open_shards([self.shards]), self.clip.transform)
         kinds = self._recipe(side).kinds
-        # a copy has the same words and has read no caption yet
+        # a copy knows the same words but no captions yet
         made = copy.copy(self.negatives)
         return TuningData(source, self.clip.tokenizer, made, kinds, number, self.effort.batch_size)
 
@@ -202,7 +203,7 @@ class Comparison:
         return OpenClipTraining(self.clip, self.shards, num_images, self.effort.batch_size, self.device, precision)
 
     def _forget(self) -> None:
-        """What the side before left behind."""
+        """Free the memory of the previous side."""
         self.clip.model.zero_grad(set_to_none=True)
         gc.collect()
         if self.device.type == "cuda":
@@ -211,7 +212,7 @@ class Comparison:
 
 
 def num_images_of(effort: Effort, *, is_ready: bool) -> int:
-    """On disk: an epoch that is longer than what is measured, so that a round reads no caption twice."""
+    """Return the images on disk: an epoch longer than a measurement, so that a round reads no caption twice."""
     return effort.batch_size * (NUM_READY if is_ready else NUM_WARMUP + effort.num_steps + 2)
 
 
@@ -222,7 +223,7 @@ def _now() -> float:
 
 
 def _figures(seconds: dict[str, list[float]], making: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
-    """Images a second, and ratios of the sides within each round."""
+    """Summarise images a second, and ratios of the sides within each round."""
 
     def share(part: Sequence[float], whole: Sequence[float]) -> dict[str, float | int]:
         return summary([a / b for a, b in zip(part, whole, strict=True)])
@@ -240,7 +241,7 @@ def _figures(seconds: dict[str, list[float]], making: dict[str, list[float]], ba
 
 
 def create(name: str) -> ClipModel:
-    """With random weights, and the outputs that open_clip's loop reads by name."""
+    """Create a model with random weights, and the outputs that open_clip's loop reads by name."""
     torch.manual_seed(0)
     config = open_clip().get_model_config(LARGE) if name == LARGE else SMALL_CONFIG
     clip = create_clip({"model_cfg": config})

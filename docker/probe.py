@@ -1,6 +1,6 @@
-"""Whether the process of this container wants requests: status 0 where it answers /readyz with 200, 1 where not.
+"""Readiness probe of this container's process: status 0 where it answers /readyz with 200, 1 where not.
 
-Which process that is stands in the container's own command, `fovea serve NAME`; of another command, such as a training
+The process is found by the container's own command, `fovea serve NAME`; with another command, such as a training
 job, nothing is asked. Its port and address come from the same variables that the process reads.
 """
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 4.0
 
 
 def served_program(command: Sequence[str]) -> Program | None:
-    """The program that a command line serves; None for one that serves nothing."""
+    """Return the program that a command line serves; None for one that serves nothing."""
     if "serve" not in command[:-1]:
         return None
     (program,) = plan_programs([command[command.index("serve") + 1]], os.environ)
@@ -38,7 +38,7 @@ def is_ready(program: Program) -> bool:
 
 
 def main() -> int:
-    # Given on the command line where the container's first process is not the program's own.
+    # Given on the command line where the container's first process is another one.
     command = sys.argv[1:] or Path("/proc/1/cmdline").read_text().split("\0")
     program = served_program(command)
     return 0 if program is None or is_ready(program) else 1

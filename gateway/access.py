@@ -1,8 +1,9 @@
-"""Who may use which service: keys by digest, their scopes, and how often.
+"""Access to services: keys by digest, their scopes, and their rate limits.
 
-A key is 256 random bits, so its plain SHA-256 can't be searched backwards; bcrypt and its like slow down the guessing
-of passwords that people choose, and would cost each request a tenth of a second here. Looking a digest up in a
-dictionary tells an attacker's clock nothing: whoever could steer the digest of a guess could already invert SHA-256.
+A key is 256 random bits, so its plain SHA-256 can't be inverted by search; bcrypt and the like slow down the guessing
+of passwords that people choose, and would cost each request a tenth of a second here. Looking up a digest in a
+dictionary leaks nothing by its timing: an attacker would have to choose guesses by their digests, that is, to invert
+SHA-256.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from services.core.metrics import Metrics
 from services.core.settings import SettingsError
 
 KEY_PREFIX = "fovea-"
-# Longer than any key: what is longer need not be hashed.
+# Longer than any key; anything longer is not hashed.
 MAX_KEY_LENGTH = 1024
 
 log = structlog.get_logger(__name__)
@@ -41,7 +42,7 @@ class KeyFile(BaseModel):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sends a request: `identity` is what limits are counted by, `permissions` None where no key is needed."""
+    """The sender of a request: limits are counted by `identity`; `permissions` is None where no key is needed."""
 
     identity: str
     name: str | None = None
@@ -51,11 +52,11 @@ class Visitor:
 
     @property
     def caller(self) -> Caller:
-        """What services are told of the visitor."""
+        """Return the caller that services are told of."""
         return Caller(self.identity, self.tenant, self.name)
 
     def may(self, permission: str) -> bool:
-        """Whether the key is good for `embed:write`, say, or `metrics`."""
+        """Whether the key has a permission such as `embed:write` or `metrics`."""
         return self.permissions is None or permission in self.permissions or "admin" in self.permissions
 
 
@@ -67,17 +68,17 @@ class KeyMissing(Unauthenticated):
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """Return a new key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(key: str) -> str:
-    """What is kept of a key."""
+    """Return the digest by which a key is stored."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_key_file(path: Path) -> KeyFile:
-    """Raises OSError, and ValueError with one sentence for a file that is no keys file."""
+    """Read a keys file. Raises OSError, and ValueError with one sentence for an invalid one."""
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except ValidationError as invalid:
@@ -89,8 +90,8 @@ def read_key_file(path: Path) -> KeyFile:
 class KeyRing:
     """The keys of the settings and of the keys file, which is read again when it changes.
 
-    A keys file that is configured but missing or broken stops the start, with SettingsError: a gateway must not be
-    open because of a typing error. One that breaks later is reported and the keys stay as they were.
+    A keys file that is configured but missing or invalid prevents the start, with SettingsError: a typing error must
+    not leave a gateway open. One that becomes invalid later is reported and the keys stay as they were.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -113,9 +114,9 @@ class KeyRing:
         return self._visitors.get(digest(key))
 
     def reload(self) -> bool:
-        """Read the file if it has changed since, and say whether it had. Raises OSError and ValueError.
+        """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError.
 
-        A file that could not be read counts as changed: to give its owner or mode back leaves no other trace.
+        A file that could not be read counts as changed: restoring its owner or mode leaves no other trace.
         """
         if self._path is None:
             return False
@@ -124,12 +125,12 @@ class KeyRing:
         if stamp == self._stamp:
             return False
         self._visitors = _visitors([*self._configured, *read_key_file(self._path).keys])
-        # Taken before reading, so that a change in between is seen at the next look.
+        # Taken before reading, so that a change in between is seen at the next poll.
         self._stamp = stamp
         return True
 
     async def follow(self) -> None:
-        """Look at the file again and again, until cancelled."""
+        """Poll the file until cancelled."""
         reported: str | None = None
         while True:
             await asyncio.sleep(self._poll_s)
@@ -138,7 +139,7 @@ class KeyRing:
                     log.info("keys_reloaded", keys=len(self._visitors))
                 reported = None
             except (OSError, ValueError) as broken:
-                if (reason := str(broken)) != reported:  # once, not at each look
+                if (reason := str(broken)) != reported:  # once, not at each poll
                     log.error("keys_not_reloaded", reason=reason)
                 reported = reason
 
@@ -154,7 +155,7 @@ class Access:
         self._metrics = metrics
 
     def authenticate(self, asgi_scope: AsgiScope) -> Visitor:
-        """Raises Unauthenticated where a key is needed and none, or none that is known, was sent."""
+        """Return the visitor. Raises Unauthenticated where a key is needed and no known one was sent."""
         if not self._keys.is_required:
             client = asgi_scope.get("client")
             return Visitor(identity=f"client:{client_network(client[0]) if client else 'unknown'}")
@@ -168,7 +169,7 @@ class Access:
         return visitor
 
     def authorize(self, visitor: Visitor, permission: str) -> None:
-        """Raises PermissionDenied where no scope of the key is good for it."""
+        """Raises PermissionDenied where no scope of the key grants the permission."""
         if not visitor.may(permission):
             self._metrics.rejected.labels("forbidden").inc()
             service, _, level = permission.partition(":")
@@ -199,7 +200,7 @@ class Access:
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key in `Authorization: Bearer KEY`, `Authorization: KEY` or `X-API-Key: KEY`, the first that is there."""
+    """Return the key in `Authorization: Bearer KEY`, `Authorization: KEY` or `X-API-Key: KEY`, the first present."""
     named = dict(headers)
     authorization = str(named.get(b"authorization", b""), "latin-1").strip()
     scheme, separator, credentials = authorization.partition(" ")
@@ -211,7 +212,7 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def permissions(scopes: Iterable[Scope]) -> frozenset[str]:
-    """All that some scopes are good for, such as `embed:read`; a service alone is good up to `write`."""
+    """Return the permissions of scopes, such as `embed:read`; a scope without a level grants up to `write`."""
     granted: set[str] = set()
     for scope in scopes:
         name, _, level = scope.partition(":")

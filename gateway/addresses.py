@@ -1,12 +1,12 @@
-"""The addresses of one service: looked up again and again, the least busy chosen, the failing left out.
+"""The addresses of one service: looked up periodically; the least busy one is chosen, failing ones are ejected.
 
-A host name may stand for several addresses (a headless Kubernetes service); each is an instance of its own. One
-that fails several times in a row is ejected; when its time is over, one request at a time probes it, and success
-brings it back while failure ejects it for longer. The last address in service is never ejected.
+A host name may stand for several addresses (a headless Kubernetes service); each is an instance of its own. One that
+fails several times in a row is ejected; after a while one request at a time probes it, and success brings it back
+while failure ejects it for longer. The last address in service is never ejected.
 
-A process that hangs still has its connections accepted by the system, so requests would wait there until their
-deadlines. An address whose readiness probes time out several times in a row counts as hung: it gets no request, also
-where it is the only one, and those that wait for it are told. The next probe that is answered brings it back.
+The system still accepts connections for a process that hangs, so requests would wait there until their deadlines. An
+address whose readiness probes time out several times in a row counts as hung: it gets no requests, even where it is
+the only one, and requests that wait for it are ended. The next probe that is answered brings it back.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import structlog
 # A host name and a port in, IP addresses out.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# What an instance is given at a time before it has said how many places it has.
+# Requests that an instance is sent at a time before it has announced its places.
 FIRST_PLACES = 32
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -46,11 +46,11 @@ class EjectionPolicy:
 class Address:
     """One instance of a service and how it has fared.
 
-    `url` is what is dialled (an IP address), `authority` the configured host and port, for the Host header;
-    `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of
-    the clock, None for an address in service. `is_ready` is what its `/readyz` said last, `unanswered_probes` how many
-    questions for it have timed out since the last answer of any kind, `places` how many requests at a time it last
-    said that it takes.
+    `url` is what is connected to (an IP address), `authority` the configured host and port, for the Host header;
+    `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of the
+    clock, None for an address in service. `is_ready` is the last answer of its `/readyz`, `unanswered_probes` the
+    number of probes that have timed out since the last answer of any kind, `places` the number of concurrent requests
+    that it last announced.
     """
 
     url: str
@@ -71,7 +71,7 @@ class Address:
         return self.ejected_until is None or (now >= self.ejected_until and not self.is_probed)
 
     def give_up(self) -> None:
-        """Tell all that wait for this address that it hangs."""
+        """Tell everything that waits for this address that it hangs."""
         for lease in list(self.leases):
             if lease.on_hung is not None:
                 lease.on_hung()
@@ -79,7 +79,7 @@ class Address:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One attempt's hold on an address; `is_probe` where it is the one that may bring an ejected address back.
+    """One attempt's hold on an address; `is_probe` for the attempt that may bring an ejected address back.
 
     `on_hung` is called where the address is found to hang meanwhile.
     """
@@ -90,10 +90,10 @@ class Lease:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The IP addresses of a name. Raises OSError where it has none.
+    """Return the IP addresses of a name. Raises OSError where it has none.
 
-    IPv4 alone where there is any: an instance with both must not count twice, and `localhost` often names an IPv6
-    address that nobody listens on.
+    Only IPv4 where there is any: an instance with both must not count twice, and `localhost` often names an IPv6
+    address on which nothing listens.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     has_ipv4 = any(family == socket.AF_INET for family, *_ in found)
@@ -101,7 +101,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class Addresses:
-    """`choose` begins an attempt and `release` ends it; `succeeded` and `failed` tell how it went."""
+    """A service's addresses: `choose` begins an attempt, `release` ends it, `succeeded` or `failed` is its outcome."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Addresses:
         self._resolve = resolve
         self._policy = policy or EjectionPolicy()
         self._clock = clock
-        # Called with each address as it is left out.
+        # Called with each address as it is ejected.
         self.on_ejection: Callable[[Address], None] = lambda address: None
         self._addresses: list[Address] = []
 
@@ -124,26 +124,26 @@ class Addresses:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is any name to look up."""
+        """Whether there is a name to look up."""
         return bool(self._bases)
 
     @property
     def has_ready(self) -> bool:
-        """Whether any address, ejected or not, said last that it is ready."""
+        """Whether any address, ejected or not, last reported ready."""
         return any(address.is_ready for address in self._addresses)
 
     @property
     def num_ready(self) -> int:
-        """Addresses that said last that they are ready and are not ejected; one that hangs has not said so."""
+        """The number of addresses that last reported ready and are not ejected; those that hang did not report."""
         return sum(address.is_ready and address.ejected_until is None for address in self._addresses)
 
     @property
     def num_places(self) -> int:
-        """Requests at a time that the ready addresses take in sum; those of one where none is ready."""
+        """The sum of the ready addresses' places; one address's where none is ready."""
         return sum(address.places for address in self._addresses if address.is_ready) or FIRST_PLACES
 
     async def refresh(self) -> None:
-        """Look every name up; an address that stays keeps its record, one that is gone gets no new requests."""
+        """Look up every name; an address that stays keeps its record, one that is gone gets no new requests."""
         looked_up = await asyncio.gather(*(self._look_up(base) for base in self._bases))
         known = {address.url: address for address in self._addresses}
         found = {address.url: address for addresses in looked_up for address in addresses}
@@ -154,7 +154,7 @@ class Addresses:
         try:
             ips = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            # A name server that is down for a moment must not take the service with it.
+            # A brief outage of the name server must not take the service down.
             log.warning("service_name_unknown", host=host, error=str(error))
             return [address for address in self._addresses if address.authority == base.netloc]
         return [
@@ -167,11 +167,10 @@ class Addresses:
         ]
 
     def choose(self, avoid: Address | None = None) -> Lease | None:
-        """The usable address with the fewest outstanding requests, any of several; None where none answers.
+        """Lease the usable address with the fewest outstanding requests, any of several; None where none answers.
 
-        One that says it is not ready (loading, draining), and `avoid`, are taken only where there is no other.
-        Where all are ejected, the one whose time is over soonest is tried: an answer that may fail is better than
-        none.
+        One that is not ready (loading, draining), and `avoid`, are taken only where there is no other. Where all are
+        ejected, the one whose time is over soonest is tried: an attempt that may fail is better than none.
         """
         answering = [address for address in self._addresses if not address.is_hung]
         addresses = [address for address in answering if address is not avoid] or answering
@@ -196,7 +195,7 @@ class Addresses:
         return any(other is not address and not other.is_hung for other in self._addresses)
 
     def release(self, lease: Lease) -> None:
-        """The attempt is over, however it went."""
+        """End an attempt, whatever its outcome."""
         lease.address.outstanding -= 1
         lease.address.leases.discard(lease)
         if lease.is_probe:
@@ -208,11 +207,11 @@ class Addresses:
         address.ejected_until = None
 
     def failed(self, address: Address) -> None:
-        """A refused connection or a server error; enough of them in a row, or one in a probe, eject."""
+        """Note a refused connection or a server error; enough in a row, or one in a probe, eject the address."""
         now = self._clock()
         address.failures += 1
         if address.ejected_until is not None and now < address.ejected_until:
-            # Sent before the ejection; it says nothing new.
+            # Sent before the ejection, so this failure is no news.
             return
         is_due = address.ejected_until is not None or address.failures >= self._policy.failures
         has_others = any(
@@ -227,14 +226,14 @@ class Addresses:
         self.on_ejection(address)
 
     def answered(self, address: Address) -> None:
-        """An answer of any kind came, or a refusal to connect, which the next request would also meet at once."""
+        """Note an answer of any kind, or a refused connection, which the next request would also meet at once."""
         address.unanswered_probes = 0
         if address.is_hung:
             address.is_hung = False
             log.info("address_answers_again", address=address.url)
 
     def left_unanswered(self, address: Address) -> None:
-        """A readiness probe timed out; enough of them in a row, and requests wait for this address no longer."""
+        """Note a readiness probe that timed out; after enough in a row no request waits for this address."""
         address.unanswered_probes += 1
         if address.is_hung or address.unanswered_probes < self._policy.unanswered_probes:
             return

@@ -1,4 +1,4 @@
-"""How many requests a service is given at a time, and how many of them are sent again."""
+"""Limits on the concurrent requests to a service, and on retries."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from services.core.metrics import Metrics
 
 
 class Gate:
-    """As many requests in flight as the instances of a service have places, and a short line behind them.
+    """Admits as many requests as the instances of a service have places, and keeps a short queue behind them.
 
-    Every client has its share of both (`services.core.admission.places`). The gauges of requests in flight and in line
-    are what an autoscaler reads, also for a service that has no instance left.
+    Every client has its share of both (`services.core.admission.places`). An autoscaler reads the gauges of requests in
+    flight and in the queue, even for a service that has no instance left.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Gate:
         metrics.gateway_concurrency_limit.labels(service).set_function(lambda: self._places.limit)
 
     def resize(self, num_places: int, *, is_patient: bool = False) -> None:
-        """The instances have so many places in sum; a patient gate holds back all that it may, however long."""
+        """Set the instances' places in sum; a patient gate queues up to its maximum, without regard to the wait."""
         max_waiting = self._max_queued if is_patient else min(line_length(num_places), self._max_queued)
         self._places.resize(min(num_places, self._max_inflight), max_waiting)
 
     def check(self, client: str, deadline: float) -> None:
-        """Raises Overloaded where `enter` would, for who has not read the request's body yet."""
+        """Raises Overloaded where `enter` would; for use before the request's body is read."""
         try:
             self._places.check(client, deadline)
         except Overloaded:
@@ -85,7 +85,7 @@ class Gate:
 
 
 class RetryBudget:
-    """Retries may be a share of the requests, and a few a second besides, so that they never double an overload."""
+    """A budget for retries, a share of the requests and a few a second besides: they must not double an overload."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class RetryBudget:
         self._counted_at = clock()
 
     def deposit(self) -> None:
-        """One request arrived."""
+        """Add to the budget for a request that arrived."""
         self._saved = min(self._most_saved, self._saved + self._ratio)
 
     def withdraw(self) -> bool:
-        """Whether one more retry is within the budget; if so, it is spent."""
+        """Spend one retry; False where that is not within the budget."""
         now = self._clock()
         self._saved = min(self._most_saved, self._saved + (now - self._counted_at) * self._floor_per_s)
         self._counted_at = now

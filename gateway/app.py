@@ -26,11 +26,11 @@ from services.core.metrics import Metrics
 
 
 class GatewayHealth(Health):
-    """Names each service in `/readyz`, but is ready without them.
+    """Reports each service in `/readyz`, but is ready without them.
 
-    A gateway that turned unready with its services would be taken out of its load balancer, and clients would get
-    a refused connection where they now get a 503 that says what is missing and when to come back; and a service
-    that scales to zero comes back only because the gateway still takes requests for it.
+    A gateway that became unready with its services would be taken out of its load balancer, and clients would get a
+    refused connection where they now get a 503 that says what is missing and when to retry; and a service that scales
+    to zero comes back only because the gateway still accepts requests for it.
     """
 
     def __init__(self, upstreams: Mapping[Service, Upstream]) -> None:
@@ -51,7 +51,7 @@ def _describe(upstream: Upstream) -> CheckReport:
 
 
 def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host) -> FastAPI:
-    """Raises SettingsError for a keys file that can't be read. `resolve` turns a service's host name into IPs."""
+    """Create the gateway; `resolve` turns a service's host name into IPs. Raises SettingsError for a bad keys file."""
     metrics = Metrics("gateway")
     # Filled when the application starts: a client session belongs to the event loop that it was opened in.
     upstreams: dict[Service, Upstream] = {}
@@ -90,7 +90,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
             needs_key=keys.is_required,
         ),
     )
-    # The framework's own document knows the gateway alone; the directory serves the merged one in its place.
+    # The framework's own document covers only the gateway; the directory serves the merged one in its place.
     app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
     if settings.trusted_proxies:
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
@@ -101,7 +101,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
 
 
 async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySettings) -> None:
-    """Look every service's name up and probe its addresses, each at its own interval; until cancelled."""
+    """Look up every service's name and probe its addresses, each at its own interval, until cancelled."""
 
     async def again_and_again(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -109,7 +109,7 @@ async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySetti
             await work()
 
     async with asyncio.TaskGroup() as group:
-        # Each by itself, so that no service waits for another that hangs.
+        # Each in its own task, so that no service waits for another that hangs.
         for upstream in upstreams.values():
             group.create_task(again_and_again(settings.dns_refresh_s, upstream.addresses.refresh))
             group.create_task(again_and_again(settings.probe_interval_s, upstream.probe))
@@ -117,7 +117,7 @@ async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySetti
 
 @asynccontextmanager
 async def _beside(work: Callable[[], Coroutine[Any, Any, None]], name: str, health: Health) -> AsyncIterator[None]:
-    """Run `work` in the background; should it ever end by itself, `/livez` turns red."""
+    """Run `work` in the background; if it ever ends by itself, `/livez` answers 503."""
     task = asyncio.create_task(work())
     health.add_liveness_check(name, lambda: (not task.done(), "ended" if task.done() else "followed"))
     try:

@@ -1,7 +1,7 @@
-"""The body of a request, read whole before a service hears of it.
+"""The body of a request, read whole before the request is sent to a service.
 
-A client that sends slowly then costs the gateway memory for what it has sent, and no place at a service; and what is
-sent on has the length of what was read, and can be sent again.
+A client that sends slowly then costs the gateway memory for what it has sent, and no place at a service; and the
+request that is sent on has a known length, and can be sent again.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ from services.core.errors import InvalidRequest, Overloaded
 from services.core.exchange import announces_body
 from services.core.metrics import Metrics
 
-# Bodies up to this size are not counted: nearly all are, and connections bound them.
+# Bodies up to this size are not counted: nearly all are smaller, and the limit on connections bounds them.
 UNCOUNTED_BYTES = 256 * 1024
-# Of the memory for long bodies, what one client may take.
+# The share of the memory for long bodies that one client may take.
 CLIENT_SHARE = 0.5
 
 
 class BodyMemory:
-    """How many bytes of long bodies are held at a time, in all and of one client; always enough for one body."""
+    """A limit on the bytes of long bodies held at a time, in all and per client; always enough for one body."""
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self.max_bytes = max(settings.max_held_body_bytes, settings.max_body_bytes)
@@ -59,8 +59,8 @@ class ClientBody:
         self._num_counted = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, None where none is announced. Raises InvalidRequest where the client leaves before its end,
-        Overloaded where there is no room for it."""
+        """Read the whole body; None where none is announced. Raises InvalidRequest where the client leaves before its
+        end, Overloaded where there is no room for it."""
         if not announces_body(scope):
             return None
         chunk, has_more = await _read_chunk(receive)
@@ -87,7 +87,7 @@ class ClientBody:
 
 
 async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:
-    """The next piece, and whether more follow."""
+    """Return the next piece, and whether more follow."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise InvalidRequest("The client closed the connection before the end of the request body.")

@@ -9,23 +9,23 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from opentelemetry import propagate
 
-# Shorter than what the services keep an idle connection, so that it is seldom they who close one as it is used again.
+# Shorter than the services keep idle connections, so that they seldom close one just as it is used again.
 KEEP_ALIVE_S = 30.0
 
 
 @dataclass(eq=False)
 class Attempt:
-    """Told by the session whether it took an idle connection instead of opening one."""
+    """One attempt, on which the session notes whether it reused an idle connection instead of opening one."""
 
     started_s: float = field(default_factory=time.monotonic)
     is_on_reused_connection: bool = False
 
 
 def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohttp.ClientSession:
-    """A session that passes bodies as they are and takes nothing from the environment.
+    """Open a session that passes bodies unchanged and takes nothing from the environment.
 
-    With `telemetry` what it asks belongs to the trace of the request that it asks for. Without, the trace that a
-    client began is passed on as it came.
+    With `telemetry` its requests belong to the trace of the request that they are sent for. Without, a trace that the
+    client began is passed on unchanged.
     """
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_reuseconn.append(_note_reuse)
@@ -43,10 +43,10 @@ def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohtt
 
 
 class _CleanConnector(aiohttp.TCPConnector):
-    """Takes no idle connection on which anything is under way.
+    """Reuses no idle connection on which anything is in transit.
 
-    Bytes that nobody asked for would be read as the answer to the next request; a request that is not written out,
-    because its answer came first, would have the next one for its end.
+    Unexpected bytes would be read as the answer to the next request; and where an answer came before its request was
+    written completely, the next request would be taken for the rest of it.
     """
 
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:

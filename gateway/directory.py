@@ -1,4 +1,4 @@
-"""What the gateway answers by asking every service: the models there are, and one document of all routes."""
+"""The gateway's answers made from those of every service: the list of models, and one document of all routes."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from gateway.settings import Service
 from gateway.upstream import Upstream
 from services.core.errors import NotFound
 
-# A service that was just started is in the document, and its models are listed, after at most this long.
+# Seconds after which at most a newly started service is in the document, and its models are listed.
 DOCUMENT_AGE_S = 5.0
 MODELS_AGE_S = 1.0
 
@@ -39,7 +39,7 @@ class ModelList(BaseModel):
 
 
 class Kept(Generic[AnswerT]):
-    """An answer that is asked for again once it is older than `age_s`, by one of those who want it then."""
+    """A cached answer that is fetched again once it is older than `age_s`, by one of the requests that need it then."""
 
     def __init__(self, age_s: float) -> None:
         self._age_s = age_s
@@ -58,7 +58,7 @@ class Kept(Generic[AnswerT]):
 class Directory:
     """Asks all services at the same time; those that do not answer in time are left out.
 
-    Answers are kept for a moment, so that clients who ask often cost the services nothing.
+    Answers are kept for a moment, so that clients that ask often cost the services nothing.
     """
 
     def __init__(self, upstreams: Mapping[Service, Upstream], *, needs_key: bool) -> None:
@@ -81,7 +81,7 @@ class Directory:
         ]
 
     async def document(self, own: Document) -> Document:
-        """The merged OpenAPI document."""
+        """Return the merged OpenAPI document."""
 
         async def ask() -> Document:
             merged = merge_documents(own, await self._ask_all("/openapi.json"), self._belongs)

@@ -1,4 +1,4 @@
-"""Which headers cross the gateway, and which belong to one connection or to the gateway alone."""
+"""The headers that pass through the gateway, and those that belong to one connection or to the gateway alone."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ HOP_BY_HOP = frozenset(
         b"expect",
     }
 )
-# Keys end here: a service has no use for them, and its logs no business with them. The rest is set anew.
+# Keys are dropped: a service has no use for them, and they must not reach its logs. The others are set anew.
 REPLACED = frozenset(
     {
         b"authorization",
@@ -37,7 +37,7 @@ REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
-        # Judged by the gateway, for itself.
+        # Checked by the gateway itself.
         b"origin",
         b"sec-fetch-dest",
         b"sec-fetch-mode",
@@ -48,16 +48,16 @@ REPLACED = frozenset(
         KEY_NAME_HEADER,
     }
 )
-# The length is that of the body as it was read, which only whoever sends it on knows.
+# The length is that of the body as it was read, which is known only on sending.
 NOT_FORWARDED = HOP_BY_HOP | REPLACED | {b"content-length"}
-# The gateway's own server dates every response; how many places a service has is told to the gateway.
+# The gateway's own server dates every response; a service's places are meant for the gateway only.
 NOT_RETURNED = HOP_BY_HOP | {b"date", PLACES_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
-    """What the service is sent, but for `Host`, `X-Request-Timeout` and `Content-Length`, which each attempt adds.
+    """Return the service's headers, except `Host`, `X-Request-Timeout` and `Content-Length`, which each attempt adds.
 
     `X-Forwarded-For` gets the peer's address appended; `X-Forwarded-Proto` and `-Host` are kept where a proxy in
     front has set them.
@@ -80,13 +80,13 @@ def request_headers(scope: Scope, caller: Caller) -> CIMultiDict[str]:
 
 
 def response_headers(raw: RawHeaders, status: int, timing: Timing) -> list[tuple[bytes, bytes]]:
-    """What the client is sent. The service's `Server-Timing` moves into `timing`, to leave in one header with ours."""
+    """Return the client's headers. The service's `Server-Timing` moves into `timing`, to be sent together with ours."""
     headers = [(name.lower(), value) for name, value in raw]
     dropped = NOT_RETURNED
     if any(name == b"connection" for name, _ in headers):
         dropped = dropped | _named_by_connection(headers)
     if status in (204, 304):
-        # No body follows, whatever length a body would have had.
+        # No body follows, whatever length the service announces.
         dropped = dropped | {b"content-length"}
     return [
         (name, value)
@@ -102,7 +102,7 @@ def _named_by_connection(headers: RawHeaders) -> frozenset[bytes]:
 
 
 def _move_stages(server_timing: bytes, timing: Timing) -> bool:
-    """Whether all of the header could be read; what has more than durations is left as it is."""
+    """Move stages with durations; False where the header has anything else, which is left unchanged."""
     try:
         stages = {
             str(name.strip(), "ascii"): float(milliseconds) / 1000
@@ -116,7 +116,7 @@ def _move_stages(server_timing: bytes, timing: Timing) -> bool:
 
 
 def _text(value: bytes) -> str:
-    """UTF-8 comes out byte by byte as it went in; Latin-1, which HTTP once allowed, comes out as UTF-8."""
+    """Decode a value so that UTF-8 is sent on unchanged, and Latin-1, which HTTP once allowed, as UTF-8."""
     try:
         return str(value, "utf-8")
     except UnicodeDecodeError:

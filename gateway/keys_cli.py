@@ -84,7 +84,7 @@ def revoke(
             with _audited(audit_log, "key.revoke", file, revoked):
                 _write(file, kept)
         except AuditFailed:
-            # A key that leaked must not stay valid because a disk is full.
+            # A leaked key must not stay valid because a disk is full.
             _write(file, kept)
             typer.echo(
                 f"{audit_log}: the audit log can't be written; the key is revoked and that is not recorded", err=True
@@ -93,7 +93,7 @@ def revoke(
 
 @contextmanager
 def _locked(file: Path) -> Iterator[tuple[KeyRecord, ...]]:
-    """The keys of the file, while no other command changes them."""
+    """Yield the file's keys while no other command can change them."""
     path = file.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -120,7 +120,7 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
 
 @contextmanager
 def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
-    """Do the block with the audit log knowing. Where the log can't be written, nothing is done."""
+    """Record the block in the audit log. Where the log can't be written, nothing is done."""
     try:
         with _audited(audit_log, action, file, record):
             yield

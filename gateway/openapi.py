@@ -10,9 +10,9 @@ SCHEMA_REF = "#/components/schemas/"
 
 
 def merge_documents(own: Document, documents: Mapping[str, Document], belongs: Callable[[str, str], bool]) -> Document:
-    """`own` with the paths of each service that `belongs(service, path)` says are reached through the gateway.
+    """Merge into `own` the paths of each service for which `belongs(service, path)` is true.
 
-    Two different schemas of one name become two names, the later one after its service; operation ids likewise.
+    Where two schemas of one name differ, the later one is renamed after its service; operation ids likewise.
     """
     merged = {**own, "paths": dict(own.get("paths", {}))}
     schemas: dict[str, Any] = dict(own.get("components", {}).get("schemas", {}))
@@ -29,7 +29,7 @@ def merge_documents(own: Document, documents: Mapping[str, Document], belongs: C
 
 
 def require_key(document: Document, public_paths: frozenset[str]) -> Document:
-    """The document with a key asked for on every path that is not public."""
+    """Return the document with a key required on every path that is not public."""
     paths = {
         path: {method: {**operation, "security": []} for method, operation in operations.items()}
         if path in public_paths
@@ -42,7 +42,7 @@ def require_key(document: Document, public_paths: frozenset[str]) -> Document:
 
 
 def _clashes(schemas: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
-    """Names that mean something else here and there, be it only through a schema that they refer to."""
+    """Return names of different schemas in both, including schemas that differ only through one they refer to."""
     shared = schemas.keys() & theirs.keys()
     clashing = {name for name in shared if schemas[name] != theirs[name]}
     while True:

@@ -1,4 +1,4 @@
-"""The hot path in plain ASGI: a request that belongs to a service is let in, read, sent on and answered unparsed."""
+"""The hot path in plain ASGI: a request for a service is admitted, read, sent on and answered without parsing."""
 
 import time
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from services.core.errors import Overloaded, Unauthenticated
 
 
 class Proxy:
-    """Innermost middleware: what the route table knows goes to a service, the rest to the gateway's own routes.
+    """Innermost middleware: sends requests in the route table to their service, others to the gateway's own routes.
 
-    Nothing but the public paths is reached without passing `access`.
+    Only the public paths are reached without passing `access`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Proxy:
         route = self.routes.find(path)
         if route is not None:
             scope["route"] = route
-        # Before all that may refuse the request: a refusal costs its share too.
+        # Before everything that may refuse the request: a refusal also costs something.
         allowance = await self.access.count(visitor)
         if route is None:
             if path in OWN_SCOPES:
@@ -79,12 +79,12 @@ class Proxy:
             )
             sent_at = time.perf_counter()
             async with upstream.send(request) as response:
-                # The body is not sent again, and the answer may be a long stream.
+                # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is relayed.
                 request.body = None
                 body.release()
                 headers = response_headers(response.raw_headers, response.status, timing)
                 if not visitor.may(f"{upstream.service}:admin"):
-                    # How long each stage took tells whether somebody else has asked the same before.
+                    # The durations of stages reveal whether another client has asked the same before.
                     timing.is_private = True
                     headers = [(name, value) for name, value in headers if name != b"server-timing"]
                 timing.add("upstream", time.perf_counter() - sent_at)
@@ -102,7 +102,7 @@ def _target(scope: Scope) -> str:
 
 
 async def _relay_body(service: Service, response: aiohttp.ClientResponse, send: Send) -> None:
-    """Each piece leaves as it comes, and no more is asked for until the client has taken it.
+    """Relay each piece as it arrives, reading no more until the client has taken it.
 
     Raises Overloaded where the service breaks off: the outermost handler then ends a stream of events with the
     error, and leaves any other response visibly incomplete.
@@ -117,6 +117,6 @@ async def _relay_body(service: Service, response: aiohttp.ClientResponse, send: 
             await send({"type": "http.response.body", "body": chunk, "more_body": has_more})
     except (aiohttp.ClientError, OSError) as broken:
         if response.content_type == "text/event-stream" and not chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            # The error must not be read as the rest of the event that was cut off.
+            # The error must not be read as the rest of a truncated event.
             await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
         raise Overloaded(f"The {service} service broke off its response.", code="upstream_failed") from broken

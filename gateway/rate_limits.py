@@ -1,4 +1,4 @@
-"""How many requests a key may send: counted in Redis where one is configured, in the process otherwise.
+"""Rate limits of keys: requests are counted in Redis where one is configured, in the process otherwise.
 
 A Redis that is down or slow never fails a request: until it answers again, each gateway process counts for itself,
 which lets through at most as many times the limit as there are processes.
@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 
 from services.core.errors import RateLimited
 
-# How long a Redis that failed is left alone: a look-up that hangs would otherwise slow every request down.
+# Seconds for which a failed Redis is skipped: a look-up that hangs would otherwise slow every request down.
 REDIS_PAUSE_S = 1.0
 REDIS_CONNECTIONS = 64
 
@@ -31,14 +31,14 @@ log = structlog.get_logger(__name__)
 
 
 def parse_rate(rate: str) -> str:
-    """The rate as it was given, if it can be read (`10/second`, `600 per minute`); ValueError otherwise."""
+    """Return the rate unchanged if it is valid (`10/second`, `600 per minute`). Raises ValueError otherwise."""
     parse(rate)
     return rate
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a key has left: `limit` requests a window, `remaining` of them, `reset_s` seconds until there are more."""
+    """A key's allowance: `limit` requests per window, `remaining` of them, `reset_s` seconds until there are more."""
 
     limit: int
     remaining: int
@@ -53,7 +53,7 @@ class Allowance:
 
 
 class LimitReached(RateLimited):
-    """429 that also says what the limit is."""
+    """A 429 that also states the limit."""
 
     def __init__(self, window_s: int, allowance: Allowance) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ class RateLimits:
         self._shared: SlidingWindowCounterRateLimiter | None = None
         if redis_url:
             self._pool = BlockingConnectionPool.from_url(
-                # One try more, at once, since the connection may have been idle for long.
+                # One immediate retry, since the connection may have been idle for long.
                 redis_url,
                 max_connections=REDIS_CONNECTIONS,
                 timeout=timeout_s,
@@ -101,13 +101,13 @@ class RateLimits:
         return await _take(self._local, item, identity)
 
     async def take_locally(self, identity: str, rate: str) -> Allowance:
-        """`take`, counted in this process alone: what anybody may send without end must not cost Redis."""
+        """Count as `take` does, but in this process only: unauthenticated requests must not load Redis."""
         item = self._rates.get(rate) or self._rates.setdefault(rate, parse(rate))
         return await _take(self._failures, item, identity)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Close the connections to Redis at the end."""
+        """Keep the connections to Redis for the block, and close them at its end."""
         yield
         if self._pool is not None:
             await self._pool.disconnect()
@@ -124,7 +124,7 @@ async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, i
 
 def _redis_storage(pool: ConnectionPool) -> RedisStorage:
     options: dict[str, Any] = {"connection_pool": pool}
-    # The address is the pool's; limits only reads from the scheme which server it talks to.
+    # The pool has the address; limits only reads the kind of server from the scheme.
     return RedisStorage(
         "async+redis://", wrap_exceptions=True, implementation="redispy", key_prefix="fovea:limits", **options
     )

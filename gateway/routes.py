@@ -1,8 +1,8 @@
-"""Which path belongs to which service: the whole public surface in one table.
+"""The routes of every service: the whole public surface in one table.
 
-A path answers with and without `/v1` in front; only `/v2/rerank` is itself alone. The gateway routes by path and
-method and reads no body, so paths that are told apart by their bodies (TEI's `/embed` and `/rerank`) are told apart
-by the service.
+A path answers with and without the prefix `/v1`; only `/v2/rerank` has no other form. The gateway routes by path and
+method and does not parse bodies, so dialects that differ only in their bodies (TEI's `/embed` and `/rerank`) are
+distinguished by the service.
 """
 
 import re
@@ -15,23 +15,23 @@ from services.core.errors import FoveaError, MethodNotAllowed
 
 # Answered by the gateway itself without a key; everything else needs one once keys are configured.
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/docs", "/openapi.json"})
-# The gateway's own paths that take more than any key.
+# The gateway's own paths that need a particular permission.
 OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
-# A search is sent by POST, for its query may be an image, and reads all the same.
+# A search is a POST, since its query may be an image, but only reads.
 _SEARCH = re.compile(r"(/v1)?/collections/[^/]+/search")
 
 
 def rerank_error_body(error: FoveaError) -> dict[str, Any]:
-    """The envelope with a top-level `detail`, which Jina's clients read."""
+    """Return the envelope with a top-level `detail`, which Jina's clients read."""
     return {**error.body(), "detail": error.message}
 
 
 @dataclass(frozen=True)
 class Route:
-    """Requests of `methods` on `path` go to `service`; a path that ends in `/**` stands for all below it.
+    """A route: requests of `methods` on `path` go to `service`; `/**` at the end stands for all paths below.
 
-    `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that what is
-    neither a GET nor a search changes what the service keeps.
+    `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that requests
+    other than GETs and searches change stored data of the service.
     """
 
     service: Service
@@ -41,8 +41,8 @@ class Route:
     changes: bool = False
 
     def level(self, method: str, path: str) -> Level:
-        """What a key must be allowed to do for this. A method that the route does not take needs no more than `read`,
-        so that its refusal is the same for every key of the service."""
+        """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
+        its refusal is the same for every key of the service."""
         if not self.changes or method == "GET" or method not in self.methods:
             return "read"
         return "read" if method == "POST" and _SEARCH.fullmatch(path) else "write"
@@ -59,7 +59,7 @@ ROUTES = (
     Route("embed", "/embed", ("POST",)),
     Route("embed", "/embeddings", ("POST",)),
     Route("embed", "/collections", ("GET",)),
-    # The service alone knows what a collection's own paths and methods are.
+    # Only the service knows a collection's own paths and methods.
     Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True),
     Route("score", "/score", ("POST",)),
     Route("score", "/hard-negatives", ("POST",)),
@@ -67,7 +67,7 @@ ROUTES = (
 
 
 class WrongMethod(MethodNotAllowed):
-    """405 with the `Allow` header that RFC 9110 asks for."""
+    """A 405 with the `Allow` header that RFC 9110 asks for."""
 
     def __init__(self, path: str, method: str, allowed: tuple[str, ...]) -> None:
         super().__init__(f"{path} does not take {method}, only {' and '.join(allowed)}.")
@@ -78,14 +78,14 @@ class WrongMethod(MethodNotAllowed):
 
 
 class RouteTable:
-    """Look-up by path: a dictionary for whole paths, then the few prefixes."""
+    """Looks up routes by path: a dictionary for whole paths, then the few prefixes."""
 
     def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
         self._exact = {route.path: route for route in routes if not route.path.endswith("/**")}
         self._below = [(route.path.removesuffix("**"), route) for route in routes if route.path.endswith("/**")]
 
     def find(self, path: str) -> Route | None:
-        """The route of a decoded path, whatever the method; None where no service has one."""
+        """Return the route of a decoded path, whatever the method; None where no service has one."""
         bare = path[3:] if path.startswith("/v1/") else path
         route = self._exact.get(bare)
         if route is None:

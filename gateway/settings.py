@@ -1,4 +1,4 @@
-"""What can be configured at the gateway."""
+"""The gateway's settings."""
 
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,8 +13,8 @@ from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
-# What a key may do at a service, each with all that stands before it: `write` is to change what the service keeps,
-# `admin` besides to see how long each stage took.
+# Levels of access to a service, each including the ones before it: `write` permits changes to stored data, `admin` also
+# shows how long each stage took.
 Level = Literal["read", "write", "admin"]
 # A service's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
 Scope = Literal[
@@ -41,7 +41,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class KeyRecord(BaseModel):
-    """One key as it is kept: its digest, never the key itself."""
+    """One key as it is stored: its digest, never the key itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -150,7 +150,7 @@ class GatewaySettings(ProcessSettings):
     @classmethod
     def check_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
         for proxy in proxies:
-            ip_network(proxy)  # raises ValueError that quotes what is none
+            ip_network(proxy)  # raises ValueError, quoting an invalid one
         return proxies
 
     @field_validator("rate_limit", "failed_key_limit")
@@ -159,7 +159,7 @@ class GatewaySettings(ProcessSettings):
         return parse_rate(rate) if rate else None
 
     def urls(self) -> dict[Service, tuple[str, ...]]:
-        """Base URLs by service; a service without any is one that this deployment does not have."""
+        """Return the base URLs by service; this deployment lacks a service without any."""
         return {
             "predict": self.predict_urls,
             "generate": self.generate_urls,

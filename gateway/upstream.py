@@ -1,4 +1,4 @@
-"""One service as the gateway sees it: which address gets a request, what is tried again, what is told on failure."""
+"""One service as the gateway sees it: the choice of an address, retries, and errors for the client."""
 
 import asyncio
 import time
@@ -25,26 +25,26 @@ from services.core.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter
 
-# The first and at most two more.
+# The first attempt and at most two retries.
 MAX_ATTEMPTS = 3
-# An idle connection that was being closed fails at once; one that fails later failed over the request itself.
+# Seconds within which a request fails on an idle connection that was being closed; a later failure is its own fault.
 IDLE_CLOSE_S = 1.0
-# How soon a request that waits for a service to come up tries it again.
+# Seconds between attempts of a request that waits for a service to come up.
 WAIT_POLL_S = 0.1
 NOT_RUNNING_RETRY_S = 5.0
 PLACES = str(PLACES_HEADER, "ascii")
 MAX_ONE_WRITE_BYTES = 2**20
 
 log = structlog.get_logger(__name__)
-# For the gateway's own questions: readiness, models, documentation.
+# For the gateway's own requests: readiness, models, documentation.
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 
 @dataclass(eq=False)
 class UpstreamRequest:
-    """What is sent: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`.
+    """A request to send: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`.
 
-    `client` is who takes a share of the service. `headers` name no length: what is sent has the length of `body`.
+    It counts for the share of `client`. `headers` hold no length, which is that of `body`.
     """
 
     method: str
@@ -56,11 +56,11 @@ class UpstreamRequest:
 
 
 class _Unsent(Exception):
-    """Nobody took the connection, so nothing was sent."""
+    """The connection was not accepted, so nothing was sent."""
 
 
 class _Hung(Exception):
-    """The address was found to hang before it answered."""
+    """The address hangs: this was found before it answered."""
 
 
 class _ClosedWhileIdle(Exception):
@@ -72,8 +72,8 @@ class Upstream:
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
-    dies of a request within IDLE_CLOSE_S looks the same. Never beyond the retry budget. All that services do may be
-    done twice: what is stored is stored under its name.
+    dies of a request within IDLE_CLOSE_S looks the same. Never beyond the retry budget. All requests are idempotent:
+    what services store, they store under its name.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Upstream:
         self._wait_s = settings.wait_for_service_s
         self._retries = metrics.retries.labels(service)
         self._metrics = metrics
-        # Looking a label set up costs more than counting; there are few codes.
+        # Looking up a label set costs more than counting; there are few codes.
         self._counters: dict[str, Counter] = {}
         ejections = metrics.upstream_ejections.labels(service)
         addresses.on_ejection = lambda _: ejections.inc()
@@ -108,7 +108,7 @@ class Upstream:
 
     @asynccontextmanager
     async def send(self, request: UpstreamRequest) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The service's response with its body unread; leaving the context before its end cancels the request.
+        """Yield the service's response with its body unread; leaving the context before its end cancels the request.
 
         Raises Overloaded where no instance answers.
         """
@@ -125,8 +125,8 @@ class Upstream:
             self.gate.leave(place)
 
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
-        """Where requests wait for a service, they also wait while every instance says that it is loading or leaving;
-        when the time is over, whoever there is is asked, and says what is wrong."""
+        """Send a request, waiting for a service to come up where that is configured, also while every instance is
+        loading or draining. When the time is over, an instance is asked nevertheless, and says what is wrong."""
         if not self.addresses.is_configured:
             raise self._not_running()
         self._budget.deposit()
@@ -143,7 +143,7 @@ class Upstream:
                 await asyncio.sleep(WAIT_POLL_S)
 
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
-        """Raises _Unsent where every address that was tried refused the connection."""
+        """Send a request with retries. Raises _Unsent where every address that was tried refused the connection."""
         failed: Address | None = None
         was_closed = False
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
@@ -167,7 +167,7 @@ class Upstream:
                     raise self._hangs() from None
             except _ClosedWhileIdle:
                 self.addresses.release(lease)
-                # Once only: a request that kills whoever reads it must not go through all of them.
+                # Only once: a request that crashes an instance must not crash all of them.
                 if was_closed or not (attempts_left and self._may_retry()):
                     raise self._broke_off() from None
                 was_closed = True
@@ -183,7 +183,7 @@ class Upstream:
         raise AssertionError("the last attempt returns or raises")
 
     async def _send_unless_hung(self, lease: Lease, request: UpstreamRequest) -> aiohttp.ClientResponse:
-        """`_send_to`, which ends with _Hung once the address is found to hang."""
+        """Call `_send_to`, but raise _Hung once the address is found to hang."""
         task = asyncio.current_task()
         assert task is not None, "requests are sent in tasks"
         is_given_up = False
@@ -205,7 +205,7 @@ class Upstream:
             lease.on_hung = None
 
     async def _send_to(self, address: Address, request: UpstreamRequest) -> aiohttp.ClientResponse:
-        """One attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
+        """Make one attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
         attempt = Attempt()
         request.headers["Host"] = address.authority
         request.headers["X-Request-Timeout"] = f"{max(0.001, request.deadline - time.monotonic()):.3f}"
@@ -221,10 +221,10 @@ class Upstream:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as refused:
             if is_exhaustion(refused):
-                # It says nothing of the service.
+                # No fault of the service.
                 self._exhaustion.report()
                 raise out_of_descriptors() from None
-            # The client is told that nobody answers; that a certificate did not match is the operator's to know.
+            # The client is told that nothing answers; a mismatched certificate, say, is for the operator to know.
             log.warning("connection_refused", address=address.url, reason=type(refused).__name__)
             self.addresses.failed(address)
             self._count("unreachable")
@@ -241,7 +241,7 @@ class Upstream:
         if response.status < 500:
             self.addresses.succeeded(address)
         elif response.status not in (503, 504):
-            # Those two say that there is too much work or too little time, not that the instance is broken.
+            # Those two mean too much work or too little time, not that the instance is broken.
             self.addresses.failed(address)
         return response
 
@@ -293,7 +293,7 @@ class Upstream:
         )
 
     async def fetch_json(self, path: str) -> Any:
-        """What one instance answers to GET; None where none answers 200 with JSON."""
+        """Return one instance's JSON answer to a GET; None where it does not answer 200 with JSON."""
         lease = self.addresses.choose()
         if lease is None:
             return None
@@ -306,7 +306,7 @@ class Upstream:
             self.addresses.release(lease)
 
     async def probe(self) -> None:
-        """Ask every address for its readiness; one that leaves several questions unanswered counts as hung."""
+        """Probe every address's readiness; one that leaves several probes unanswered counts as hung."""
         await asyncio.gather(*(self._probe(address) for address in self.addresses))
         self._resize()
 
@@ -336,5 +336,5 @@ class Upstream:
 
 
 def _payload(body: bytes | None) -> bytes | BytesIO | None:
-    """As aiohttp wants it: what is long is written in pieces, between which others have their turn."""
+    """Return the body in a form that aiohttp writes in pieces where it is long, so that other requests have a turn."""
     return body if body is None or len(body) <= MAX_ONE_WRITE_BYTES else BytesIO(body)

@@ -31,7 +31,7 @@ def plain_logs() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def logs_that_no_test_before_chose(plain_logs: dict[str, Any]) -> None:
-    """A command that a test runs in this process chooses logs of its own, for all that come after it."""
+    """Reset logging, which a command that a test runs in this process configures for all later tests."""
     structlog.configure(**plain_logs)
 
 

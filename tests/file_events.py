@@ -1,4 +1,4 @@
-"""What befalls a process just before it touches a file for a certain time, however fast it is."""
+"""Events just before a process's nth operation on a file, independent of its speed."""
 
 import os
 import signal
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Of an event of `sys.audit` and its arguments.
+# Whether an event of `sys.audit` with its arguments counts.
 IsMeant = Callable[[str, tuple[Any, ...]], bool]
 
 
 def before(is_meant: IsMeant, number: int, act: Callable[[], object]) -> None:
-    """Act in this process as soon as the `number`th event that is meant is announced, which is before it happens."""
+    """Act in this process when the `number`th event that counts is announced, which is before it happens."""
     seen = 0
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -26,7 +26,7 @@ def before(is_meant: IsMeant, number: int, act: Callable[[], object]) -> None:
 
 
 def putting(path: Path) -> IsMeant:
-    """The events in which a file is moved to this place."""
+    """Count the events that move a file to this path."""
     return lambda event, arguments: event == "os.rename" and str(arguments[1]) == str(path)
 
 

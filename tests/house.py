@@ -62,7 +62,7 @@ def longest(root: Path) -> str:
 
 
 def rooms_typed_by_hand(root: Path) -> str:
-    """How many files the table of rooms names that not every service has."""
+    """Count the files in the table of rooms that not every service has."""
     folders = Counter(path.stem for path in sources(root))
     return str(sum(0 < folders[name] < NUM_SERVICES for name in set(_run(root, ROOMS_BY_NAME).split())))
 

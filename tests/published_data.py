@@ -11,7 +11,7 @@ REQUIRED = "PUBLISHED_DATA_REQUIRED"
 
 
 def published(name: str) -> Path:
-    """A file or folder of the copy; the test that asks is skipped where there is none, or fails where one must be."""
+    """Return a file or folder of the copy; without one the test is skipped, or fails where one is required."""
     path = FOLDER / name
     if not path.exists():
         assert REQUIRED not in os.environ, f"there is no {path}, and {REQUIRED} is set"

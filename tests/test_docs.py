@@ -1,4 +1,4 @@
-"""What the documentation says is true: commands exist, settings tables match, the first example answers."""
+"""The documentation is true: commands exist, settings tables match, the first example is answered."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ def test_the_commands_page_lists_every_target_of_make() -> None:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`fovea up` as a user starts it, but for its ports and its folders."""
+    """`fovea up` as a user starts it, except for its ports and its folders."""
     home = tmp_path_factory.mktemp("home")
     with contextlib.ExitStack() as kept:
         yield from fovea_up(home, {name: kept.enter_context(kept_port()) for name in PROCESSES})

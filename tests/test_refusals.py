@@ -1,4 +1,4 @@
-"""What a user gets wrong is told by the command line in a line that names it, ahead of the work, with no traceback."""
+"""Users' errors are reported by the command line in one line that names them, before any work, without a traceback."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def refusal(*arguments: str | Path) -> str:
-    """What is told, of a command that refuses."""
+    """Return the message of a command that refuses."""
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in (1, 2), result.output

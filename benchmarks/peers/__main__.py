@@ -3,7 +3,7 @@
 python -m benchmarks.peers [--rounds 3] [--threads 2] [--quick] [--peers fovea litserve]
 
 All serve ViT-B-32 with the same random weights in float32 and are checked to answer with the same vectors. One
-server runs at a time, in rounds whose order turns; every image is new to every cache; one client, on the same cores,
+server runs at a time, in rounds of rotating order; every image is new to every cache; one client, on the same cores,
 posts the same JSON to all. Peers that batch run under several settings, and at each load the best of them counts.
 
 LitServe and Infinity each live in a virtual environment of their own; a peer whose variable is unset is left out:
@@ -42,14 +42,14 @@ IMAGE_SIZE = (500, 375)
 LOADS = (Load(1, 1, 50), Load(16, 1, 6), Load(1, 32, 160), Load(16, 32, 40))
 QUICK_LOADS = (Load(1, 1, 12), Load(16, 1, 2), Load(1, 32, 64), Load(16, 8, 8))
 MIN_COSINE = 0.999
-# Of what tells the images apart: random weights give all of them nearly one vector.
+# For vectors without their mean: random weights give all images nearly the same vector.
 MIN_CENTRED_COSINE = 0.99
 IMAGES_PER_CHECK = 8
 
 
 @dataclass
 class Rounds:
-    """What one setting of one peer came to, round by round."""
+    """The results of one setting of one peer, round by round."""
 
     server: Server
     measured: dict[str, list[Measured]] = field(default_factory=lambda: defaultdict(list))
@@ -57,7 +57,7 @@ class Rounds:
 
 
 class Comparison:
-    """All servers under all loads. The first images that each sees are the check of its vectors."""
+    """All servers under all loads. The first images that each is sent check its vectors."""
 
     def __init__(self, servers: Sequence[Server], loads: Sequence[Load], reference: Rows, folder: Path) -> None:
         self.rounds = [Rounds(server) for server in servers]
@@ -84,7 +84,7 @@ class Comparison:
                 rounds.measured[load.name].append(await measure(session, url, server, load, self._photographs))
 
     async def _check(self, rounds: Rounds, session: aiohttp.ClientSession, url: str) -> None:
-        """Raises RuntimeError for a server that answers with other vectors than open_clip does."""
+        """Raises RuntimeError for a server whose vectors differ from open_clip's."""
         files = self._photographs.files
         parts = [files[start : start + IMAGES_PER_CHECK] for start in range(0, len(files), IMAGES_PER_CHECK)]
         rows = np.concatenate([await embed(session, url, rounds.server, part) for part in parts])
@@ -99,13 +99,13 @@ class Comparison:
 
 
 def least_cosine(rows: Rows, others: Rows) -> float:
-    """Of the pairs of rows: (B, E) and (B, E)."""
+    """Return the least cosine of the pairs of rows: (B, E) and (B, E)."""
     products = (rows * others).sum(axis=1)
     return float((products / np.linalg.norm(rows, axis=1) / np.linalg.norm(others, axis=1)).min())
 
 
 def figures(measured: Sequence[Measured]) -> dict[str, Any]:
-    """Throughput round by round; latencies over the requests of all rounds."""
+    """Summarise throughput round by round, and latencies over the requests of all rounds."""
     latencies = np.concatenate([one.latencies_ms for one in measured])
     p50, p99 = np.percentile(latencies, [50, 99])
     return {
@@ -116,7 +116,7 @@ def figures(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def best_of(rounds: Sequence[Rounds], load: str) -> dict[str, dict[str, Any]]:
-    """For each peer its setting of the highest median throughput at this load."""
+    """Return each peer's setting of the highest median throughput at this load."""
     best: dict[str, dict[str, Any]] = {}
     for one in rounds:
         found = {"setting": one.server.setting, **figures(one.measured[load])}
@@ -127,7 +127,7 @@ def best_of(rounds: Sequence[Rounds], load: str) -> dict[str, dict[str, Any]]:
 
 
 def ratios(rounds: Sequence[Rounds], load: str, best: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Fovea's throughput over each peer's best, round by round, and its latencies over theirs."""
+    """Return Fovea's throughput over each peer's best, round by round, and its latencies over theirs."""
     samples = {(one.server.peer, one.server.setting): one.measured[load] for one in rounds}
     ours, ours_best = samples["fovea", best["fovea"]["setting"]], best["fovea"]
     compared = {}

@@ -1,4 +1,4 @@
-"""open_clip behind FastAPI, as it is written in an afternoon.
+"""open_clip behind FastAPI, in the simplest way.
 
 python -m benchmarks.peers.fastapi_server MODEL_DIR PORT
 """
@@ -14,7 +14,7 @@ from benchmarks.peers.plain_clip import PlainClip, answer_of, files_of
 
 
 def create_app(clip: PlainClip) -> FastAPI:
-    """Each request is computed on its own, on one of the threads that FastAPI keeps for functions that block."""
+    """Compute a request by itself, on one of FastAPI's threads for blocking functions."""
     app = FastAPI()
 
     @app.get("/health")

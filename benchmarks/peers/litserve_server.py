@@ -15,7 +15,7 @@ from benchmarks.peers.plain_clip import PlainClip, answer_of, files_of
 
 
 class ClipAPI(litserve.LitAPI):  # type: ignore[misc]
-    """Decodes in the worker, as LitServe does; a batch is of requests, each with any number of images."""
+    """An API that decodes in the worker, as LitServe does; a batch is of requests, each with any number of images."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__(api_path="/v1/embeddings", **options)

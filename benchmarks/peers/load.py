@@ -1,4 +1,4 @@
-"""One client for all servers: the same files, asked for in the same way."""
+"""One client for all servers: the same files, sent in the same way."""
 
 import asyncio
 import base64
@@ -32,14 +32,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one load came to in one round; a latency, in milliseconds, for each request."""
+    """The results of one load in one round; a latency, in milliseconds, for each request."""
 
     images_per_s: float
     latencies_ms: list[float]
 
 
 async def measure(session: aiohttp.ClientSession, url: str, server: Server, load: Load, files: Photographs) -> Measured:
-    """Every body is made before the clock starts. Raises RuntimeError where a request fails."""
+    """Run a load, with every body made before the clock starts. Raises RuntimeError where a request fails."""
     bodies = iter([_body(server, files.take(load.images_per_request)) for _ in range(load.num_requests)])
     latencies_ms: list[float] = []
     began = time.perf_counter()
@@ -49,7 +49,7 @@ async def measure(session: aiohttp.ClientSession, url: str, server: Server, load
 
 
 async def embed(session: aiohttp.ClientSession, url: str, server: Server, files: Sequence[bytes]) -> Rows:
-    """(B, E), as this server answers."""
+    """Return this server's vectors, (B, E)."""
     answer = orjson.loads(await _post(session, url, _body(server, files)))
     ordered = sorted(answer["data"], key=lambda one: int(one["index"]))
     return np.stack([np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in ordered])

@@ -21,7 +21,7 @@ FOVEA_MODEL = "peer"
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """The same weights three times: Fovea's store, open_clip's directory and the CLIPModel of transformers."""
+    """The folders of the same weights in three formats: Fovea's store, open_clip's, and transformers' CLIPModel."""
 
     store: Path
     open_clip: Path
@@ -29,9 +29,9 @@ class ModelFolders:
 
 
 def write_models(folder: Path) -> ModelFolders:
-    """Weights are such as float16 can hold, because Fovea stores them so; every server computes in float32.
+    """Write the models. Weights are representable in float16, in which Fovea stores them; every server uses float32.
 
-    Of the two visibilities of a condition, `full` embeds an image without any condition exactly as CLIP does.
+    Of the two visibilities of a condition, `full` embeds an image without a condition exactly as CLIP does.
     """
     torch.manual_seed(0)
     clip = create_clip({"model_cfg": open_clip().get_model_config(ARCHITECTURE)})
@@ -53,7 +53,7 @@ def _write_fovea(clip: ClipModel, directory: Path, store: Path) -> None:
 
 
 def _write_open_clip(clip: ClipModel, directory: Path) -> None:
-    """What `open_clip.create_model_and_transforms("local-dir:…")` reads."""
+    """Write the directory that `open_clip.create_model_and_transforms("local-dir:…")` reads."""
     directory.mkdir()
     preprocess = {"mean": clip.transform.mean, "std": clip.transform.std}
     (directory / "open_clip_config.json").write_text(json.dumps({**clip.config, "preprocess_cfg": preprocess}))
@@ -61,7 +61,7 @@ def _write_open_clip(clip: ClipModel, directory: Path) -> None:
 
 
 def _write_transformers(clip: ClipModel, directory: Path) -> None:
-    """What `AutoModel` and `AutoProcessor` of transformers read."""
+    """Write the directory that `AutoModel` and `AutoProcessor` of transformers read."""
     directory.mkdir()
     tokenizer = open_clip().tokenizer.SimpleTokenizer()
     vocabulary = {_as_transformers_writes(token): index for token, index in tokenizer.encoder.items()}
@@ -132,7 +132,7 @@ def _preprocessor(clip: ClipModel) -> dict[str, Any]:
 
 
 def transformers_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of an open_clip model under the names that transformers' CLIPModel has for them."""
+    """Return the weights of an open_clip model under their names in transformers' CLIPModel."""
     renamed = {
         "logit_scale": state["logit_scale"],
         "visual_projection.weight": state["visual.proj"].T,
@@ -158,7 +158,7 @@ def transformers_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _block_weights(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """One weight of a transformer block, which becomes three where queries, keys and values stand in one."""
+    """Yield a weight of a transformer block under its new name, or three where it holds queries, keys and values."""
     stem, _, rest = name.partition("transformer.resblocks.")
     depth, _, part = rest.partition(".")
     prefix = f"{'vision' if stem else 'text'}_model.encoder.layers.{depth}"

@@ -20,18 +20,18 @@ ROOT = Path(__file__).parents[2]
 PEERS = ("fovea", "fastapi", "litserve", "infinity")
 POLL_S = 0.1
 START_TIMEOUT_S = 180.0
-# A client of a full machine waits longer than a server would let it; none of them is to give up.
+# Requests on a loaded machine take longer than servers' default timeouts; none should time out.
 REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 LITSERVE_PYTHON = "FOVEA_BENCH_LITSERVE_PYTHON"
 INFINITY_PYTHON = "FOVEA_BENCH_INFINITY_PYTHON"
-# Nothing may be fetched or reported while something is measured.
+# No downloads and no telemetry while measuring.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
 
 @dataclass(frozen=True)
 class Server:
-    """One setting of one peer: `command` lacks the port, which stands in it as `{port}`."""
+    """One setting of one peer; `command` has `{port}` in place of the port."""
 
     peer: str
     setting: str
@@ -47,7 +47,7 @@ class Server:
 
 
 def available_servers(folders: ModelFolders, num_threads: int) -> tuple[list[Server], list[str]]:
-    """All settings of all peers that have an interpreter, Fovea first, and the names of those that have none.
+    """Return all settings of all peers that have an interpreter, Fovea first, and the names of those without one.
 
     Every server computes with `num_threads` threads: one process with all of them, or as many processes with one.
     """
@@ -138,13 +138,13 @@ def _infinity_body(uris: Sequence[str]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(server: Server, log: Path) -> AsyncIterator[str]:
-    """The URL to post to, once the server is ready. Its process and all their children end with the block.
+    """Start the server; yields the URL to post to once it is ready. Its process and all children end with the block.
 
     Raises RuntimeError with the end of its output where it ends before, or is not ready in time.
     """
     port = str(free_port())
     threads = {"OMP_NUM_THREADS": str(server.num_threads)}
-    # the benchmark's own variables would be refused by Fovea as settings that it does not know
+    # Fovea would refuse the benchmark's own variables as unknown settings
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
     environment = {name: value.format(port=port) for name, value in server.environment.items()}
     with log.open("wb") as output:
@@ -191,7 +191,7 @@ def _end_of(log: Path) -> str:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """The whole session of the process: some servers leave their workers to whoever ends them."""
+    """End the whole session of the process, since some servers do not end their workers."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, how)

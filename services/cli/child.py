@@ -1,8 +1,8 @@
-"""Run a package as `python -m` would, and end it when whoever started it is gone.
+"""Run a package as `python -m` would, and end it when its parent process has ended.
 
-The starter keeps the writing end of this process's stdin open and never writes. The system closes it however the
-starter ends, `kill -9` included, so no process is left behind; unlike Linux's parent-death signal this works on
-every POSIX system.
+The parent keeps the writing end of this process's stdin open and never writes. The system closes it however the parent
+ends, `kill -9` included, so no process is left behind; unlike Linux's parent-death signal this works on every POSIX
+system.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-# Longer than any drain; a process that ignores SIGTERM still ends.
+# Longer than any drain; after it a process that ignores SIGTERM is killed.
 LAST_RESORT_S = 120.0
 
 

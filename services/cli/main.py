@@ -1,4 +1,4 @@
-"""`fovea`: one command for everything. Thin, and quick to start: what a command needs is imported when it runs."""
+"""`fovea`: one command for everything. It starts quickly: a command's imports happen when it runs."""
 
 import asyncio
 import importlib
@@ -40,7 +40,7 @@ app.add_typer(convert, name="convert")
 
 
 def main() -> None:
-    # The first process of a container is deaf to what it has no handler for. A server puts its own in place later.
+    # PID 1 of a container ignores signals without a handler. A server installs its own later.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app(prog_name="fovea")
 
@@ -99,7 +99,7 @@ def version() -> None:
 
 
 def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
-    """A command whose arguments, `--help` included, go to the Typer app of a module imported only then."""
+    """Add a command whose arguments, `--help` included, go to the Typer app of a module imported only then."""
 
     @group.command(
         name,
@@ -119,7 +119,7 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
 
 @contextmanager
 def _refusals_in_one_line(command: str) -> Iterator[None]:
-    """What is wrong with what a command was given, or with where it works, is told without a traceback: status 1."""
+    """Print errors in a command's inputs or environment in one line, without a traceback, and exit with status 1."""
     from safetensors import SafetensorError
 
     from services.core.printable import printable

@@ -19,8 +19,8 @@ PACKAGES = {
 class Program:
     """A package to run with `python -m`.
 
-    `port_variable` is the setting that a taken port is blamed on. `needs` names checks of its `/readyz` that must
-    be well besides the whole: the gateway is ready without services, but a user is not.
+    `port_variable` is the setting to change where the port is in use. `needs` names checks of its `/readyz` that must
+    pass besides the whole: the gateway is ready without services, but `fovea up` is not.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Program:
 
     @property
     def reachable_host(self) -> str:
-        """Where this machine reaches it: an unspecified address listens everywhere but is none to connect to."""
+        """The host to connect to from this machine: an unspecified address is for listening only."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
 
 class BadPort(ValueError):
-    """Names the variable and what it held."""
+    """An invalid port; the message names the variable and its value."""
 
 
 def existing_names() -> list[str]:
-    """The processes that this installation has, the gateway first; no more of them is imported than their package."""
+    """Return the processes that this installation has, the gateway first; only their packages are imported."""
     return [
         name
         for name, (package, _) in PACKAGES.items()
@@ -55,9 +55,9 @@ def existing_names() -> list[str]:
 
 
 def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[Program]:
-    """The named processes, on the addresses that the environment gives them.
+    """Return the named processes, on the addresses that the environment gives them.
 
-    The gateway is told where the services are, unless the environment says so itself, and which there are not.
+    The gateway is given the services' addresses, unless the environment has them, and none for missing services.
     Port 0 becomes a free one. Raises BadPort.
     """
     services = [_program(name, environment) for name in names if name != "gateway"]
@@ -81,7 +81,7 @@ def _program(name: str, environment: Mapping[str, str]) -> Program:
         raise BadPort(f"{port_variable} must be a port number, not {given!r}.")
     port = int(given) or _free_port(host)
     settings = {f"{own_prefix}HOST": host, port_variable: str(port)}
-    # A person reads these logs; whoever collects them says so.
+    # These logs are for a person; a log collector can set another format.
     settings["FOVEA_LOG_FORMAT"] = environment.get("FOVEA_LOG_FORMAT", "console")
     return Program(name, package, host, port, port_variable, settings)
 

@@ -1,6 +1,6 @@
-"""Reference outputs of a folder that is published: what its own weights answer where it is published.
+"""Reference outputs of a folder that is published: the answers of its own weights on the publishing machine.
 
-torch and the services' engines are imported only where they are asked for.
+torch and the services' engines are imported only where they are needed.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 from services.core.durable_files import write_durably
 from services.core.store.errors import InvalidCheckpoint
 
-# Which engine runs checkpoints of a kind; `load` of each but one takes the device's options as they are.
+# The engine for each kind of checkpoint; `load` of all but one takes the device options unchanged.
 ENGINES = {
     "focallens-clip": ("services.embed.engine", "EmbedEngine"),
     "fsc-clip": ("services.score.engine", "ScoreEngine"),
@@ -22,12 +22,12 @@ ENGINES = {
 
 
 class NoReference(Exception):
-    """The folder can't be run here; the message says why, and is fit to be shown."""
+    """The folder can't be run here; the message says why, and can be shown to users."""
 
 
 def write_reference(kind: str, directory: Path) -> None:
-    """Let a folder pass its engine's own check, and write `reference.json` into it. One that is there already is what
-    the check compares with, and stays.
+    """Check a folder with its engine, and write `reference.json` into it. The check compares with an existing one,
+    which is kept.
 
     Raises InvalidCheckpoint for a folder that does not pass; NoReference for a kind that no service runs, and where
     torch is not installed, the folder does not load here or can't be written to.

@@ -1,4 +1,4 @@
-"""`fovea store`: what is in the model store, and the few things that one does to it by hand."""
+"""`fovea store`: show the contents of the model store, and change them by hand."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 
 class OneLineErrors(TyperGroup):
-    """What goes wrong with the store is told in one line, with exit status 1."""
+    """A command group that prints errors of the store in one line, with exit status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -297,6 +297,6 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
-    # Piped, a terminal's width means nothing: ids and digests stay whole.
+    # Piped output has no terminal width: ids and digests must not be cut.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)

@@ -18,17 +18,17 @@ from services.core.printable import printable
 READY_POLL_S = 0.1
 LIVENESS_POLL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
-# On top of the time that a child has for its own drain.
+# Added to the time that a child has for its own drain.
 STOP_MARGIN_S = 5.0
-COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that read on dark and on light
+COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that are legible on dark and on light backgrounds
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Delays double from `first_delay_s` to `max_delay_s`, and start over after `stable_after_s` of running.
+    """Timing of restarts: delays double from `first_delay_s` to `max_delay_s`, and are reset after `stable_after_s`.
 
     A program that ends `max_failed_starts` times without ever having been ready ends everything. One that has started
-    and then leaves `/livez` unanswered, or not well, for `hung_after_s` is stopped and started again; 0: never.
+    and whose `/livez` then goes unanswered, or fails, for `hung_after_s` is restarted; 0: never.
     """
 
     first_delay_s: float = 0.5
@@ -45,11 +45,11 @@ class RestartPolicy:
 
 
 class PortTaken(Exception):
-    """Names the program, the port and the setting that chooses another."""
+    """A port in use; the message names the program, the port and the setting to change."""
 
 
 class Supervisor:
-    """Runs programs until it is told to stop; the first one is stopped first, and the others once it has ended."""
+    """Runs programs until it is told to stop; the first one is stopped first, and the others after it has ended."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Supervisor:
         self._has_failed = False
 
     async def run(self, farewell: str = "") -> int:
-        """Start all, say `farewell` once all are ready, and stop all on SIGINT or SIGTERM.
+        """Start all programs, print `farewell` once all are ready, and stop all on SIGINT or SIGTERM.
 
         Returns the exit status: 0 after being told to stop, 1 where a program could not be started. Raises
         PortTaken before anything has been started.
@@ -158,7 +158,7 @@ class _Child:
         self._is_stopping = False
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # or a folder called `services` in the working directory would be taken for ours
+            "-P",  # or a folder `services` in the working directory would shadow ours
             "-m",
             "services.cli.child",
             self.program.package,
@@ -166,7 +166,7 @@ class _Child:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            # Ctrl-C reaches the supervisor alone: a child would take the SIGTERM that follows for a second signal.
+            # Ctrl-C must reach only the supervisor: a child would take the SIGTERM that follows for a second signal.
             start_new_session=True,
         )
         probing = [asyncio.create_task(self._wait_until_ready())]
@@ -201,7 +201,7 @@ class _Child:
 
     async def _forward_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        # In pieces, since a line may be longer than any buffer.
+        # Read in pieces, since a line may be longer than any buffer.
         rest = b""
         while piece := await process.stdout.read(65536):
             *lines, rest = (rest + piece).split(b"\n")
@@ -219,7 +219,7 @@ class _Child:
         self.ready.set()
 
     async def _restart_when_hung(self, hung_after_s: float) -> None:
-        """Stop the process, which is then started again, once it has started and hangs for so long."""
+        """Stop the process, which is then started again, once it has started and hung for this long."""
         while not await _is_well(self.program, "/startupz"):  # noqa: ASYNC110 as above
             await asyncio.sleep(READY_POLL_S)
         hung_since_s: float | None = None
@@ -235,7 +235,7 @@ class _Child:
 
 
 async def _is_ready(program: Program) -> bool:
-    """Whether `/readyz` answers 200 and says well of what the program needs."""
+    """Whether `/readyz` answers 200 and the checks that the program needs pass."""
     try:
         status, body = await _get(program, "/readyz")
         checks = json.loads(body)["checks"] if program.needs else {}
@@ -253,7 +253,7 @@ async def _is_well(program: Program, path: str) -> bool:
 
 
 async def _is_hung(program: Program) -> bool:
-    """Whether `/livez` is unanswered or not well; a process that leaves refuses connections, and is let go."""
+    """Whether `/livez` is unanswered or fails; a refused connection means that the process is shutting down."""
     try:
         return (await _get(program, "/livez"))[0] != 200
     except ConnectionRefusedError:
@@ -263,7 +263,7 @@ async def _is_hung(program: Program) -> bool:
 
 
 async def _get(program: Program, path: str) -> tuple[int, bytes]:
-    """The status and the body of an answer. By hand: it imports nothing. Raises OSError and ValueError."""
+    """Return the status and body of an answer, without importing an HTTP client. Raises OSError and ValueError."""
     async with asyncio.timeout(PROBE_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
         with contextlib.closing(writer):

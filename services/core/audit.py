@@ -1,7 +1,7 @@
-"""Who changed what: a line in the log for every change and, where a file is named, two lines in it.
+"""The audit log: a line in the process's log for every change and, where a file is named, two lines in that file.
 
-The first says that a change begins and is on disk before it does; where it can't be written, the change is refused. The
-second says how it ended. Processes may share a file on one machine, since every line is appended by one write.
+The first line says that a change begins, and is on disk before it does; where it can't be written, the change is
+refused. The second says how it ended. Processes on one machine may share a file: one write appends each line.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ Entry = dict[str, Any]
 
 
 class AuditFailed(Overloaded):
-    """The change was not begun, for it could not be recorded."""
+    """The change was not begun because it could not be recorded."""
 
     def __init__(self) -> None:
         super().__init__("The audit log can't be written, so nothing was changed.", code="audit_failed")
 
 
 class AuditLog:
-    """Works from any thread. Without a path changes stand in the log of the process alone."""
+    """Records changes, from any thread. Without a path they are in the process's log only."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class AuditLog:
 
     @asynccontextmanager
     async def change(self, action: str, **what: object) -> AsyncIterator[Entry]:
-        """Record a change that the block makes for the current caller; to the entry that it gets it may add how much.
+        """Record a change that the block makes for the current caller; the block may add details to its entry.
 
         Raises AuditFailed, and then the block has not begun.
         """
@@ -62,7 +62,7 @@ class AuditLog:
 
     @contextmanager
     def command(self, action: str, **what: object) -> Iterator[Entry]:
-        """Record a change that the block makes for the user of a command, in the file alone.
+        """Record a change that the block makes for the user of a command, in the file only.
 
         Raises AuditFailed as `change` does, and OSError where the change was made and its end can't be recorded.
         """
@@ -82,11 +82,11 @@ class AuditLog:
             raise AuditFailed from error
 
     async def _end_logged(self, entry: Entry) -> None:
-        # the id of the request stands in every line of it
+        # every log line of the request has its id already
         _log().info("change", **{name: value for name, value in entry.items() if name != "request_id"})
         try:
             await asyncio.to_thread(self._append, entry)
-        except OSError as error:  # what was changed is changed
+        except OSError as error:  # the change itself stands
             _log().error("audit log lacks how a change ended", reason=str(error), entry=entry)
 
     def _append(self, entry: Entry) -> None:
@@ -95,10 +95,10 @@ class AuditLog:
             return
         line = orjson.dumps({"time": datetime.now(UTC).isoformat(), **entry}, default=str) + b"\n"
         with self._writing:
-            # opened anew each time, so that the file may be moved away
+            # opened each time, so that the file may be rotated
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                # a line that was cut off shall not swallow this one
+                # a truncated line must not swallow this one
                 written = os.write(descriptor, b"\n" + line if self._is_torn else line)
                 self._is_torn = written < len(line)
                 if self._is_torn:
@@ -121,7 +121,7 @@ def _log() -> structlog.stdlib.BoundLogger:
 
 
 def _user() -> str:
-    """Whose command this is: the name of the user, or the number of one without a name."""
+    """Return the name of the user who runs the command, or the user id where it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

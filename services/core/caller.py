@@ -1,7 +1,7 @@
-"""Who a request comes from: the client whose share it takes, and the tenant whose data it may see.
+"""The caller of a request: the client whose share it takes, and the tenant whose data it may see.
 
-The gateway knows both from the key and tells its services in headers that it takes from no client. A service
-that is asked directly counts by the peer's address, and has one tenant.
+The gateway knows both from the key and tells its services in headers that it accepts from no client. A service that
+is called directly counts by the peer's address, and has one tenant.
 """
 
 from contextvars import ContextVar
@@ -24,9 +24,9 @@ TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
 @dataclass(frozen=True)
 class Caller:
-    """`client` is what shares and limits are counted by, `tenant` what collections and cached results belong to.
+    """A caller: shares and limits are counted by `client`, collections and cached results belong to `tenant`.
 
-    `key_name` is what the audit log calls the key; None where no key was needed.
+    `key_name` is the key's name in the audit log; None where no key was needed.
     """
 
     client: str
@@ -34,7 +34,7 @@ class Caller:
     key_name: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """What `caller_of` reads. Key names may hold any characters, so they are percent-encoded."""
+        """Return the headers that `caller_of` reads. Key names may hold any characters, so they are percent-encoded."""
         named = {CLIENT_HEADER: self.client, TENANT_HEADER: self.tenant}
         if self.key_name is not None:
             named[KEY_NAME_HEADER] = quote(self.key_name, safe=" ")
@@ -43,7 +43,7 @@ class Caller:
 
 @lru_cache(4096)
 def client_network(address: str) -> str:
-    """What one client is counted by: an IPv4 address, or the /64 network that an IPv6 client has to itself."""
+    """Return what a client is counted by: its IPv4 address, or the /64 network that an IPv6 client has to itself."""
     try:
         ip = ip_address(address)
     except ValueError:
@@ -58,7 +58,7 @@ _current: ContextVar[Caller] = ContextVar("fovea_caller", default=NOBODY)
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller that the gateway names, or the peer."""
+    """Return the caller that the gateway names, or else the peer."""
     peer = scope.get("client")
     client = header_of(scope, CLIENT_HEADER) or f"client:{client_network(peer[0]) if peer else 'unknown'}"
     key_name = header_of(scope, KEY_NAME_HEADER)
@@ -66,10 +66,10 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def current_caller() -> Caller:
-    """The caller of the request that runs here; NOBODY outside of one."""
+    """Return the caller of the current request; NOBODY outside of one."""
     return _current.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """Name the caller of everything that this task, and the tasks that it starts, do from now on."""
+    """Set the caller of everything that this task, and the tasks that it starts, do from now on."""
     _current.set(caller)

@@ -1,4 +1,4 @@
-"""File descriptors: as many as the system allows, and a line in the log when there are none left."""
+"""File descriptors: raising their limit to what the system allows, and logging when none is left."""
 
 import errno
 import math
@@ -10,7 +10,7 @@ import structlog
 
 from services.core.errors import Overloaded
 
-# Loops over all descriptors, as some libraries have, must not become slow.
+# A bound, because some libraries loop over all descriptors.
 MAX_DESCRIPTORS = 2**20
 REPORT_EVERY_S = 60.0
 
@@ -24,7 +24,7 @@ def raise_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):  # some systems allow less than they say
+        except (OSError, ValueError):  # some systems allow less than they report
             return soft
         return wanted
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
@@ -36,7 +36,7 @@ def is_exhaustion(error: OSError) -> bool:
 
 
 class ExhaustionLog:
-    """Says that no descriptor was left at one place, once in REPORT_EVERY_S at most."""
+    """Logs that no descriptor was left at one place, once in REPORT_EVERY_S at most."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -52,12 +52,12 @@ class ExhaustionLog:
 
 
 def out_of_descriptors() -> Overloaded:
-    """The answer to a request that needed one."""
+    """Return the error for a request that needed a descriptor."""
     return Overloaded("This server has as many files and connections open as it may.", code="too_many_open_files")
 
 
 def check_descriptors(exhaustion: ExhaustionLog) -> None:
-    """Report it when none can be opened: the event loop drops connections that it has no descriptor for in silence."""
+    """Report when none can be opened: the event loop silently drops connections that it has no descriptor for."""
     try:
         os.close(os.dup(2))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Local files that are whole or absent, also after a power cut."""
+"""Local files that are complete or absent, also after a power cut."""
 
 import os
 import re
@@ -12,8 +12,8 @@ HALF_WRITTEN = re.compile(r".+#[0-9]+")
 def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
     """Replace `path` by the chunks in one step, on disk when this returns. Raises OSError.
 
-    Whoever reads sees the old content or the new, never a part. Folders are made as needed. The half-written
-    file is called `<name>#<digits>`, a form that listings of a local object store leave out.
+    Readers see the old content or the new, never a part. Folders are made as needed. The half-written file is called
+    `<name>#<digits>`, a form that listings of a local object store leave out.
     """
     make_folder_durably(path.parent)
     staged = path.with_name(f"{path.name}#{uuid.uuid4().int >> 64}")
@@ -43,12 +43,12 @@ def delete_durably(path: Path) -> None:
 
 
 def half_written_files(folder: Path) -> Iterator[Path]:
-    """Under `folder`, at any depth: what `write_durably` is writing, or was when it was killed."""
+    """Yield the files under `folder`, at any depth, that `write_durably` is writing, or was when it was killed."""
     return (path for path in folder.rglob("*#*") if HALF_WRITTEN.fullmatch(path.name))
 
 
 def make_folder_durably(folder: Path) -> None:
-    """mkdir -p whose every new entry is on disk when this returns. Raises OSError."""
+    """Make a folder and its parents, every new entry on disk when this returns. Raises OSError."""
     if folder.is_dir():
         return
     make_folder_durably(folder.parent)
@@ -57,7 +57,7 @@ def make_folder_durably(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on disk. Raises OSError."""
+    """Put a folder's entries on disk (fsync). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

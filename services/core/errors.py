@@ -25,12 +25,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-# OpenAI's client gives up on a longer one instead of waiting.
+# OpenAI's client ignores a longer one instead of waiting.
 MAX_RETRY_AFTER_S = 120.0
 
 
 class FoveaError(Exception):
-    """An error meant for the client: `message` is shown as it stands.
+    """An error meant for the client: `message` is shown unchanged.
 
     `param` names the request field at fault, `code` is a machine-readable detail, `retry_after_s` (seconds)
     becomes `Retry-After`; both are None where they do not apply.
@@ -55,11 +55,11 @@ class FoveaError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error envelope."""
+        """Return OpenAI's error envelope."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` (whole seconds) and `retry-after-ms` where a retry may help, else `x-should-retry: false`."""
+        """Return `Retry-After` in whole seconds and `retry-after-ms`, or `x-should-retry: false` if no retry helps."""
         if not self.is_retryable:
             return {"x-should-retry": "false"}
         retry_after_s = min(self.retry_after_s if self.retry_after_s is not None else 1.0, MAX_RETRY_AFTER_S)
@@ -143,14 +143,14 @@ class InternalError(FoveaError):
 
 
 def check_count(param: str, value: int, limit: int, what: str | None = None) -> None:
-    """Raises TooLarge for more than the limit of `what` (unless told: of what the field is called)."""
+    """Raises TooLarge for more than `limit` of `what` (by default the name of the field)."""
     if value > limit:
         raise TooLarge(f"{param}: The request asks for {value} {what or param}; the limit is {limit}.", param=param)
 
 
 @contextmanager
 def blaming(param: str | None) -> Iterator[None]:
-    """Errors that name no field of the request name this one."""
+    """Let errors that name no field of the request name this one."""
     try:
         yield
     except FoveaError as error:
@@ -158,17 +158,17 @@ def blaming(param: str | None) -> Iterator[None]:
         raise
 
 
-# How torch, oneDNN, C++ and the system say it, each by an error of another kind.
+# The wordings of torch, oneDNN, C++ and the system, each an error of another type.
 _NO_MEMORY = ("can't allocate", "out of memory", "could not create a primitive", "bad_alloc", "can't start new thread")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory lacked where this was raised, of the process or of its device: nothing that a client did."""
+    """Whether this was raised for lack of memory, of the process or of its device: no fault of a client."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
 def no_memory() -> Overloaded:
-    """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+    """Return a new exception at each call: one that is raised twice carries the tracebacks of both."""
     return Overloaded("The service has no memory left for this request now.", code="out_of_memory")

@@ -1,4 +1,4 @@
-"""What is known of one request while it is answered; the outermost middleware makes it, the others read it."""
+"""The state of one request while it is answered; the outermost middleware creates it, the others read it."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ WHOLE_BODY_KEY = "fovea.whole_body"
 class Timing:
     """Seconds spent in the stages of one request; a service adds to it, the client reads it as `Server-Timing`.
 
-    What `is_private` stands in the access log alone.
+    Where `is_private` it is in the access log only.
     """
 
     def __init__(self) -> None:
@@ -22,17 +22,17 @@ class Timing:
         self.is_private = False
 
     def add(self, stage: str, seconds: float) -> None:
-        """Add to a stage; several calls to one stage sum up."""
+        """Add seconds to a stage; several calls for one stage sum up."""
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def header(self) -> str:
-        """`queue;dur=1.200, infer;dur=8.000`, in milliseconds."""
+        """Return the header's value, in milliseconds: `queue;dur=1.200, infer;dur=8.000`."""
         return ", ".join(f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in self.stages.items())
 
 
 @dataclass(slots=True)
 class Exchange:
-    """`path` is the client's own spelling; `status` is None until the response begins."""
+    """One request and its response; `path` is as the client wrote it, `status` None until the response begins."""
 
     request_id: str
     path: str
@@ -48,14 +48,14 @@ class Exchange:
         return time.perf_counter() - self.started_s
 
     def code(self) -> int:
-        """The status as logs and metrics give it: 499 where the client left before the response was complete."""
+        """Return the status for logs and metrics: 499 where the client left before the response was complete."""
         if self.is_abandoned:
             return 499
         return self.status if self.status is not None else 500
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """The first header of each lower-case name, in a mapping that is made once a request."""
+    """Return the first header of each lower-case name, in a mapping that is made once per request."""
     headers: dict[bytes, bytes] | None = scope.get(HEADERS_KEY)
     if headers is None:
         headers = scope[HEADERS_KEY] = dict(reversed(scope["headers"]))
@@ -63,7 +63,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of this lower-case name."""
+    """Return the first header of this lower-case name."""
     value = headers_of(scope).get(name)
     return None if value is None else str(value, "latin-1")
 

@@ -1,4 +1,4 @@
-"""An amount that requests share: what does not fit waits its turn, and turns go round among clients and requests."""
+"""A budget that requests share: what does not fit waits, and clients and their requests take turns."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -23,8 +23,8 @@ _Requests = OrderedDict[int, deque[_Waiter]]
 class FairBudget:
     """Takes turns between clients, between a client's requests, and in a request's own order.
 
-    What asks for more than `capacity` is let in alone. `max_waiting` is the amount of one client that may wait;
-    `refusal` makes the error that is raised for more. Used on one event loop.
+    An amount over `capacity` is let in alone. `max_waiting` is the amount of one client that may wait; `refusal` makes
+    the error that is raised for more. Used on one event loop.
     """
 
     def __init__(self, capacity: int, *, max_waiting: int, refusal: Callable[[], Exception]) -> None:
@@ -36,7 +36,7 @@ class FairBudget:
 
     @asynccontextmanager
     async def holding(self, amount: int) -> AsyncIterator[None]:
-        """`take` on the way in, `give_back` on the way out."""
+        """Hold an amount for the block: `take` on entering, `give_back` on leaving."""
         await self.take(amount)
         try:
             yield
@@ -66,12 +66,12 @@ class FairBudget:
             raise
 
     def give_back(self, amount: int) -> None:
-        """Return what was taken, and let in whose turn it is."""
+        """Return what was taken, and let in the waiters whose turn it is."""
         self.taken -= amount
         self._let_in()
 
     def _let_in(self) -> None:
-        # Whoever is next is waited for, or large amounts would never get their turn.
+        # The next in turn is never passed over, or large amounts would never get their turn.
         while self._clients:
             client, requests = next(iter(self._clients.items()))
             key, waiters = next(iter(requests.items()))
@@ -93,7 +93,7 @@ class FairBudget:
         if waiter in waiters:
             waiters.remove(waiter)
             self._forget_empty(client, key)
-            self._let_in()  # it may have been the one that the others waited behind
+            self._let_in()  # the others may have waited for this one
 
     def _forget_empty(self, client: str, key: int) -> None:
         requests = self._clients[client]

@@ -1,4 +1,4 @@
-"""Structured logs on stdout: one pipeline for our lines and for those of the libraries. A command only warns."""
+"""Structured logs on stdout: one pipeline for our lines and for those of libraries. Commands log warnings only."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ _SECRET_NAMES = re.compile(r"authorization|api_?key|password|secret|token$", re.
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=Bearer )\S+", re.IGNORECASE)
 REDACTED = "[redacted]"
 TAB = "\t"
-# C1 controls, line separators and marks of direction, none of which JSON escapes.
+# C1 controls, line separators and direction marks, none of which JSON escapes.
 _JSON_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -48,12 +48,12 @@ def configure_logging(settings: ProcessSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # What it says of starting and stopping, `services.core.http.server` says in one line each.
+    # `services.core.http.server` logs starting and stopping itself, in one line each.
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 
 def _trace_adder() -> Processor:
-    # Imported for those who trace: a command that only warns has no use for it.
+    # Imported only where traces are on: a command that only logs warnings has no use for it.
     from opentelemetry import trace
 
     def add_trace(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -68,7 +68,7 @@ def _trace_adder() -> Processor:
 
 
 def log_warnings_to_stderr() -> None:
-    """For a command, whose standard output belongs to its answer."""
+    """Log warnings to stderr, for commands, whose standard output is their answer."""
     structlog.configure(
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.make_filtering_bound_logger("warning"),
@@ -77,7 +77,7 @@ def log_warnings_to_stderr() -> None:
 
 
 class _StdoutLogger:
-    """A line a call, flushed: what a process said before it was killed must be readable."""
+    """Writes one line per call and flushes it, so that a killed process's last lines are not lost."""
 
     def __init__(self, *_: object) -> None:
         self._stream = sys.stdout
@@ -113,14 +113,14 @@ def _rendering(settings: ProcessSettings) -> list[Processor]:
 
 def _json(event: Any, **_: Any) -> str:
     line = orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
-    # Inside JSON's strings ASCII's controls are escaped already; a terminal and some readers of lines know others.
+    # ASCII's controls are escaped in JSON strings already; terminals and some line readers act on others too.
     return line if line.isascii() else _JSON_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Keep what clients and stores wrote from moving the terminal's cursor or passing for a line of ours.
+    """Escape text from clients and stores, so that it can't move the terminal's cursor or pass for a line of ours.
 
-    Lines of a traceback stay lines, indented, so that none begins as a line of the log does.
+    Lines of a traceback stay lines, indented, so that none begins as a log line does.
     """
     for name in ("exception", "stack"):
         if isinstance(text := event.get(name), str):
@@ -140,7 +140,7 @@ def _escaped(value: object) -> str:
 
 
 def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Keep secrets out: fields by their name, and what looks like one inside any text, tracebacks included."""
+    """Remove secrets: fields by their name, and what looks like one inside any text, tracebacks included."""
     for name, value in event.items():
         if _SECRET_NAMES.search(name):
             event[name] = REDACTED

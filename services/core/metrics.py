@@ -17,14 +17,14 @@ from prometheus_client import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# From a cache hit to a batch of long generations; each step at most 2.5 times the one before.
+# From a cache hit to a batch of long generations; each bucket at most 2.5 times the one before.
 SECONDS_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0,
 )  # fmt: skip
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 COST_BUCKETS = tuple(4**power for power in range(2, 13))
 RATIO_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
-# Shown as 0 from the start, so that the first one is seen as a rise.
+# Exported as 0 from the start, so that the first one is seen as an increase.
 REJECTIONS = (
     "queue_full", "deadline_too_near", "decode_queue_full", "bodies_full", "body_memory_full", "too_large", "slow_body",
     "draining", "loading", "broken", "unauthenticated", "forbidden", "rate_limit", "foreign_host", "foreign_origin",
@@ -34,9 +34,9 @@ CANCELLATIONS = ("disconnect", "deadline")
 
 
 class Metrics:
-    """One registry with all metric objects; made once a process and handed to whoever measures.
+    """One registry with all metric objects; created once per process and passed to the code that measures.
 
-    Objects that a process has no use for stay at zero: one list for all keeps names alike everywhere.
+    Metrics that a process has no use for stay at zero: one list for all keeps the names the same everywhere.
     """
 
     def __init__(self, service: str) -> None:
@@ -53,7 +53,7 @@ class Metrics:
         self._create_gateway_metrics()
 
     def render(self) -> bytes:
-        """The text exposition format, for `/metrics`."""
+        """Return the text exposition format, for `/metrics`."""
         return generate_latest(self.registry)
 
     def _create_http_metrics(self) -> None:

@@ -1,4 +1,4 @@
-"""Text of unknown origin made fit for a terminal: what would move its cursor or turn its text around is spelt out."""
+"""Text of unknown origin made safe for a terminal: characters that move the cursor or reorder text are escaped."""
 
 import re
 
@@ -8,7 +8,7 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""The text with each such character as Python writes it (`\x1b`, `\u202e`), but for those to be kept."""
+    r"""Return the text with each such character as Python escapes it (`\x1b`, `\u202e`), except those in `keep`."""
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
 
 

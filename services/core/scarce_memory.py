@@ -1,11 +1,11 @@
-"""Whether there is memory for what comes next: asked where its lack would crash, or be taken for a client's fault."""
+"""A check for free memory, for code where its lack would crash the process or look like a client's fault."""
 
 import mmap
 
 
 def check_memory(num_bytes: int) -> None:
-    """Raises MemoryError unless the process may have that much more now. None of it is touched, so that asking takes
-    microseconds whatever the size.
+    """Raises MemoryError unless the process could allocate that much more now. None of it is touched, so that the check
+    takes microseconds whatever the size.
     """
     try:
         mmap.mmap(-1, max(1, num_bytes)).close()

@@ -1,7 +1,7 @@
-"""What can be configured, and the one function that reads it from the environment.
+"""The settings of processes, and the one function that reads them from the environment.
 
-A shared setting is read from `FOVEA_<FIELD>` and, for one process alone, from `FOVEA_<PROCESS>_<FIELD>`,
-which wins. A process's own settings, and its `port`, have the second form only. Making a settings object in code
+A shared setting is read from `FOVEA_<FIELD>` and, for one process only, from `FOVEA_<PROCESS>_<FIELD>`,
+which wins. A process's own settings, and its `port`, have the second form only. Creating a settings object in code
 reads no environment: only `read_settings` does, and only a `__main__` calls it.
 """
 
@@ -23,15 +23,15 @@ from pydantic_settings import (
 )
 
 SHARED_PREFIX = "FOVEA_"
-# Several processes share one environment, so each must know whose names it may pass over.
+# Several processes share one environment, so each must know which names belong to others.
 PROCESS_PREFIXES = tuple(
     f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
 )
-# What commands read, and no process: a shell that exports them may start one.
+# Read by commands only; a shell that exports them may still start a process.
 COMMAND_LINE_VARIABLES = frozenset(
     f"{SHARED_PREFIX}{name}" for name in ("API_KEY", "CODE_REVISION", "UP_RESTART_AFTER_S")
 )
-# One value for all processes would make them fight over it.
+# Processes that shared one value would conflict.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
 MEBIBYTE = 1024 * 1024
@@ -39,15 +39,15 @@ DEFAULT_STORE_URL = "file://~/.fovea/store"
 
 
 class SettingsError(SystemExit):
-    """A setting that does not exist or holds a value out of range, in one sentence a line.
+    """A setting that does not exist or holds a value out of range, one sentence per line.
 
-    A SystemExit, so that a program that leaves it alone prints the sentences and ends with status 1, without
-    a traceback.
+    A SystemExit, so that a program that does not catch it prints the sentences and exits with status 1, without a
+    traceback.
     """
 
 
 class ProcessSettings(BaseSettings):
-    """What every listening process has, the gateway included."""
+    """The settings of every listening process, the gateway included."""
 
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX, frozen=True, extra="forbid")
 
@@ -141,12 +141,12 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: `read_settings` alone looks at the environment."""
+        """Take values from arguments only: nothing but `read_settings` reads the environment."""
         return (init_settings,)
 
 
 class ServiceSettings(ProcessSettings):
-    """What every service that runs a model has besides; each subclasses it with its own prefix and fields."""
+    """The further settings of services that run a model; each subclasses it with its own prefix and fields."""
 
     store_url: str = Field(
         DEFAULT_STORE_URL,
@@ -211,10 +211,10 @@ SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
 
 def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
-    """The settings that the environment gives; `overrides` (from a command line) win over it.
+    """Return the settings from the environment; `overrides` (from a command line) win over it.
 
-    Raises SettingsError for a `FOVEA_` variable that nobody reads (naming the nearest that exists) and for a
-    value that does not fit, naming the variable that held it.
+    Raises SettingsError for a `FOVEA_` variable that no process reads (naming the nearest that exists) and for an
+    invalid value, naming the variable that held it.
     """
     _refuse_unknown_variables(settings_cls)
     values = {
@@ -239,7 +239,7 @@ class SettingRow:
 
 
 def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
-    """Every setting of a process in the order of its class, shared ones first."""
+    """Return every setting of a process in the order of its class, shared ones first."""
     return [
         SettingRow(
             variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
@@ -252,7 +252,7 @@ def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
 
 
 class _SharedVariables(EnvSettingsSource):
-    """The environment under the shared prefix, where only shared settings may be found."""
+    """The environment under the shared prefix, restricted to shared settings."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         if not _is_shared(field_name):
@@ -261,7 +261,7 @@ class _SharedVariables(EnvSettingsSource):
 
 
 def _as_given(default: Any) -> str:
-    """A default as one would write it in the environment: what is a tuple here is a list with commas there."""
+    """Format a default as in the environment, where a tuple is a comma-separated list."""
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
@@ -270,7 +270,7 @@ def _is_shared(field_name: str) -> bool:
 
 
 def _inherited_description(field_name: str) -> str:
-    """A process that sets another default (its port) need not say again what the setting means."""
+    """Return the base class's description, for a process that only changes the default (of its port, say)."""
     inherited = ServiceSettings.model_fields.get(field_name)
     return (inherited.description if inherited else None) or ""
 
@@ -281,7 +281,7 @@ def _own_prefix(settings_cls: type[ProcessSettings]) -> str:
 
 def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
     own_prefix = _own_prefix(settings_cls)
-    # A shared variable that this process has no use for is legal: its neighbours read it.
+    # A shared variable that this process has no use for is legal: other processes read it.
     shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if _is_shared(name)}
     known = shared | COMMAND_LINE_VARIABLES | {own_prefix + name.upper() for name in settings_cls.model_fields}
     foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)

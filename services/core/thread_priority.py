@@ -1,7 +1,7 @@
-"""Who goes first where the processor is short: the threads that answer, and then those that compute.
+"""Thread priorities where the processor is short: threads that answer requests come before those that compute.
 
-An event loop works for microseconds and then sleeps; behind a thread that computes for as long as it may, it would wait
-for a slice of the processor at every turn, and refusals and probes with it.
+An event loop works for microseconds and then sleeps; behind a thread that computes without pause it would wait for a
+slice of the processor at every iteration, and refusals and probes with it.
 """
 
 import os
@@ -9,12 +9,12 @@ import sys
 import threading
 from contextlib import suppress
 
-# Beside a thread that has not stepped back, about a third of the processor.
+# Gives about a third of the processor beside a thread of normal priority.
 NICENESS = 5
 
 
 def step_back() -> None:
-    """Lower the calling thread's priority, and that of threads that it starts. Only Linux has one for each thread."""
+    """Lower the priority of the calling thread and of threads it starts. Only Linux has one for each thread."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

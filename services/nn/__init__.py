@@ -1,1 +1,1 @@
-"""What the engines of several services share about torch."""
+"""Layers and model parts, on torch, that engines of several services share."""

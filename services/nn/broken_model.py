@@ -1,6 +1,5 @@
-"""What every engine raises of a checkpoint that computes wrongly."""
+"""The error of every engine for a checkpoint that computes wrongly."""
 
 
 class BrokenModel(Exception):
-    """A checkpoint whose computations come out wrong: not numbers, not of the length that they must have, or not the
-    same twice."""
+    """A checkpoint whose outputs are wrong: not finite, not of the required length, or not the same twice."""

@@ -4,8 +4,8 @@ A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, wh
 own, `bpe.txt.gz`.
 
 One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that make the patches in
-place of a single linear one. A small ViT learns shapes from a thousandth of the images with it; models that have one
-load here and not in open_clip.
+place of a single linear one. With it a small ViT learns shapes from a thousandth of the images; such models load here
+and not in open_clip.
 """
 
 import functools
@@ -32,7 +32,7 @@ PREPROCESSING = ("mean", "std", "interpolation", "resize_mode")
 
 @dataclass(frozen=True)
 class ClipModel:
-    """An open_clip model with what stands around it; `config` is open_clip's configuration of it."""
+    """An open_clip model with its tokenizer and image transform; `config` is its configuration for open_clip."""
 
     model: Any
     tokenizer: Tokenizer
@@ -43,7 +43,7 @@ class ClipModel:
 
 @functools.cache
 def open_clip() -> Any:
-    """The open_clip package, which imports torchvision."""
+    """Import the open_clip package, which imports torchvision."""
     declare_torchvision_operators()
     import open_clip
 
@@ -51,7 +51,7 @@ def open_clip() -> Any:
 
 
 def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel:
-    """A randomly initialised open_clip model of a configuration (`model_cfg` and `preprocess_cfg`)."""
+    """Create a randomly initialised open_clip model from a configuration (`model_cfg` and `preprocess_cfg`)."""
     model_config = {**config["model_cfg"]}
     text_config = {**model_config["text_cfg"]}
     text_config.pop("tokenizer_kwargs", None)
@@ -78,17 +78,17 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
 
 
 def uses_quick_gelu(name: str, pretrained: str | None) -> bool:
-    """Whether weights of a model that open_clip knows were trained with QuickGELU, which `force_quick_gelu` must say.
+    """Whether weights of a model that open_clip knows were trained with QuickGELU and need `force_quick_gelu`.
 
-    open_clip's configurations of plain names say GELU, also where the weights of a tag (OpenAI's above all) were
-    trained with the other. Of a file nothing is known but the name that it is loaded under: `ViT-B-32-quickgelu`.
+    open_clip's configurations of plain names say GELU, even where the weights of a tag (such as OpenAI's) were trained
+    with QuickGELU. For a file only the name that it is loaded under tells: `ViT-B-32-quickgelu`.
     """
     of_tag = open_clip().get_pretrained_cfg(name, pretrained) if pretrained else {}
     return bool(of_tag.get("quick_gelu") or open_clip().get_model_config(name).get("quick_gelu"))
 
 
 def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
-    """An open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
+    """Load an open_clip model: a directory in open_clip's format, or a name that open_clip knows with `pretrained`
     weights (a tag, or a file of any kind that open_clip reads).
 
     Raises Refused for a name that is neither, and for damaged weights.
@@ -118,7 +118,7 @@ def save_clip(clip: ClipModel, directory: Path) -> None:
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
-    """The configuration of a directory, and its merges where it has any: what `create_clip` takes."""
+    """Read the configuration of a directory, and its merges where it has any, for `create_clip`."""
     config = json.loads((directory / OPEN_CLIP_CONFIG).read_text())
     merges = directory / MERGES
     return config, merges if merges.is_file() else None
@@ -132,7 +132,7 @@ def write_config(clip: ClipModel, directory: Path) -> None:
 
 
 def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Floating point weights as float16, contiguous and on the CPU."""
+    """Return floating point weights as float16, contiguous and on the CPU."""
     return {
         name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().cpu()
         for name, tensor in state.items()
@@ -140,7 +140,7 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
-    """3 × 3 convolutions of stride 2 from RGB to the ViT's width, each but the last with batch norm and ReLU.
+    """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU.
 
     Raises ValueError where their strides do not multiply to the patch size.
     """

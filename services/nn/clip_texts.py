@@ -1,4 +1,4 @@
-"""Texts on their way into a CLIP text tower: tokenised once, refused where they do not fit.
+"""Input texts of a CLIP text tower: tokenised once, refused where they are too long.
 
 Shapes: W text tokens.
 """
@@ -14,10 +14,10 @@ from services.nn.clip_tokenizer import Tokenizer
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
-# No vocabulary packs more characters into a token on average; what is longer is refused before the tokenizer,
-# whose time grows with the square of a word's length.
+# No vocabulary has more characters per token on average; longer texts are refused before tokenization, whose time
+# grows with the square of a word's length.
 MAX_CHARACTERS_PER_TOKEN = 16
-# White space is not counted, but a longer text is refused or cut before it is looked at.
+# White space is not counted, but a longer text is refused or cut before it is examined.
 MAX_CHARACTERS = 2**18
 
 
@@ -25,7 +25,7 @@ MAX_CHARACTERS = 2**18
 class Text:
     """A tokenised text, as an input of its own or as a condition: `input_ids` is (W,) int64, padded.
 
-    `digest` is equal for texts that the model cannot tell apart, whatever their spelling.
+    `digest` is equal for texts that the model can't tell apart, whatever their spelling.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Text:
 
 
 def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text:
-    """A text as the model reads it, spaces made single.
+    """Tokenise a text as the model reads it, with runs of spaces made single.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
     InvalidRequest for a text without any token.

@@ -1,4 +1,4 @@
-"""CLIP's byte-pair tokenizer, and vocabularies of one's own for it.
+"""CLIP's byte-pair tokenizer, and custom vocabularies for it.
 
 Shapes: N texts, W text tokens.
 """
@@ -12,34 +12,34 @@ from typing import Any
 
 from torch import Tensor
 
-# SimpleTokenizer remembers every word that it ever saw; a server forgets them at this many.
+# SimpleTokenizer caches every word that it has seen; the cache is cleared at this size.
 MAX_REMEMBERED_WORDS = 100_000
 
 
 class Tokenizer:
-    """A CLIP tokenizer that can say how long a text is before it cuts it."""
+    """A CLIP tokenizer that can count a text's tokens before truncating it."""
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         self._tokenizer = tokenizer
         self.context_length = context_length
 
     def num_tokens(self, text: str) -> int:
-        """Tokens of a text with its start and end, before any truncation."""
+        """Count the tokens of a text with its start and end, before any truncation."""
         if hasattr(self._tokenizer, "encode"):
             self._forget_words()
             return len(self._tokenizer.encode(text)) + 2
         return len(self._tokenizer.tokenizer(text)["input_ids"])
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """(N, W) int64, padded to and cut at the model's context length."""
+        """Tokenise texts to (N, W) int64, padded to and cut at the model's context length."""
         self._forget_words()
         input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
         return input_ids
 
     def decode(self, input_ids: Sequence[int]) -> str:
-        """What tokens say; bytes that are no characters become U+FFFD.
+        """Return the text of tokens; invalid UTF-8 becomes U+FFFD.
 
-        CLIP's own vocabulary has a space behind each token that ends a word.
+        CLIP's own vocabulary has a space after each token that ends a word.
         """
         vocabulary = self._tokenizer if hasattr(self._tokenizer, "decode") else self._tokenizer.tokenizer
         text: str = vocabulary.decode(list(input_ids))
@@ -52,7 +52,7 @@ class Tokenizer:
 
 
 def learn_merges(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Byte-pair merges that make one token of each lower-case word of `texts`; other words fall apart into bytes.
+    """Return byte-pair merges that make one token of each lower-case word of `texts`; other words fall into bytes.
 
     Words are merged from the left, each along the merges learned before it.
     """
@@ -70,12 +70,12 @@ def learn_merges(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def vocabulary_size(merges: Sequence[tuple[str, str]]) -> int:
-    """Tokens of a SimpleTokenizer of these merges: bytes inside and at the end of words, merges, start and end."""
+    """Count a SimpleTokenizer's tokens with these merges: bytes inside and at the end of words, merges, start, end."""
     return 512 + len(merges) + 2
 
 
 def write_merges(merges: Sequence[tuple[str, str]], path: Path) -> None:
-    """A BPE vocabulary in the format of open_clip's SimpleTokenizer: a header line, then a merge a line."""
+    """Write a BPE vocabulary in the format of open_clip's SimpleTokenizer: a header line, then one merge per line."""
     lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
-    # a fixed time in the gzip header keeps equal vocabularies equal in bytes, and so in digest
+    # a fixed time in the gzip header gives equal vocabularies equal bytes, and so equal digests
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))

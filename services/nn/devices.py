@@ -1,4 +1,4 @@
-"""Where and how a checkpoint runs: device, dtype and threads."""
+"""The device, dtype and threads that a checkpoint runs with."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,14 +10,14 @@ from services.core.errors import is_out_of_memory as is_out_of_memory
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-# In a transformer of at most this width the operations are so short that threads cost more in waiting for each other
-# than they bring, above all where they share their cores with other processes.
+# In a transformer of at most this width the operations are so short that threads lose more by waiting for each other
+# than they gain, above all where they share their cores with other processes.
 NARROW_WIDTH = 256
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What an operator may choose.
+    """An operator's choice of device, dtype and threads.
 
     `auto` takes the first device of CUDA, MPS and CPU that exists, and bfloat16 on CUDA, float32 elsewhere.
     `num_threads` 0 is one for a narrow model and `all_threads` for any other.
@@ -29,7 +29,7 @@ class DeviceOptions:
     all_threads: int = field(default_factory=torch.get_num_threads)
 
     def choose_device(self) -> torch.device:
-        """Raises ValueError for a device that this machine lacks."""
+        """Return the device. Raises ValueError for one that this machine lacks."""
         available = {
             "cuda": torch.cuda.is_available(),
             "mps": torch.backends.mps.is_available(),
@@ -42,12 +42,12 @@ class DeviceOptions:
         return torch.device(self.device)
 
     def choose_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype of weights and of the forward pass."""
+        """Return the dtype of weights and of the forward pass."""
         if self.dtype == "auto":
             return torch.bfloat16 if device.type == "cuda" else torch.float32
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     def choose_num_threads(self, width: int) -> int:
-        """For a model of this width in numbers a token."""
+        """Return the number of threads for a model of this width (numbers per token)."""
         return self.num_threads or (1 if width <= NARROW_WIDTH else self.all_threads)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# Beyond it the ends of an image are cut off before it is resized; the centre crop never sees them.
+# Aspect ratio from which the ends of an image are cut off before it is resized; the centre crop drops them anyway.
 MAX_ASPECT_RATIO = 32
 RESIZE_MODES = ("shortest", "squash")
 
@@ -36,7 +36,7 @@ class ImageTransform:
             raise ValueError(f"resize_mode is {self.resize_mode!r}, which is none of {', '.join(RESIZE_MODES)}")
 
     def __call__(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """An RGB image of any size → (height, width, 3) uint8."""
+        """Resize and crop an RGB image of any size → (height, width, 3) uint8."""
         resampling = Image.Resampling[self.interpolation.upper()]
         height, width = self.size
         if self.resize_mode == "squash":
@@ -52,14 +52,14 @@ class ImageTransform:
         return np.asarray(image.crop((left, top, left + width, top + height)))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(B, height, width, 3) uint8 → (B, 3, height, width) float32, on the device of `pixels`."""
+        """Normalise (B, height, width, 3) uint8 → (B, 3, height, width) float32, on the device of `pixels`."""
         mean = torch.tensor(self.mean, device=pixels.device)
         std = torch.tensor(self.std, device=pixels.device)
         return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
 
 
 def _without_far_ends(image: Image.Image) -> Image.Image:
-    """The middle of a very long image: the ends are cropped away anyway, and resizing them first could fill the
+    """Return the middle of a very long image: the ends are cropped away anyway, and resizing them first could fill the
     memory (a line of 30,000 pixels becomes a plane of a hundred million)."""
     short = min(image.size)
     width, height = (min(side, MAX_ASPECT_RATIO * short) for side in image.size)

@@ -1,8 +1,7 @@
 """Matrix products of 8-bit integers on a CPU through oneDNN, each row of activations with a scale of its own.
 
-Torch's own dynamic quantisation takes one scale for a whole batch, so that a row's product would depend on which rows
-stand beside it. Here every row is brought to the range of the integers by its own scale, which is multiplied in again
-behind the product.
+Torch's own dynamic quantisation takes one scale for a whole batch, so that a row's product would depend on the other
+rows. Here every row is scaled to the range of the integers by itself, and the product is scaled back.
 
 Shapes: D inputs, E outputs; … is any number of leading dimensions.
 """
@@ -13,19 +12,19 @@ import torch
 from torch import Tensor
 
 LEVELS = 127  # on each side of 0
-# Of activations without VNNI, where two products are added up in 16 bits: 2 (2 · 64 + 1) 127 < 2 ** 15.
+# Levels of activations without VNNI, where two products are added up in 16 bits: 2 (2 · 64 + 1) 127 < 2 ** 15.
 NARROW_LEVELS = 64
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Int8Linear:
-    """x W ᵀ for inference, roughly: 8 bits a weight with one scale an output, 8 bits an activation with one a row.
+    """Approximate x W ᵀ for inference: 8-bit weights with one scale per output, 8-bit activations with one per row.
 
     On CPUs without VNNI activations have 7 bits. A row's product does not depend on the other rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        """`weight` is (E, D) float32 on the CPU; no reference to it is kept."""
+        """Quantise `weight`, (E, D) float32 on the CPU; no reference to it is kept."""
         weight = weight.detach()
         self._levels = LEVELS if torch.cpu._is_vnni_supported() else NARROW_LEVELS
         self._zero_point = self._levels + 1  # of activations, which are unsigned
@@ -33,11 +32,11 @@ class Int8Linear:
         levels = (weight / self._scales[:, None]).round().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
         self._zero_points = torch.zeros(len(levels), dtype=torch.int32)
-        # half a level more, since numbers are cut on their way to integers
+        # half a level more, since conversion to integers truncates
         self._middle = torch.tensor([self._zero_point + 0.5])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(…, D) float32 → (…, E). Rows of zeros give zeros; rows that are not finite give NaN."""
+        """Multiply (…, D) float32 → (…, E). Rows of zeros give zeros; rows that are not finite give NaN."""
         rows = x.reshape(-1, x.shape[-1])
         scales = rows.abs().amax(dim=1, keepdim=True).add_(SMALLEST)
         levels = torch.addcdiv(self._middle, rows, scales, value=self._levels).to(torch.uint8)

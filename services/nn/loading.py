@@ -1,6 +1,6 @@
-"""Loading torchvision, where its library of operators does not load, and transformers, without its progress bars.
+"""Loading of torchvision, where its library of operators does not load, and of transformers without progress bars.
 
-What transformers writes to the terminal would stand among a service's log lines.
+The terminal output of transformers would be mixed with a service's log lines.
 """
 
 import functools
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No progress bar and no warning of transformers in this block; what fails still raises."""
+    """Suppress transformers' progress bars and warnings in this block; errors still raise."""
     from transformers.utils import logging
 
     was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -47,4 +47,4 @@ def declare_torchvision_operators() -> None:
             operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
 
-        torchvision.declared_operators = operators  # they are withdrawn when this object dies
+        torchvision.declared_operators = operators  # they are unregistered when this object dies

@@ -1,7 +1,7 @@
 """Matrix products on a CPU through oneDNN, with weights laid out for it once.
 
-Torch multiplies float32 matrices by MKL, which leaves the wide vectors of other makers' processors unused; and
-whichever library multiplies, it lays the weights out anew at each call, which costs a small batch dearly.
+Torch multiplies float32 matrices with MKL, which does not use the wide vectors of other makers' processors; and every
+library lays the weights out again at each call, which is expensive for a small batch.
 
 Shapes: D inputs, E outputs; … is any number of leading dimensions.
 """
@@ -16,7 +16,7 @@ X86 = ("x86_64", "AMD64")
 
 
 class PackedLinear(nn.Module):
-    """x W ᵀ + b in float32, for inference: equal to `nn.Linear` but for rounding.
+    """x W ᵀ + b in float32, for inference: equal to `nn.Linear` except for rounding.
 
     It keeps no weight that could be saved, trained or moved to another device.
     """
@@ -27,20 +27,20 @@ class PackedLinear(nn.Module):
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) → (…, E)."""
+        """Multiply (…, D) → (…, E)."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a model of this dtype on this device gains by it, and torch was built with oneDNN."""
+    """Whether a model of this dtype on this device becomes faster by it, and torch was built with oneDNN."""
     onednn: Any = torch.backends.mkldnn
     is_x86 = device.type == "cpu" and platform.machine() in X86
     return is_x86 and dtype == torch.float32 and bool(onednn.is_available())
 
 
 def pack_linear_layers(model: nn.Module) -> None:
-    """Replace every `nn.Linear` of a model in place, keeping no weight of theirs that nothing else uses."""
+    """Replace every `nn.Linear` of a model in place, freeing weights that nothing else uses."""
     for module in model.modules():
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):

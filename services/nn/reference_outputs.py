@@ -1,4 +1,4 @@
-"""What a checkpoint's weights answer to a few inputs, written down where it is published and compared where it serves.
+"""Reference outputs: a checkpoint's answers to a few inputs, recorded on publishing and compared on serving.
 
 `reference.json` is a file of the version like any other, so that its digest and the version's id cover it.
 """
@@ -18,17 +18,17 @@ MAX_REFERENCE_BYTES = 1024 * 1024
 MAX_INPUTS = 16
 MAX_NUMBERS = 8192
 
-# Distance of two outputs as a share of the length of one. Rounding and other orders of summation make the outputs of
-# one set of weights differ by far less, other weights by about 1.
+# Distance of two outputs as a share of the length of one. Rounding and the order of summation make outputs of the same
+# weights differ by far less, other weights by about 1.
 TOLERANCES = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.2, "int8": 0.5}
-# Two different inputs whose outputs are closer than that were not looked at.
+# Where outputs of two different inputs are closer than this, the model ignores its inputs.
 SAME_OUTPUT = 1e-6
 
 OutputRow = Sequence[float]
 
 
 class Reference(BaseModel):
-    """`outputs` are those of `inputs`, in the form of the service whose checkpoint it is, computed in `dtype`."""
+    """Reference `inputs` and their `outputs`, in the form of the checkpoint's service, computed in `dtype`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -38,21 +38,21 @@ class Reference(BaseModel):
 
 
 class ReferencedEngine(Protocol):
-    """An engine whose outputs can be compared with those that it, or another, gave elsewhere."""
+    """An engine whose outputs can be compared with recorded ones."""
 
     @property
     def computes_in(self) -> str:
-        """A key of TOLERANCES."""
+        """The key of TOLERANCES for this engine."""
 
     def reference_inputs(self) -> list[JsonValue]:
-        """Inputs, all different, that any checkpoint of the kind takes."""
+        """Return inputs, all different, that any checkpoint of the kind accepts."""
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """A row of numbers for each input; those of other weights lie in another direction."""
+        """Return a row of numbers for each input; with other weights it has another direction."""
 
 
 def make_reference(engine: ReferencedEngine) -> bytes:
-    """The content of REFERENCE_FILE. Raises BrokenModel where outputs do not depend on inputs."""
+    """Return the content of REFERENCE_FILE. Raises BrokenModel where outputs do not depend on inputs."""
     inputs = engine.reference_inputs()
     outputs = engine.reference_outputs(inputs)
     _check_sense(outputs)
@@ -61,9 +61,9 @@ def make_reference(engine: ReferencedEngine) -> bytes:
 
 
 def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
-    """Raises BrokenModel for weights that no training leaves behind, outputs that do not depend on the input, and
-    outputs that are not those written down in the folder. One without REFERENCE_FILE passes the rest; None is no
-    folder at all.
+    """Raises BrokenModel for weights that can't result from training, outputs that do not depend on the input, and
+    outputs that differ from those recorded in the folder. Without a REFERENCE_FILE only the first two are checked,
+    without a folder (None) only the second.
     """
     if directory is not None:
         check_weights(directory)
@@ -83,7 +83,7 @@ def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
 
 
 def read_reference(directory: Path) -> Reference | None:
-    """None where the folder has none. Raises BrokenModel for a file that is none."""
+    """Read the folder's reference; None where it has none. Raises BrokenModel for an invalid file."""
     path = directory / REFERENCE_FILE
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""What a job refuses because of what it was given, not because of a fault of its own."""
+"""Refusals of jobs: errors in their inputs, not faults of their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 
 
 class Refused(ValueError):
-    """What was asked can't be done; the message is fit to be shown in place of a traceback."""
+    """A request that can't be carried out; the message can be shown in place of a traceback."""
 
 
 @contextmanager

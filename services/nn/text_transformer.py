@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# CLIP clamps its learned scale here (ln 100).
+# CLIP clamps its learned log scale here (ln 100).
 MAX_LOG_SCALE = math.log(100.0)
 
 
 def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
-    """The text features of an open_clip model or of its bare text tower: (N, W) int64 → (N, E), not normalised.
+    """Compute text features by an open_clip model or its bare text tower: (N, W) int64 → (N, E), not normalised.
 
-    A causal tower pooled at the end of text never sees the padding behind it, so the batch is cut at its longest
-    text: equal results for a fraction of the work.
+    A causal tower pooled at the end of text never sees the padding after it, so the batch is cut at its longest text:
+    equal results for a fraction of the work.
     """
     if not hasattr(tower, "encode_text"):
         features: Tensor = tower(input_ids)
@@ -36,5 +36,5 @@ def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
 
 
 def clamped_scale(log_scale: Tensor) -> Tensor:
-    """CLIP's learned temperature: exp of the parameter, at most 100."""
+    """Return CLIP's learned temperature: exp of the parameter, at most 100."""
     return log_scale.clamp(max=MAX_LOG_SCALE).exp()

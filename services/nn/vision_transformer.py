@@ -1,4 +1,4 @@
-"""open_clip's plain ViT in pieces, so that tokens of several kinds can pass its blocks beside one another.
+"""open_clip's plain ViT in pieces, so that tokens of several kinds can pass through its blocks together.
 
 Shapes: B images, N sequences, T tokens of one, P patches, D width, H heads, E embedding width. Features are float of
 the tower's dtype; `visual` is open_clip's VisionTransformer, `block` one of its residual blocks.
@@ -14,21 +14,21 @@ from services.nn.packed_linear import PackedLinear
 
 
 class QueriesKeysValues(NamedTuple):
-    """By head, (N, H, T, D/H) each; queries may be of fewer tokens."""
+    """Queries, keys and values by head, (N, H, T, D/H) each; queries may be of fewer tokens."""
 
     query: Tensor
     key: Tensor
     value: Tensor
 
     def of_first(self) -> "QueriesKeysValues":
-        """The first token alone asks."""
+        """Return them with only the first token's query."""
         return self._replace(query=self.query[:, :, :1])
 
 
 def pack_tower(tower: Any) -> None:
-    """Lay the weights of a tower's blocks out anew, in place, for a CPU. Of images or of texts, its blocks are alike.
+    """Repack the weights of a tower's blocks in place for a CPU; image and text towers have the same blocks.
 
-    Nothing but this module can run them from then on.
+    Only this module can run them from then on.
     """
     for block in tower.transformer.resblocks:
         attention, mlp = block.attn, block.mlp
@@ -41,7 +41,7 @@ def pack_tower(tower: Any) -> None:
 
 
 def embed(visual: Any, pixels: Tensor) -> Tensor:
-    """Patches behind the class token, with positions, after ln_pre: (B, 3, height, width) → (B, 1 + P, D)."""
+    """Embed class token and patches, with positions, after ln_pre: (B, 3, height, width) → (B, 1 + P, D)."""
     patches = visual.conv1(pixels).flatten(2).transpose(1, 2)
     cls = visual.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
     x = torch.cat([cls, patches], dim=1) + visual.positional_embedding.to(patches.dtype)
@@ -50,13 +50,13 @@ def embed(visual: Any, pixels: Tensor) -> Tensor:
 
 
 def class_token(visual: Any) -> Tensor:
-    """The class token in front of the first block, the same for every image: (D,)."""
+    """Return the class token before the first block, the same for every image: (D,)."""
     token: Tensor = visual.ln_pre(visual.class_embedding + visual.positional_embedding[0])
     return token
 
 
 def project(block: Any, x: Tensor) -> Tensor:
-    """The query, key and value of each token, one behind the other: (…, D) → (…, 3 D)."""
+    """Project each token to its query, key and value, concatenated: (…, D) → (…, 3 D)."""
     if hasattr(block.attn, "packed_in_proj"):
         projected: Tensor = block.attn.packed_in_proj(block.ln_1(x))
         return projected
@@ -64,7 +64,7 @@ def project(block: Any, x: Tensor) -> Tensor:
 
 
 def by_head(block: Any, projected: Tensor) -> QueriesKeysValues:
-    """What `project` made of N sequences, taken apart: (N, T, 3 D) → (N, H, T, D/H) each."""
+    """Split the output of `project` for N sequences by head: (N, T, 3 D) → (N, H, T, D/H) each."""
     num_items, num_tokens, width = projected.shape
     num_heads = block.attn.num_heads
     heads = projected.view(num_items, num_tokens, 3, num_heads, width // (3 * num_heads))
@@ -72,25 +72,25 @@ def by_head(block: Any, projected: Tensor) -> QueriesKeysValues:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention, heads put side by side again: → (N, T, D). `mask` is true where a key may be seen."""
+    """Compute softmax attention with heads concatenated again: → (N, T, D). `mask` is true where a key may be seen."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 def advance(block: Any, x: Tensor, attended: Tensor) -> Tensor:
-    """The rest of a block, token by token, once its attention is computed: (…, D) and (…, D) → (…, D)."""
+    """Run the rest of a block, token by token, after its attention: (…, D) and (…, D) → (…, D)."""
     x = x + block.ls_1(block.attn.out_proj(attended))
     advanced: Tensor = x + block.ls_2(block.mlp(block.ln_2(x)))
     return advanced
 
 
 def num_pooled(visual: Any) -> int:
-    """Tokens of the last block that `pool` looks at, from the first on: the class token, or all."""
+    """Return how many tokens of the last block `pool` uses, from the first on: the class token, or all."""
     num_tokens: int = visual.positional_embedding.shape[0]
     return num_tokens if visual.pool_type == "avg" else 1
 
 
 def pool(visual: Any, x: Tensor) -> Tensor:
-    """Class token (or the mean of the patches, as the model was built) → shared space: (N, T, D) → (N, E), unit."""
+    """Project the class token (or the patches' mean, by the model) to the shared space: (N, T, D) → (N, E), unit."""
     if not visual.final_ln_after_pool:
         x = visual.ln_post(x)
     pooled = x[:, 1:].mean(dim=1) if visual.pool_type == "avg" else x[:, 0]

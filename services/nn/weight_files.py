@@ -1,4 +1,4 @@
-"""Weights that no training leaves behind, told by the files of a checkpoint, whatever a model makes of them."""
+"""Detection of weights that can't result from training, from a checkpoint's files alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
 
-# Weights of trained models stay far below it; products of larger ones overflow.
+# Weights of trained models are far below it; products of larger ones overflow.
 MAX_WEIGHT = 1e6
-# Of the numbers in matrices: some are never trained, and stay as they began.
+# Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
 MAX_CONSTANT_SHARE = 0.5
 
 
@@ -19,8 +19,8 @@ def check_weights(directory: Path) -> None:
     """Read every tensor of the safetensors files in `directory`, one at a time.
 
     Raises BrokenModel, naming the tensor, for a number that is not finite or above MAX_WEIGHT, and where more than
-    MAX_CONSTANT_SHARE of the numbers in matrices stand in one that holds a single number over and over. Numbers that
-    are no floating point, quantised ones say, are not looked at.
+    MAX_CONSTANT_SHARE of the numbers in matrices are in constant ones. Tensors that are not floating point, such as
+    quantised ones, are skipped.
     """
     num_constant = num_all = 0
     for name, tensor in _tensors(directory):
@@ -42,5 +42,5 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                 tensor = weights.get_tensor(name)
                 if not tensor.is_floating_point() or not tensor.numel() or "mask" in name:
                     continue
-                # torch finds no extremes of numbers of eight bits
+                # torch has no minimum and maximum of 8-bit numbers
                 yield name, tensor.float() if tensor.dtype.itemsize == 1 else tensor

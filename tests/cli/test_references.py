@@ -170,7 +170,7 @@ def test_references_tell_the_weights_of_two_trained_models_apart() -> None:
 def test_publishing_writes_the_reference_into_the_version(tmp_path: Path) -> None:
     directory = changed("t5-student", tmp_path, lambda _, tensor: tensor, has_reference=False)
     store = Store.open((tmp_path / "store").as_uri())
-    store.publish("other", write_checkpoint(tmp_path / "other"), CheckpointInfo(kind="tiny"))  # lest starters come
+    store.publish("other", write_checkpoint(tmp_path / "other"), CheckpointInfo(kind="tiny"))  # no starters then
 
     done = CliRunner().invoke(app, ["publish", str(directory), "--store-url", store.label])
 

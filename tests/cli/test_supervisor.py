@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Other processes tell nobody what happens in them; the test's timeout bounds the wait."""
+    """Poll until it holds, since other processes send no events; the test's timeout bounds the wait."""
     while not condition():
         time.sleep(POLL_S)
 

@@ -20,7 +20,7 @@ class Answer:
 
 
 def curl(*arguments: str) -> Answer:
-    """What is answered to `curl ARGUMENTS`."""
+    """Run `curl ARGUMENTS` and return its answer."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     done = subprocess.run(

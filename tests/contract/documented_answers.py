@@ -25,7 +25,7 @@ CHECKS: Any = (
 
 
 def operations(url: str) -> Iterator[Any]:
-    """Those of the service at `url`."""
+    """Yield the operations of the service at `url`."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result

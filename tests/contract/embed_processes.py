@@ -1,4 +1,4 @@
-"""What embed processes share: a store with a tiny checkpoint, and their folders."""
+"""Fixtures of embed processes: a store with a tiny checkpoint, and their folders."""
 
 from pathlib import Path
 

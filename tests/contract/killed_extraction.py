@@ -1,7 +1,7 @@
 """python -m tests.contract.killed_extraction NUMBER FILE ARGUMENT…
 
-`python -m services.predict.extraction.command ARGUMENT…`, which is killed once so many outputs are on the disk in the
-file.
+Runs `python -m services.predict.extraction.command ARGUMENT…`, which is killed once NUMBER outputs are on disk in
+FILE.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def die_at(number: int, path: Path) -> None:
-    """End this process as kill -9 does, where the thread that calls this has brought so many lines to the disk."""
+    """End this process as kill -9 does once the calling thread has written this number of lines to disk."""
 
     def watch(frame: FrameType, event: str, function: Any) -> None:
         if event == "c_return" and function is os.fsync and path.exists() and path.read_bytes().count(b"\n") >= number:

@@ -15,10 +15,10 @@ Send = Callable[[aiohttp.ClientSession, str, int], Any]
 
 
 class Load:
-    """What the clients saw: statuses, the models that answered, and what went wrong.
+    """Clients under load and their observations: statuses, the models that answered, and errors.
 
-    They ask one of `urls` after another. With `anew` each request has a connection of its own, so that whoever stops
-    is asked by nobody who has not looked where to go.
+    They send requests to `urls` in turn. With `anew` each request has a connection of its own, so that a process that
+    stops gets no request over an old one.
     """
 
     def __init__(self, send: Send, urls: Sequence[str], *, anew: bool = False) -> None:
@@ -35,7 +35,7 @@ class Load:
         return self.statuses.total()
 
     async def more(self, num_requests: int) -> None:
-        """Until so many requests more have been answered."""
+        """Wait until this number of further requests has been answered."""
         wanted = self.num_requests + num_requests
         while self.num_requests < wanted:
             assert not self.failures, self.failures[0]

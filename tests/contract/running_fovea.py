@@ -25,7 +25,7 @@ class Fovea:
         return self.processes["gateway"].url
 
     def addresses(self) -> dict[str, str]:
-        """Where the targets of the scrape configuration run."""
+        """Return the addresses of the scrape configuration's targets."""
         return {
             f"{name}:{port}": f"127.0.0.1:{self.processes[name].port}"
             for name, port in PORTS.items()

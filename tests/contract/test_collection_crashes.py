@@ -41,9 +41,9 @@ def picture(dice: random.Random) -> bytes:
 
 @dataclass
 class Ledger:
-    """What the process owes: images whose adding it acknowledged, and none whose deletion it acknowledged.
+    """Acknowledged changes: images that the process must have, and those that it must not have any more.
 
-    An id is in doubt while the last request about it has no answer; then both outcomes are right.
+    An id is in doubt while the last request about it has no answer; then both outcomes are correct.
     """
 
     stored: dict[str, bytes] = field(default_factory=dict)
@@ -180,7 +180,7 @@ async def posted(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
 
 
 async def check_index(session: aiohttp.ClientSession, url: str, library: Library, condition: str | None) -> None:
-    """All images are found, each with the cosine that embedding it anew gives."""
+    """Check that all images are found, each with the cosine that embedding it again gives."""
     ids = list(library.ledger.stored)
     query = library.dice.choice(ids)
     body = {"id": query, "condition": condition, "k": 1000}

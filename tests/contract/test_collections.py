@@ -1,4 +1,4 @@
-"""Collections of a real process behind a real gateway, as clients use them: what is added is found, and stays."""
+"""Collections of a real process behind a real gateway, as clients use them: added images are found, and stay."""
 
 import asyncio
 import base64
@@ -359,7 +359,7 @@ def test_a_restart_brings_everything_back(system: System, url: str) -> None:
 
 @dataclass
 class Traffic:
-    """What clients that add, delete and search at the same time know of a collection."""
+    """The contents of a collection as known to clients that add, delete and search at the same time."""
 
     url: str
     session: aiohttp.ClientSession

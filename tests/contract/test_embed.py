@@ -198,7 +198,7 @@ def test_curl_without_a_content_type_is_told_what_to_add(embed_server: Process, 
 
 
 def exchange(server: Process, sent: bytes) -> bytes:
-    """Send bytes, say that no more will come, and return all that is answered."""
+    """Send bytes, close the sending side, and return the whole answer."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(sent)

@@ -1,4 +1,4 @@
-"""Whatever the served OpenAPI document allows, and much that it does not, is answered as the document says."""
+"""Requests that embed's OpenAPI document allows, and many that it does not, are answered as the document says."""
 
 import base64
 import json
@@ -55,7 +55,7 @@ def put_collection(server: Process) -> None:
 
 
 def in_the_collection(case: Any) -> Any:
-    """What asks about the images of a collection asks one that exists, and every other time for an image in it."""
+    """Direct cases about a collection's images to one that exists, and every other one to an image in it."""
     if case.path.startswith("/collections/{name}/"):
         case.path_parameters["name"] = COLLECTION
     if "id" in case.path_parameters and len(case.path_parameters["id"]) % 2:

@@ -28,7 +28,7 @@ def values_of(row: int) -> dict[str, str]:
 def run(
     system: System, folder: Path, *options: str, to: str = "rationales.jsonl", killed_after: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """To its end, or until it has put so many outputs into the file."""
+    """Run the job to its end, or until it has written this number of outputs to the file."""
     killed = ["tests.contract.killed_extraction", str(killed_after), str(folder / to)]
     command = [
         *(sys.executable, "-m", *(killed if killed_after else ["services.predict.extraction.command"])),
@@ -41,7 +41,7 @@ def run(
 
 
 def num_requests(system: System) -> int:
-    """Those that the service has taken, however they ended."""
+    """Count the requests that the service has taken, whatever their outcome."""
     lines = requests.get(f"{system.service.url}/metrics", timeout=30).text.splitlines()
     counted = [line for line in lines if line.startswith("fovea_requests_total{") and "/v1/chat/completions" in line]
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in counted))

@@ -1,4 +1,4 @@
-"""Whatever the served OpenAPI document allows, and much that it does not, is answered as the document says."""
+"""Requests that generate's OpenAPI document allows, and many that it does not, are answered as the document says."""
 
 import json
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def short_and_answerable(case: Any) -> Any:
 
 
 def schema_of_events(document: dict[str, Any], path: str) -> jsonschema_rs.Validator:
-    """What the document says of the JSON in the events of a stream."""
+    """Return the document's schema of the JSON in the events of a stream."""
     answered = document["paths"][path]["post"]["responses"]["200"]["content"]
     done, payload = answered["text/event-stream"]["itemSchema"]["properties"]["data"]["anyOf"]
     assert done["const"] == "[DONE]"

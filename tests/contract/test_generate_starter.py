@@ -1,4 +1,4 @@
-"""The starter as it is served: answers by curl, many at once, and what becomes of those that nobody waits for."""
+"""The starter as it is served: answers by curl, many at once, and requests whose clients have gone."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System, wait_until
 
 MODEL = "litm-facts"
-# All that the running batch holds. A prompt of more than half of it leaves no room for another.
+# The capacity of the running batch. A prompt of more than half of it leaves no room for another.
 CONTEXT = 8192
 NUM_WORDS = 4200
 LONG = CONTEXT // 4

@@ -1,4 +1,4 @@
-"""Whatever predict's OpenAPI document allows, and much that it does not, is answered as the document says."""
+"""Requests that predict's OpenAPI document allows, and many that it does not, are answered as the document says."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ def generate_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System
 
 @pytest.fixture(scope="module")
 def expected(generate_system: System) -> list[dict[str, Any]]:
-    """What the service itself answers to the tests' query."""
+    """Return the service's own answer to the tests' query."""
     body = {"query": QUERY, "documents": DOCUMENTS, "return_documents": False}
     answer = requests.post(f"{generate_system.service.url}/v1/rerank", json=body, timeout=30)
     results: list[dict[str, Any]] = answer.json()["results"]

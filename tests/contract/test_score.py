@@ -225,7 +225,7 @@ def test_large_requests_leave_room_for_small_ones(system: System) -> None:
 
 
 def answered_in_order(system: System, names: Iterable[str]) -> list[str]:
-    """Those of the named requests that the service has answered, first come first."""
+    """Return the named requests that the service has answered, in the order of its answers."""
     lines = [json.loads(line) for line in system.service.log.read_text().splitlines()]
     return [line["request_id"] for line in lines if line.get("request_id") in names]
 

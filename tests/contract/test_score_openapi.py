@@ -1,4 +1,4 @@
-"""Whatever score's OpenAPI document allows, and much that it does not, is answered as the document says."""
+"""Requests that score's OpenAPI document allows, and many that it does not, are answered as the document says."""
 
 import base64
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Two tenants behind one gateway: neither sees, changes or learns anything of what is the other's."""
+"""Two tenants behind one gateway: neither sees, changes or learns anything of the other's data."""
 
 import base64
 import http.client
@@ -160,7 +160,7 @@ def test_a_client_can_not_name_its_tenant(norths: System, spelling: str, tricks:
 
 
 def test_how_long_each_stage_took_is_told_to_administrators_alone(norths: System) -> None:
-    """A stage that is missing would tell that somebody has asked the same before."""
+    """A missing stage would reveal that another client has asked the same before."""
     for key in ("north", "north-writer", "north-reader", "north-admin", "operator"):
         response = ask(norths, key, "POST", "/embed", json={"texts": ["the same text"]})
         assert response.status_code == 200

@@ -1,4 +1,4 @@
-"""What threads cost."""
+"""The CPU time of threads."""
 
 import threading
 import time

@@ -41,7 +41,7 @@ async def public_server() -> AsyncIterator[HostileServer]:
 
 @asynccontextmanager
 async def private_server(port: int) -> AsyncIterator[HostileServer]:
-    """What must never be reached: the same port of the private address."""
+    """Run a server that must never be reached, on the same port of the private address."""
     async with hostile_server(PRIVATE, port) as secret:
         secret.answers["/image"] = response(b"secret")
         yield secret

@@ -1,4 +1,4 @@
-"""What other processes do to a store in tests."""
+"""Other processes' changes to a store in tests."""
 
 import random
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ POLL_S = 0.02
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Another process tells nobody when something has happened in it; the test's timeout bounds the wait."""
+    """Poll until it holds, since another process sends no events; the test's timeout bounds the wait."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
 

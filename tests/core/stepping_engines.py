@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Item:
     """Answered by `name-0` … `name-(n-1)`, one event a step, the first on admission; takes `size` of the room.
 
-    With `num_pieces` the first event comes once so many pieces of work are done instead.
+    With `num_pieces` the first event comes once that number of pieces of work is done instead.
     """
 
     name: str

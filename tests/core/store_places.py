@@ -1,4 +1,4 @@
-"""Where a store can live, and how a test opens it, as often as it likes."""
+"""The places of stores, local and remote, which a test can open any number of times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Read from the stdout of a real process: one JSON object a line, whoever logs."""
+"""Logs read from the stdout of a real process: one JSON object per line, whichever library logs."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ Log = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
-    """All that one process said, from its start to its end, of a few requests of each kind."""
+    """Return the whole log of one process, from its start to its end, with a few requests of each kind."""
     served = ServedProcess(tmp_path_factory.mktemp("logs") / "log")
     try:
         assert asyncio.run(lifetime(served)) == 0

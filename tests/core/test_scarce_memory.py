@@ -1,4 +1,4 @@
-"""Where memory runs out, a client is told to come back: nothing that it sent is blamed, and the process stays."""
+"""Clients are told to retry where memory runs out: the error does not blame them, and the process survives."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ from tests.core.starved_calls import CALLS
 
 
 def bytes_of(pid: int) -> int:
-    """What a process has of its address space."""
+    """Return the bytes of a process's address space in use."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 

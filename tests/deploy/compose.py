@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
-    """What compose makes of a value. Raises Refused."""
+    """Interpolate variables in a value as compose does. Raises Refused."""
     if isinstance(value, dict):
         return {key: interpolated(each, variables) for key, each in value.items()}
     if isinstance(value, list):
@@ -61,7 +61,7 @@ PROCESS = {
 
 
 def environment(name: str, variables: Mapping[str, str] = FILLED) -> dict[str, str]:
-    """What the service's process finds in its environment, the image's own included."""
+    """Return the environment of the service's process, the image's own included."""
     service = SERVICES[name]
     own = IMAGES.get(service["image"].partition(":")[0])
     settings = {key: variables.get(key) if value is None else value for key, value in service["environment"].items()}

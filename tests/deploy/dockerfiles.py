@@ -1,4 +1,4 @@
-"""What a Dockerfile says, as far as tests ask: its stages and their instructions."""
+"""The parts of a Dockerfile that tests check: its stages and their instructions."""
 
 import re
 import shlex

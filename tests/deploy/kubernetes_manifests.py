@@ -1,4 +1,4 @@
-"""What kubectl makes of the folder k8s/, and how its objects refer to one another."""
+"""The objects that kubectl renders from the folder k8s/, and their references to one another."""
 
 import functools
 import os
@@ -95,7 +95,7 @@ class Manifests:
         return [pod for pod in self.pods() if pod.container["command"][:2] == ["fovea", "serve"]]
 
     def environment(self, pod: Pod) -> dict[str, str]:
-        """What the container is given, without values that come from Secrets and the like."""
+        """Return the container's environment, without values from Secrets and the like."""
         found: dict[str, str] = {}
         for source in pod.container.get("envFrom", ()):
             name = source["configMapRef"]["name"]

@@ -47,7 +47,7 @@ def only_environment(environment: dict[str, str]) -> Iterator[None]:
 
 
 def settings_of(manifests: Manifests, pod: Pod) -> Any:
-    """What the process in the pod reads at its start. Raises SettingsError for what would stop it."""
+    """Return the settings that the pod's process reads at its start. Raises SettingsError where it would not start."""
     with only_environment(manifests.environment(pod)):
         return read_settings(SETTINGS[pod.container["command"][2]])
 
@@ -119,7 +119,7 @@ def check_services(manifests: Manifests) -> list[str]:
 
 
 def check_addresses(manifests: Manifests) -> list[str]:
-    """The gateways' upstreams and Redis are Services of these manifests, with the program that is meant behind them."""
+    """Check that the gateways' upstreams and Redis are Services of these manifests, for the intended programs."""
     wrong = []
     for pod in manifests.processes():
         settings = settings_of(manifests, pod)
@@ -148,7 +148,7 @@ def _check_service_port(manifests: Manifests, name: str, port: int | None, progr
 
 
 def check_selectors(manifests: Manifests) -> list[str]:
-    """What selects pods selects some, and no pod belongs to two workloads."""
+    """Check that every selector selects pods, and that no pod belongs to two workloads."""
     wrong = []
     pods = manifests.pods()
     for pod in pods:
@@ -190,7 +190,7 @@ def check_images(manifests: Manifests) -> list[str]:
 
 
 def check_folders(manifests: Manifests) -> list[str]:
-    """Where a process writes a disk is mounted, and so is the keys file, as a whole Secret."""
+    """Check that a disk is mounted where a process writes, and so is the keys file, as a whole Secret."""
     wrong = []
     for pod in manifests.processes():
         settings = settings_of(manifests, pod)

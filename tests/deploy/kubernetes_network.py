@@ -1,4 +1,4 @@
-"""Who may talk to whom under NetworkPolicies: the rules of networking.k8s.io/v1, for pods of one namespace."""
+"""Permitted connections under NetworkPolicies: the rules of networking.k8s.io/v1, for pods of one namespace."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class Network:
         ]
 
     def _rules(self, pod: Pod, kind: str, field: str) -> list[Object] | None:
-        """The rules of all policies that hold for the pod; None where there is none, and all is allowed."""
+        """Return the rules of all policies for the pod; None where there is none, and everything is allowed."""
         chosen = [
             policy["spec"]
             for policy in self._policies

@@ -1,4 +1,4 @@
-"""Which metrics and labels a PromQL query names."""
+"""The metrics and labels that a PromQL query names."""
 
 import re
 from collections.abc import Set

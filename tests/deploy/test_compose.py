@@ -91,7 +91,7 @@ def test_settings_that_the_example_does_not_show_come_from_a_file_that_may_be_ab
 
 
 def test_settings_for_one_process_reach_only_that_one() -> None:
-    """The code passes over another process's settings, so that nobody would see one that has no effect."""
+    """The code ignores another process's settings, so that one without effect would go unnoticed."""
     for name, process in PROCESS.items():
         others = tuple(f"FOVEA_{other}_" for other in PROCESSES if other != process.upper())
         declared = SERVICES[name]["environment"]

@@ -1,4 +1,4 @@
-"""What the images promise, as far as it can be told without building them; and the probe that they bring."""
+"""Properties of the images that can be checked without building them, and the probe that they contain."""
 
 import importlib.util
 import json

@@ -35,7 +35,7 @@ def stopping_s(manifests: Manifests, pod: Pod) -> float:
 
 
 def starting_s(pod: Pod) -> float:
-    """How long a pod may take to start before it is killed."""
+    """Return the seconds that a pod may take to start before it is killed."""
     probe = pod.container["startupProbe"]
     return float(probe["periodSeconds"] * probe["failureThreshold"])
 

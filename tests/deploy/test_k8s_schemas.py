@@ -32,7 +32,7 @@ VERSIONS = ("1.34", "1.37")
 
 
 def check_schemas(manifests: Manifests, version: str) -> list[str]:
-    """What the schema of each object's kind refuses; custom resources are the same for all versions."""
+    """Return the errors of each object by its kind's schema; custom resources are the same for all versions."""
     refusals = ((one, refusal_of(json.dumps(one, sort_keys=True), version)) for one in manifests.objects)
     return [f"{one['kind']} {one['metadata']['name']} {refusal}" for one, refusal in refusals if refusal]
 

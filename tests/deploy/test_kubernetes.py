@@ -112,7 +112,7 @@ def test_a_service_is_scaled_by_what_those_gateways_have_that_send_to_it(name: s
 
 
 def check_targets(manifests: Manifests) -> list[str]:
-    """What is scaled exists, is scaled once, and has no number of replicas that would be set again with each apply."""
+    """Check that scaled workloads exist, are scaled once, and have no replicas that each apply would reset."""
     wrong = []
     targets = []
     for one in manifests.of_kind("ScaledObject", "HorizontalPodAutoscaler"):

@@ -1,7 +1,7 @@
 """Every service is replaced behind the gateway under load, at the pace of the manifests, and no request fails.
 
-What Kubernetes does is done by hand: the preStop wait, SIGTERM, and a kill when the grace period is over; a rolling
-update starts the next process first, and `Recreate` starts it when the old one is gone.
+The tests play Kubernetes: the preStop wait, SIGTERM, and a kill when the grace period is over; a rolling update starts
+the next process first, and `Recreate` starts it when the old one is gone.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ NOTICED_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """How a workload's manifest replaces its pods."""
+    """The pace at which a workload's manifest replaces its pods."""
 
     pre_stop_s: float
     grace_s: float
@@ -86,8 +86,8 @@ SENT: dict[str, Send] = {
 
 
 def stop_as(pace: Pace, process: Process, *, waited_s: float = 0.0) -> None:
-    """What the kubelet does to a container, `waited_s` of its wait being over; its status must be 0, well before the
-    grace period is over."""
+    """Stop a container as the kubelet does, with `waited_s` of its wait over; its status must be 0 before the grace
+    period ends."""
     began = time.monotonic() - waited_s
     time.sleep(pace.pre_stop_s - waited_s)
     process.process.terminate()

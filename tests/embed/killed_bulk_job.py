@@ -3,7 +3,7 @@
     writes CHECKPOINT SOURCE FOLDER [OLD]     one job after the other, each killed once, in FOLDER/1, FOLDER/2, …: job n
                                               before the nth time that it opens, renames or removes one of its files;
                                               with OLD each overwrites a copy of it
-    times CHECKPOINT SOURCE OUTPUT SECONDS…   one job, killed after so many seconds, again and again
+    times CHECKPOINT SOURCE OUTPUT SECONDS…   one job, killed after each of these seconds in turn
 
 In the end every job is given its time. Prints how many there were. Each is forked from a process that has torch
 and open_clip imported, so it begins in milliseconds.

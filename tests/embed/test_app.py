@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> EmbedEngine:
-    """What the service must answer with, asked directly."""
+    """The engine with whose answers the service must answer."""
     return EmbedEngine.load(checkpoint, DeviceOptions(device="cpu", dtype="float32"))
 
 
@@ -70,7 +70,7 @@ def data_uri(data: bytes) -> str:
 
 
 def of_images(engine: EmbedEngine, images: Sequence[bytes], conditions: Sequence[str | None]) -> Embeddings:
-    """What the engine itself answers for each image under each condition."""
+    """Return the engine's own answers for each image under each condition."""
     texts: list[Text | None] = [None if c is None else engine.prepare_text(c) for c in conditions]
     pictures = {PHOTO: scene(), OTHER: scene().rotate(90, expand=True)}
     items = [item for data in images for item in engine.prepare_image(pictures[data], str(hash(data)), texts)]

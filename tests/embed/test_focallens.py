@@ -271,7 +271,7 @@ def test_with_distinct_answers_the_unique_answer_loss_is_the_contrastive_one(sym
 def test_rows_with_the_same_answer_are_no_negatives_of_one_another() -> None:
     answers = torch.eye(2)
     perfect = unique_answer_loss(answers[[0, 0, 0, 1]], answers, torch.tensor([0, 0, 0, 1]), 100.0, symmetric=True)
-    # the answers' side spreads over the three rows of answer 0: its entropy, ln 3, is all that is left
+    # the answers' side spreads over the three rows of answer 0: only its entropy, ln 3, remains
     assert float(perfect) == pytest.approx(np.log(3) / 2 / 2, abs=1e-4)
     rows_only = unique_answer_loss(answers[[0, 0, 0, 1]], answers, torch.tensor([0, 0, 0, 1]), 100.0)
     assert float(rows_only) == pytest.approx(0, abs=1e-6)

@@ -49,7 +49,7 @@ class RawConnection:
         return Answer(status, headers, await self._chunks())
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """Read everything until the server closes."""
         try:
             return await self.reader.read()
         except ConnectionError:

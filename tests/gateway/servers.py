@@ -160,7 +160,7 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Nobody tells when something has happened inside the gateway; the test's timeout bounds the wait."""
+    """Poll until it holds, since the gateway sends no events; the test's timeout bounds the wait."""
     while not (result if isinstance(result := condition(), bool) else await result):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 

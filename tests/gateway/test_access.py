@@ -1,4 +1,4 @@
-"""Who gets in: keys, scopes and public paths, at a real gateway."""
+"""Access control: keys, scopes and public paths, at a real gateway."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def keys(*scopes: str) -> tuple[KeyRecord, ...]:
 
 
 def every_path() -> list[str]:
-    """All that the gateway's own routes and the route table know, with and without `/v1`."""
+    """Return all paths of the gateway's own routes and of the route table, with and without `/v1`."""
     app = create_gateway(GatewaySettings())
     own = list(app.openapi()["paths"]) + [route.path for route in app.router.routes if isinstance(route, APIRoute)]
     table = [route.path.replace("**", "x/images/y") for route in ROUTES]

@@ -1,4 +1,4 @@
-"""Which address gets the next request, which is left out, and for how long."""
+"""The choice of an address for the next request, and the ejection of others."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def fail(addresses: Addresses, address: Address, times: int = POLICY.failures) -
 
 
 def chosen(addresses: Addresses, times: int = 100) -> set[str]:
-    """Where so many requests go that end before the next begins."""
+    """Return the addresses chosen for this number of requests, each ending before the next begins."""
     urls = set()
     for _ in range(times):
         lease = addresses.choose()

@@ -1,4 +1,4 @@
-"""What web pages of other sites can make a browser send to a gateway, and to the services beside it."""
+"""Requests that web pages of other sites make a browser send to a gateway, and to the services beside it."""
 
 from typing import Any
 

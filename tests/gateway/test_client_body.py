@@ -1,4 +1,4 @@
-"""What slow and long bodies take of the gateway: memory for what has come, and no place at a service."""
+"""Slow and long bodies cost the gateway memory for what has arrived, and no place at a service."""
 
 import asyncio
 import hashlib
@@ -41,7 +41,7 @@ async def ask(client: aiohttp.ClientSession, body: bytes = b"honest", key: str =
 
 @asynccontextmanager
 async def begun(client: aiohttp.ClientSession, num_bytes: int, key: str = "anna") -> AsyncIterator[RawConnection]:
-    """A body of so many bytes that lacks its last."""
+    """Begin a request whose body of this number of bytes lacks its last."""
     async with connected(url_of(client)) as connection:
         held = await held_bytes(client)
         connection.write(

@@ -1,4 +1,4 @@
-"""What the gateway tells of all services together: models, documentation, readiness."""
+"""The gateway's information about all services together: models, documentation, readiness."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What crosses the gateway, and what does not."""
+"""Headers and bodies that the gateway forwards, and those that it does not."""
 
 import gzip
 from collections.abc import AsyncIterator

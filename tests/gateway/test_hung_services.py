@@ -1,4 +1,4 @@
-"""A service that is stopped or hangs: the system still accepts connections for it, and nobody answers on them."""
+"""A service that is stopped or hangs: the system still accepts connections for it, which get no answer."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ FIRST_EVENT = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 
 
 @pytest.fixture(autouse=True)
 def soon_impatient_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests of this file wait for probes that nobody answers."""
+    """Let probes time out soon, since the tests of this file wait for them."""
     monkeypatch.setattr(upstream, "PROBE_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
 
 

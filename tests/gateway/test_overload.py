@@ -136,7 +136,7 @@ async def test_a_hostile_key_that_fills_the_service_keeps_no_honest_key_waiting_
         hostile = [asyncio.create_task(ask(client, "hostile")) for _ in range(100)]
         await until(lambda: held.asked["/embed"] == 32)
         honest = [asyncio.create_task(ask(client, f"honest-{number}")) for number in range(20)]
-        # an eighth of the places is there for whoever holds none
+        # an eighth of the places is reserved for clients that hold none
         await until(lambda: held.asked["/embed"] == 36)
         held.may_answer.set()
         assert await asyncio.gather(*honest) == [200] * 20

@@ -20,7 +20,7 @@ from tests.gateway.servers import Service, gateway, read_body, respond, serving,
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Whatever a test starts ends with it."""
+    """Return a starter of processes, all of which end with the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:

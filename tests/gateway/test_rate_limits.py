@@ -1,4 +1,4 @@
-"""How often a key may ask, counted in the process and in a real Redis."""
+"""Rate limits of keys, counted in the process and in a real Redis."""
 
 import asyncio
 from collections.abc import Iterator
@@ -199,7 +199,7 @@ async def test_behind_a_trusted_proxy_each_address_has_its_own_limit() -> None:
     settings: dict[str, Any] = {"rate_limit": "1/year", "trusted_proxies": "10.0.0.1, 127.0.0.0/8"}
     async with serving(Service()) as url, gateway(embed_urls=url, **settings) as client:
         assert await ask_as(client, "9.9.9.1", "9.9.9.2", "9.9.9.1") == [200, 200, 429]
-        # What a client wrote itself stands ahead of what the proxy added.
+        # The client's own entries come before the one that the proxy added.
         assert await ask_as(client, "8.8.8.8, 9.9.9.1") == [429]
 
 

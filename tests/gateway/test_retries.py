@@ -1,4 +1,4 @@
-"""Which requests are sent again, to whom, and which are not."""
+"""Requests that are retried, their new addresses, and requests that are not retried."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Nobody's bytes become another's request, and nobody reads another's answer: attacks over real sockets."""
+"""Request smuggling over real sockets: no client's bytes become another's request, or its answer another's."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.gateway.served_service import EchoSettings, create_echo
 from tests.gateway.servers import Service, gateway, listening, read_request, serving
 
 KEYS = (KeyRecord(name="embeds", sha256=hashlib.sha256(b"secret").hexdigest(), scopes=frozenset({"embed"})),)
-# Longer than what the gateway writes ahead of a body, and shorter than what stands ahead of the hidden request.
+# Longer than the head that the gateway writes before a body, and shorter than the bytes before the hidden request.
 SWALLOWED = 1000
 PADDING = b"\r\n" * 2000
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n%b"

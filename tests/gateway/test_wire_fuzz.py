@@ -1,4 +1,4 @@
-"""Whatever bytes a connection is sent, each client gets its own answers, and services see what was sent.
+"""Each client gets its own answers, whatever bytes a connection is sent, and services see what was sent.
 
 `FOVEA_TEST_CASES` sets how many connections are made up for each server; a few hundred by default.
 """
@@ -150,7 +150,7 @@ async def be_served(client: aiohttp.ClientSession) -> None:
 
 
 async def converse(url: str, case: Case) -> list[Answer]:
-    """Everything that one connection is answered until it ends; where no end is due, all that is due."""
+    """Return the answers on one connection until it ends, or the due ones where it is to stay open."""
     async with connected(url) as connection:
         reading = asyncio.create_task(read_answers(connection, case))
         for piece in case.pieces():

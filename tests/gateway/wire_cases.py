@@ -1,4 +1,4 @@
-"""Requests as bytes, each with what must come of it: well-formed ones, and all that two parsers could disagree about.
+"""Requests as bytes with their required outcomes: well-formed ones, and those that two parsers could read differently.
 
 A request is known by its nonce, which is its `X-Request-ID`.
 """
@@ -45,7 +45,7 @@ EARLY = frozenset({404})
 
 @dataclass(frozen=True)
 class Framing:
-    """How a body is announced and written: the head's lines, the bytes that follow, and what is promised."""
+    """The framing of a body: the head's lines, the bytes that follow, and the guaranteed outcome."""
 
     lines: tuple[bytes, ...]
     bytes_: bytes
@@ -223,7 +223,7 @@ def old_versions(draw: st.DrawFn) -> Framing:
 
 @st.composite
 def upgrades(draw: st.DrawFn) -> Framing:
-    """Without a body they are answered as if they asked for none; what comes behind is read by nobody."""
+    """Requests for an upgrade: without a body they are answered as if they asked for none; later bytes stay unread."""
     protocol = draw(st.sampled_from([b"h2c", b"websocket", b"TLS/1.0, HTTP/1.1"]))
     lines = (b"Connection: Upgrade", b"Upgrade: " + protocol, *draw(st.sampled_from([(), (b"Content-Length: 0",)])))
     after = draw(st.sampled_from([b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x81\x05hello"]))
@@ -314,7 +314,7 @@ def tunnels(draw: st.DrawFn) -> Sent:
 
 @st.composite
 def early_answers(draw: st.DrawFn) -> Sent:
-    """Answered before the body is asked for: whether it was there by then decides about the connection."""
+    """Requests answered before their body is read: whether it had arrived by then decides about the connection."""
     framing = draw(st.one_of(BODIES.map(with_length), chunked(), st.just(with_length(b"x" * (MAX_BODY_BYTES - 1)))))
     target = draw(st.sampled_from([EARLY_PATH, UNKNOWN_PATH]))
     wire = write("POST", target, framing, draw(HARMLESS))
@@ -348,7 +348,7 @@ LAST = Sent(
 
 @dataclass(frozen=True)
 class Case:
-    """All that one connection is sent, and where the bytes are cut."""
+    """The requests of one connection, and the places where their bytes are split."""
 
     requests: tuple[Sent, ...] = field(repr=False)
     cuts: tuple[int, ...]

@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> GenerateEngine:
-    """What the service must answer with, asked directly."""
+    """The engine with whose answers the service must answer."""
     return GenerateEngine.load(checkpoint, EngineOptions(DeviceOptions(device="cpu", dtype="float32", num_threads=1)))
 
 

@@ -1,4 +1,4 @@
-"""The engine: what fits is answered, what does not is told so before it waits, and nothing is left behind."""
+"""The engine: items that fit are answered, others are refused before they wait, and no state is left behind."""
 
 import asyncio
 import json

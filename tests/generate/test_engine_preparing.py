@@ -1,4 +1,4 @@
-"""Long work of one request is done a bounded pass a turn: others get their tokens, and nobody's answer changes."""
+"""Long work of one request is done in bounded passes, one per turn: others get their tokens, no answer changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ LONG = AnswerOptions(6, calibration=EXACT, ignore_eos=True)
 
 
 class WatchedModel(LanguageModel):
-    """Counts the tokens that are run, but for those of decoding."""
+    """Counts the tokens that are run, except those of decoding."""
 
     def __init__(self) -> None:
         super().__init__(tiny_model("llama"), tiny_tokenizer())
@@ -80,7 +80,7 @@ def long_items(engine: GenerateEngine) -> dict[str, Item]:
 
 
 def told(outcomes: Sequence[Outcome]) -> tuple[Any, tuple[float, ...]]:
-    """What a client sees of an item: what is the same at any time, and what may differ in its last bits."""
+    """Return what a client sees of an item: the invariable part, and the part that may differ in its last bits."""
     first = outcomes[0]
     if isinstance(first, Ranking):
         return first.order, first.relevance_scores
@@ -229,7 +229,7 @@ def test_a_ranking_without_memory_gives_back_what_is_kept_of_prompts(watched: Wa
 
 
 def reordered(engine: GenerateEngine, max_tokens: int | None, num_more: int) -> ReorderedGeneration:
-    """A question whose prompt has so many tokens more in another order."""
+    """Return a question whose prompt has this number of tokens more in another order."""
     options = AnswerOptions(max_tokens, reorder="attention", ignore_eos=True)
     generation = engine.prepare_question(QUERY, MANY[:3], options)
     assert isinstance(generation, ReorderedGeneration)

@@ -30,7 +30,7 @@ needs_promtool = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Sample:
-    """Of one series: its labels, its name among them, and its value at a time."""
+    """A sample of one series: its labels, its name among them, and its value at a time."""
 
     labels: dict[str, str]
     value: float
@@ -62,7 +62,7 @@ class Prometheus:
             time.sleep(POLL_S)  # a scraper tells nobody when it has scraped
 
     def wait_for_scrapes(self) -> None:
-        """Of every target, from now."""
+        """Wait until every target has been scraped from now on."""
         now = time.time()
         while any(sample.value <= now for sample in self.query("timestamp(up)")):
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""What an expression of Prometheus's language names, and what may be named."""
+"""The metrics and labels that a PromQL expression names, and those that it may name."""
 
 import re
 from functools import cache
@@ -7,7 +7,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from services.core.metrics import Metrics
 
-# Added by whoever scrapes; `le` by histograms.
+# Added by scraping; `le` by histograms.
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "app_kubernetes_io_instance"})
 # Of Prometheus itself and of its client library, with labels of their own.
 FOREIGN = {

@@ -1,7 +1,7 @@
-"""Provoke what the alerts warn of, record it, and write monitoring/alerts_test.yml.
+"""Provoke the faults that the alerts warn of, record the series, and write monitoring/alerts_test.yml.
 
-`python -m tests.monitoring.record_series` does it all.
-Takes about ten minutes. Names of recordings as arguments record these anew and leave the others as they are.
+Run as `python -m tests.monitoring.record_series`, which takes about ten minutes. With names of recordings as arguments
+it records only these again.
 """
 
 import sys
@@ -83,7 +83,7 @@ class Recorder:
         print(f"{scenario.name}: {len(series)} series over {until - since:.0f} s", flush=True)
 
     def write(self) -> None:
-        """Beside what was recorded before and is not recorded anew."""
+        """Write new recordings beside the earlier ones that are kept."""
         before = yaml.safe_load(TARGET.read_text())["tests"] if TARGET.exists() else []
         tests = {test["name"]: test for test in before} | self.tests
         body = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{WRITTEN_S}s", "tests": list(tests.values())}

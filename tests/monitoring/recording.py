@@ -106,7 +106,7 @@ def values_notation(values: Sequence[float | None]) -> str:
 
 
 def _run(values: Sequence[float | None], start: int) -> tuple[int, float]:
-    """How many values from here on are equal steps of a whole number apart, and that step."""
+    """Return how many values from `start` on differ by the same whole step, and that step."""
     first = values[start]
     following = values[start + 1] if start + 1 < len(values) else None
     if first is None or following is None or not (first.is_integer() and following.is_integer()):

@@ -1,6 +1,6 @@
-"""What goes wrong in a Fovea that runs, for real, and which alerts it must raise.
+"""Real faults of a running Fovea, and the alerts that they must raise.
 
-Each runs beside a scraping Prometheus. It begins with a while in which all is well.
+Each runs beside a scraping Prometheus. It begins with a period without faults.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""What a dashboard asks for exists, and a Prometheus that scrapes a running Fovea has an answer to all of it."""
+"""Dashboards query metrics that exist, and a Prometheus that scrapes a running Fovea answers all queries."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tests.monitoring.prometheus_server import MONITORING, Prometheus, needs_pro
 from tests.monitoring.promql import metrics_in, unknown_in
 
 DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
-# What Grafana puts in their places; all that was asked lies in an hour, however slow the machine.
+# Grafana's values for its variables; the whole test fits in an hour, however slow the machine.
 VARIABLES = {"$__rate_interval": "1h", "$job": ".*"}
 
 

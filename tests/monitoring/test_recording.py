@@ -1,4 +1,4 @@
-"""How recorded samples are written for promtool, judged by a Prometheus's own reading of them."""
+"""The format of recorded samples for promtool, checked by how Prometheus itself reads them."""
 
 import subprocess
 from pathlib import Path

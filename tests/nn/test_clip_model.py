@@ -62,7 +62,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def gaps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    """How far what is loaded is from a model that runs with one activation or the other, by tag and activation."""
+    """Return the loaded model's distance from one that runs with either activation, by tag and activation."""
     folder = tmp_path_factory.mktemp("known")
     (folder / f"{NAME}.json").write_text(json.dumps(CONFIG))
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Where a model runs is chosen once, from what the machine has and what an operator says."""
+"""A model's device is chosen once, from the machine's devices and the operator's settings."""
 
 import pytest
 import torch

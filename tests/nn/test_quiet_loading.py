@@ -1,4 +1,4 @@
-"""What transformers writes while it loads, and what it may write afterwards."""
+"""Output of transformers while it loads, which is suppressed, and afterwards."""
 
 import pytest
 

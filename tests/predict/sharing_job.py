@@ -46,7 +46,7 @@ class SharingAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
 
 class Killed(Exception):
-    """What a kill looks like from inside."""
+    """A simulated kill, raised inside the job."""
 
 
 def kill(line: str) -> None:

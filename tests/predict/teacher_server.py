@@ -20,7 +20,7 @@ def error(status: int, message: str, code: str | None = None, **headers: str) ->
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """What is waited for tells nobody that it has come."""
+    """Poll until it holds, since nothing announces it."""
     while True:
         if holds():
             return

@@ -53,7 +53,7 @@ def client(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PredictEngine]:
-    """What the service must answer with, asked directly."""
+    """The engines with whose answers the service must answer."""
     folder = tmp_path_factory.mktemp("engines")
     return {
         task.name: PredictEngine.load(save_task(folder / task.name, task), CPU) for task in (ESNLI, CQA, SVAMP, REVIEWS)

@@ -36,7 +36,7 @@ def engine_of(task: Task, model: Any = None, **settings: Any) -> PredictEngine:
 
 
 def label_scores(model: Any, text: str, labels: list[str]) -> torch.Tensor:
-    """Of each label by transformers."""
+    """Return the score of each label by transformers."""
     tokenizer = tiny_tokenizer()
     return constrained_logprobs(model, tokenizer(text).input_ids, [tokenizer(label).input_ids for label in labels])
 

@@ -24,7 +24,7 @@ def starter(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def predictions(starter: Path) -> list[tuple[Prediction, str]]:
-    """Of test rows, with reasons, and the labels."""
+    """Return predictions of test rows, with reasons, and the labels."""
     engine = PredictEngine.load(starter, DeviceOptions(device="cpu", dtype="float32"))
     engine.self_check()
     task = GENERATED_TASKS[starter.name]

@@ -69,7 +69,7 @@ def tiny_t5(kind: Kind = "t5", *, seed: int = 0, spread: float = 3.0, **settings
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with T5's special tokens and the end of sequence behind every text."""
+    """Return a byte-level BPE tokenizer with T5's special tokens and the end of sequence after every text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,7 +96,7 @@ def save_student(directory: Path, task: dict[str, Any] | None = None, kind: Kind
 
 
 def constrained_logprobs(model: Any, input_ids: Sequence[int], candidates: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Of each candidate by transformers, token by token, where only tokens may follow that lead to a candidate."""
+    """Return each candidate's log-probability by transformers, over only those next tokens that lead to a candidate."""
     sums = []
     for ids in candidates:
         logits = model(input_ids=torch.tensor([list(input_ids)]), labels=torch.tensor([list(ids)])).logits[0]

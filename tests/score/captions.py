@@ -1,4 +1,4 @@
-"""Captions that people wrote, and captions that nobody would."""
+"""Captions that people wrote, and unnatural ones."""
 
 import ast
 import csv

@@ -40,7 +40,7 @@ def store_url(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def engine(store_url: str, folder: Path) -> ScoreEngine:
-    """What the service must answer with, asked directly."""
+    """The engine with whose answers the service must answer."""
     return ScoreEngine.load(folder / "checkpoint", DeviceOptions(device="cpu", dtype="float32"))
 
 
@@ -51,7 +51,7 @@ def client(store_url: str, folder: Path) -> Iterator[TestClient]:
 
 
 def expected(engine: ScoreEngine, captions: Sequence[str]) -> dict[str, list[float]]:
-    """What the engine itself answers about the photo."""
+    """Return the engine's own answer about the photo."""
     image, *texts = engine.run_batch([engine.prepare_image(scene(), "photo"), *map(engine.prepare_caption, captions)])
     (similarities,) = engine.pairing.run_batch([PairItem(image, texts)])
     scores = engine.mix(similarities)

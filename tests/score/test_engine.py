@@ -144,7 +144,7 @@ def test_patches_keep_their_lengths_beside_each_other(plain: ScoreEngine, plain_
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What went through the towers, and how many at once."""
+    """Record the towers' passes and their batch sizes."""
     seen: list[tuple[str, int]] = []
 
     def counted(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A service's front door: a request has a place before it is parsed, and one too many is refused before it is read.
+"""Admission of requests to a service: each takes a place before it is parsed; excess ones are refused unread.
 
 The number of places adapts (`concurrency_limit`), clients share them fairly (`places`), and every response tells the
 gateway how many there are.
@@ -18,22 +18,22 @@ from services.core.settings import ServiceSettings
 
 # What a service tells the gateway in front of it; clients are not shown it.
 PLACES_HEADER = b"x-fovea-places"
-# Those that wait for each request in flight: they wait half as long as a request takes.
+# Waiting requests per request in flight: at this share they wait half as long as a request takes.
 WAITING_SHARE = 0.5
-# Answered without a model, to clients that look around and to the gateway's own directory.
+# Answered without a model, for clients that discover the API and for the gateway's own directory.
 FREE_PATHS = ("/v1/models", "/models", "/openapi.json", "/docs")
 
 
 def line_length(limit: int) -> int:
-    """How many requests may wait behind so many in flight."""
+    """Return how many requests may wait while `limit` are in flight."""
     return int(limit * WAITING_SHARE)
 
 
 class Admission:
-    """Let in as many requests as the service can work at, by the share of each client; raises Overloaded for others.
+    """Admit as many requests as the service can work on, in fair shares of clients; raises Overloaded for others.
 
-    A request with a body takes its place when the body is there, so a slow sender holds none, but is refused ahead of
-    it where there would be none. A place is held to the end of the response.
+    A request with a body takes its place when the body has arrived, so a slow sender holds none; where there would be
+    none for it, it is refused before its body is read. A place is held to the end of the response.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
@@ -112,7 +112,7 @@ class Admission:
 
 
 def _kind(scope: Scope) -> Hashable:
-    """Requests of one kind take about as long as one another: the same route, and bodies of about the same size."""
+    """Return the request's kind, its route and size class; requests of one kind take about equally long."""
     length = header_of(scope, b"content-length") or "0"
     route = getattr(scope.get("route"), "path", "")
     return route, scope["method"], int(length).bit_length() if length.isdecimal() else -1

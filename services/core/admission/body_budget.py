@@ -1,7 +1,7 @@
-"""What request bodies may cost before anybody knows what they ask: how many values of JSON, how much memory together.
+"""Limits on request bodies before they are parsed: the number of JSON values in one, the memory of all together.
 
-Small bodies pass as they come. Of larger ones a process holds a bounded number of bytes at a time; whoever comes then
-waits for its turn, with its body left on the connection.
+Small bodies pass as they come. Of larger ones a process holds a bounded number of bytes at a time; further requests
+wait for their turn, with their bodies left on the connection.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,11 +12,11 @@ from services.core.exchange import header_of
 from services.core.fair_budget import FairBudget
 from services.core.metrics import Metrics
 
-# Up to this size a body takes no part in the budget, and no body of it can hold too many values to be parsed soon.
+# Bodies up to this size are not counted against the budget, and hold too few values to take long to parse.
 FREE_BODY_BYTES = 256 * 1024
 # Photographs, and batches of small ones: they don't wait behind bodies that are larger.
 MEDIUM_BODY_BYTES = 8 * 1024 * 1024
-# What the medium ones may hold beside the large ones' budget, as a share of that.
+# Budget of the medium ones, beside that of the large ones and as a share of it.
 MEDIUM_SHARE = 0.5
 
 
@@ -56,7 +56,7 @@ class BodyBudget:
             body.let_go()
 
     def budget_for(self, num_bytes: int) -> FairBudget:
-        """What a body of so many bytes takes its place in."""
+        """Return the budget that a body of this size counts against."""
         return self._medium if num_bytes <= MEDIUM_BODY_BYTES else self._large
 
     def refusal(self, scan: JsonScan) -> TooLarge:
@@ -85,7 +85,7 @@ class _CountedBody:
         self._held: tuple[FairBudget, int] | None = None
 
     async def receive(self) -> Message:
-        """The next message. Waits for the budget ahead of the first byte, or ahead of the first that is too many."""
+        """Return the next message. Waits for the budget before the first byte, or before the body stops being small."""
         if self._has_more and self._held is None and (self._length or self._num_received) > FREE_BODY_BYTES:
             await self._hold(self._length or self._owner.max_body_bytes)
         message = await self._receive()

@@ -1,4 +1,4 @@
-"""A client that sends its body too slowly is refused, whatever deadline it asks for."""
+"""Refusal of clients that send their bodies too slowly, whatever deadline they ask for."""
 
 import asyncio
 import time
@@ -12,10 +12,10 @@ from services.core.settings import ProcessSettings
 
 
 class BodyPace:
-    """Refuse a body that stalls, or that comes at less than a least rate for long.
+    """Refuse a body that stalls, or that arrives below a minimum rate for long.
 
     A body may be late by `body_timeout_s`. Waiting for it uses that up, and each byte gives back what it takes at
-    `min_body_bytes_per_s`. Only time that somebody waits for the client counts: a body that nobody reads, or whose
+    `min_body_bytes_per_s`. Only the time spent waiting for the client counts: a body that nothing reads yet, or whose
     sender waits for `100 Continue`, is not late. Raises BodyTimeout.
     """
 

@@ -1,23 +1,23 @@
-"""How many requests at a time a service is given: as many as make it faster, and no more.
+"""Adaptive limit on a service's concurrent requests: as many as raise its throughput, and no more.
 
-By Little's law a request takes as long as there are requests in flight for each that is answered in a second. Beyond
-what a service can work at, one more in flight answers none more in a second; it makes all others wait. Where that
-begins depends on the model, the device and the mix of requests, so it is measured, as in Envoy's adaptive concurrency
-filter (gradient controller): latency with few in flight, taken anew now and then, is compared with latency now.
+By Little's law latency is the number of requests in flight divided by the throughput. Beyond what a service can work
+on at once, another request in flight does not raise the throughput; it only makes all others wait. Where that begins
+depends on the model, the device and the mix of requests, so it is measured, as in Envoy's adaptive concurrency filter
+(gradient controller): latency with few requests in flight, measured again from time to time, is compared with latency
+now.
 https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter
 
 Two things differ, because requests are computed in batches:
 
-- The latency to compare with is that of `floor` requests in flight, not of a lone one: a request that shares a batch
-  takes longer than alone, and is yet cheaper.
+- The latency to compare with is that of `floor` requests in flight, not of a single one: a request that shares a batch
+  takes longer than alone, and yet costs less.
 - Latency may rise as long as throughput rises with it. What must not fall is Kleinrock's power, throughput over
-  latency. With n times the floor in flight, throughput must be at least the square root of n times as high, so latency
-  at most the square root of n times. Where a batch takes as long as its items do
-  one by one, throughput stays the same, and the limit stays at the floor; where a batch takes hardly longer than one
-  item, the limit rises until batches are full.
+  latency. With n times the floor in flight, throughput must be at least sqrt(n) times as high, so latency at most
+  sqrt(n) times as long. Where a batch takes as long as its items do one by one, throughput stays the same, and the
+  limit stays at the floor; where a batch takes hardly longer than one item, the limit rises until batches are full.
   L. Kleinrock, Power and deterministic rules of thumb for probabilistic problems in computer communications, ICC 1979.
 
-Requests differ a thousandfold in cost, so each is compared with its own kind.
+Requests differ a thousandfold in cost, so each is compared with others of its kind.
 """
 
 import math
@@ -27,11 +27,11 @@ from collections.abc import Callable, Hashable
 GROWTH = 1.4
 # With n times the floor in flight, latency may be this power of n times that at the floor.
 SLOWDOWN_EXPONENT = 1 / 2
-# By so much more than it may, latency must rise before the limit falls: no window is free of chance.
+# The limit falls only where latency exceeds what it may be by this factor: every window is noisy.
 TOLERANCE = 1.1
-# Latencies are compared as means over so long at least, and over twice as many requests as are let in.
+# A window of means lasts at least this long, and covers at least twice as many requests as the limit.
 MIN_WINDOW_S = 0.5
-# Requests that never had this share of the limit in flight beside them say nothing about the limit.
+# Requests that never had this share of the limit in flight beside them tell nothing about the limit.
 FULL_SHARE = 0.9
 # How long a limit over the floor is trusted before the latency at the floor is measured again: in seconds, and in
 # windows, so that long requests do not spend their time on measuring.
@@ -44,7 +44,7 @@ BASELINE_SMOOTHING = 0.25
 
 
 class ConcurrencyLimit:
-    """`limit` is between `floor` and `ceiling`; told of every request as it begins and as it is answered."""
+    """Keeps `limit` between `floor` and `ceiling`; must be told of every request as it begins and as it is answered."""
 
     def __init__(self, *, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor = min(floor, ceiling)
@@ -61,15 +61,15 @@ class ConcurrencyLimit:
         self._begin_window()
 
     def note_begun(self, num_inflight: int) -> None:
-        """So many requests are in flight now."""
+        """Note that a request has begun, with which `num_inflight` are in flight."""
         if num_inflight >= FULL_SHARE * self.limit:
             self._last_full_at = self._clock()
 
     def note_answered(self, kind: Hashable, began: float) -> None:
-        """A request of this kind began at a reading of the clock and is answered now.
+        """Note that a request of this kind, which began at this reading of the clock, is answered now.
 
-        What began before the limit was last changed is left out, and so is what had room beside it all the time: idle
-        times say nothing.
+        Requests that began before the limit last changed are left out, and so are those during which the limit was
+        never nearly reached: they tell nothing about it.
         """
         if self._last_full_at < began or began < self._window_began:
             return
@@ -125,7 +125,7 @@ class ConcurrencyLimit:
         self.limit = min(self._ceiling, max(self.limit + 1, int(self.limit * GROWTH)))
 
     def _slowdown(self) -> float | None:
-        """How many times longer the window's requests took than at the floor; None where most are of unknown kinds."""
+        """Return latency in this window over latency at the floor; None where most requests are of unknown kinds."""
         known = [
             (num, total_s, self._baselines[kind])
             for kind, (num, total_s) in self._window.items()

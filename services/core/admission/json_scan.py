@@ -1,19 +1,19 @@
-"""How many values a JSON body holds, counted piece by piece as it arrives, before anything is parsed.
+"""Count of the values in a JSON body, made piece by piece as the body arrives and before it is parsed.
 
 A parser takes a hundred bytes and more for each value, however short its text, and lets no other thread run meanwhile.
-Counting takes a few passes over the text: gigabytes a second through base64, a hundred megabytes through short texts.
+Counting takes a few passes over the text: gigabytes a second for base64, a hundred megabytes for short strings.
 """
 
 import re
 
 from services.core.errors import TooLarge
 
-# How far and among how many members of a body the field is looked for that holds too many values.
+# Bounds of the search for the field that holds too many values: bytes, and members of the body.
 MAX_NAMING_BYTES = 64 * 1024
 MAX_NAMING_MEMBERS = 16
 PIECE_BYTES = 64 * 1024
 
-# Of bounded length, so that no text makes the search slow.
+# Names of bounded length only, so that no text makes the search slow.
 _NO_OPENING, _NO_CLOSING = (bytes(set(range(256)) - set(brackets)) for brackets in (b"[{", b"]}"))
 _LIST_OR_OBJECT = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}[\[{]')
 
@@ -22,7 +22,7 @@ class JsonScan:
     """Counts list elements and object members, all levels together, by the commas and opening brackets outside of
     strings, and each member once more by its colon: it takes a parser four times as long as an element.
 
-    What is no JSON is counted as well as it goes; the parser refuses it.
+    The count of a text that is not JSON means nothing; the parser refuses it.
     """
 
     def __init__(self, max_values: int) -> None:
@@ -37,7 +37,7 @@ class JsonScan:
         return self.num_values > self._max_values
 
     def feed(self, text: bytes) -> None:
-        """Count what follows."""
+        """Count the values in the next piece of the body."""
         for start in range(0, len(text), PIECE_BYTES):
             piece = text[start : start + PIECE_BYTES]
             if len(self._head) < MAX_NAMING_BYTES:
@@ -48,8 +48,8 @@ class JsonScan:
                 return
 
     def refusal(self, param: str | None = None) -> TooLarge:
-        """The error for a body that is over. Without `param` it names the last field that begins near the body's
-        beginning."""
+        """Return the error for a body with too many values. Without `param` it names the last
+        field that begins near the beginning."""
         param = param or _last_field(bytes(self._head))
         return TooLarge(
             f"{param or 'The JSON body'}: There are more than {self._max_values} values"
@@ -77,7 +77,7 @@ class JsonScan:
 
 
 def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
-    """Raises TooLarge for JSON of more values; a text that is too short for so many is not looked at."""
+    """Raises TooLarge for JSON with more values; a text that is too short to hold more is not scanned."""
     if len(text) <= max_values:
         return
     scan = JsonScan(max_values)
@@ -87,7 +87,7 @@ def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
 
 
 def _last_field(head: bytes) -> str | None:
-    """The last member of the outermost object that is a list or an object; None where there are many to choose from."""
+    """Return the last list or object among the outermost object's members; None where it has too many members."""
     name = None
     for num_seen, member in enumerate(_LIST_OR_OBJECT.finditer(head)):
         if num_seen == MAX_NAMING_MEMBERS:

@@ -1,14 +1,14 @@
-"""A bounded number of requests at a time, and behind them a short line in which every client has its turn.
+"""A bounded number of concurrent requests, and behind them a short queue that is fair to clients.
 
-A free place goes to the waiting client that holds the fewest (max-min fairness of places). One that is alone takes
-all; while others come, none holds more than its share, since what all of them wait for grows with what is in flight.
-Shares are counted in places rather than in requests: a place is held as long as its request takes, so a dear request
-counts for what it costs.
+A free place goes to the waiting client that holds the fewest (max-min fairness of places). A client that is alone may
+take all; while there are others, none holds more than its share, since every wait grows with what is in flight.
+Shares are counted in places rather than in requests: a place is held as long as its request takes, so an expensive
+request counts for what it costs.
 
-The line is short, for under a steady overload a longer one makes everybody wait and answers nobody more; what is
-answered within a quarter of a second may always wait. A burst is another thing: it drains. So what comes within a
-second after a line has formed may wait however long the line becomes, up to a bound of its own; then the line must
-become short again before it takes more, and some seconds must pass without a refusal before there is another burst.
+The queue is short, because under steady overload a longer one makes all requests wait and raises no throughput;
+requests that will have their place within `LINE_S` may always wait. Bursts are different: they drain. So
+requests that arrive just after a queue has formed may wait however long it becomes, up to a bound of its own; then the
+queue must become short again before it takes more, and some time must pass without a refusal before the next burst.
 K. Nichols and V. Jacobson, Controlling Queue Delay, ACM Queue 10:5, 2012 (good queues and bad queues).
 """
 
@@ -20,30 +20,30 @@ from collections.abc import Callable
 
 from services.core.errors import Overloaded
 
-# A client that holds nothing is let in beyond the limit, up to one place in so many: it need not wait for another
-# client's long answers to end.
+# A client that holds nothing is let in beyond the limit, by up to one extra place per this number: it need not
+# wait for another client's long answers to end.
 GUEST_SHARE = 8
-# Of the places, what a client may always hold however many others there are: one in so many.
+# A client may always hold one place in this many, however many other clients there are.
 LEAST_SHARE = 8
-# After a refusal for want of room, so long passes before what comes counts as a burst again.
+# Seconds after a refusal for want of room until requests may count as a burst again.
 CALM_S = 5.0
-# The line may always hold what is answered within this time.
+# The queue may always hold what gets its place within this time, in seconds.
 LINE_S = 0.25
 # Clients that came within about this time share the places.
 SHARED_S = 1.0
 # Weight of the newest request in the mean time for which a place is held.
 HOLD_SMOOTHING = 1 / 32
-# What a request is taken to need once it has its place: a share of the time that others take, within these seconds. It
-# may be a short one among long ones.
+# The time that a request is assumed to need once it has its place: a share of what others take, for it may be a short
+# one among long ones, and between these bounds in seconds.
 NEEDED_SHARE = 0.5
 LEAST_NEED_S = 0.02
 MOST_NEED_S = 1.0
-# What a refused client is told to wait before anything was measured.
+# Seconds that a refused client is told to wait before anything was measured.
 FIRST_HOLD_S = 1.0
 
 
 class Place:
-    """What `enter` gives and `leave` takes back; `taken_at` is a reading of the clock."""
+    """A request's place, from `enter` to `leave`; `taken_at` is a reading of the clock."""
 
     __slots__ = ("client", "taken_at")
 
@@ -63,9 +63,9 @@ class _Waiter:
 class Places:
     """At most `limit` requests hold a place and at most `max_waiting` wait for one; `resize` changes both.
 
-    In a burst, the `burst_s` seconds after a line has formed, `max_burst` may wait. A full line refuses the newest
-    request of the client with the largest share: the one that comes, or one that waits for a client that has more.
-    `name` is who is overloaded, as refusals tell it.
+    In a burst, the `burst_s` seconds after a queue has formed, `max_burst` may wait. A full queue refuses the newest
+    request of the client with the largest share: the one that arrives, or a waiting one of a client that has more.
+    `name` says in refusals what is overloaded.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Places:
 
     @property
     def drain_s(self) -> float:
-        """Seconds in which all that hold a place or wait for one are done, as requests take now (Little's law)."""
+        """Seconds until all requests that hold a place or wait for one are done, at the present rate (Little's law)."""
         return (self.num_held + self.num_waiting) * (self._mean_hold_s or FIRST_HOLD_S) / self.limit
 
     def resize(self, limit: int, max_waiting: int) -> None:
-        """Those that hold places keep them; nobody that waits already is turned away."""
+        """Change both limits; requests that hold a place or wait for one already are not turned away."""
         self.limit = limit
         self._max_waiting = max_waiting
         self._pass_on()
@@ -117,8 +117,8 @@ class Places:
     async def enter(self, client: str, deadline: float = math.inf) -> Place:
         """Take a place, waiting for one if need be.
 
-        Raises Overloaded at once where the line is full or would leave too little time until `deadline` (a reading
-        of the clock), and later where the request had to leave the line: for another client's, or because too little
+        Raises Overloaded at once where the queue is full or would leave too little time until `deadline` (a reading
+        of the clock), and later where the request had to leave the queue: for another client's, or because too little
         time was left.
         """
         self._note(client)
@@ -130,7 +130,7 @@ class Places:
         return await self._wait(client, deadline)
 
     def leave(self, place: Place) -> None:
-        """Give the place back, for whoever is next."""
+        """Give the place back, for the request that is next."""
         held_s = self._clock() - place.taken_at
         weight = HOLD_SMOOTHING if self._mean_hold_s else 1.0
         self._mean_hold_s += weight * (held_s - self._mean_hold_s)
@@ -150,7 +150,7 @@ class Places:
             return False
         held = self._held.get(client, 0)
         if self.num_held < self.limit:
-            return held < self._most_for_one()  # whoever waits holds as many
+            return held < self._most_for_one()  # every waiting client holds as many
         return not held and self.num_held < self.limit + self.limit // GUEST_SHARE
 
     def _most_for_one(self) -> int:
@@ -199,7 +199,7 @@ class Places:
                 if waiter in self._lines.get(client, ()):
                     self._remove(client, waiter)
             elif waiter.place.exception() is None:
-                # The place came in the same turn of the loop as the cancellation.
+                # The place was given in the same turn of the loop as the cancellation.
                 self._release(waiter.place.result())
             raise
 
@@ -221,14 +221,14 @@ class Places:
                 waiter.place.set_result(self._take(client))
 
     def _precedence(self, client: str) -> tuple[int, int]:
-        """The fewest places first, the longest wait among equals."""
+        """Order clients by the fewest places held, then by the longest wait."""
         return self._held.get(client, 0), self._lines[client][0].arrival
 
     def _share(self, client: str) -> int:
         return self._held.get(client, 0) + len(self._lines.get(client, ()))
 
     def _client_over(self, share: int) -> str | None:
-        """The waiting client with the largest share, if that is more than `share`."""
+        """Return the waiting client with the largest share, if that is more than `share`."""
         largest = max(self._lines, key=self._share, default=None)
         return largest if largest is not None and self._share(largest) > share else None
 
@@ -241,7 +241,10 @@ class Places:
             waiter.place.set_exception(self._full())
 
     def _check_deadline(self, client: str, deadline: float) -> None:
-        """Ahead of a request are those of its own client, and as many of each other that waits."""
+        """Raises Overloaded where the expected wait leaves too little time.
+
+        A request waits for those of its own client, and for as many of each other client that waits.
+        """
         own = len(self._lines.get(client, ()))
         num_ahead = min(self.num_waiting, own + (own + 1) * len(self._lines))
         expected_s = (num_ahead + 1) * self._mean_hold_s / self.limit

@@ -1,4 +1,4 @@
-"""What waits for a batch, and how a batch is cut from it.
+"""The queue of items that wait for a batch, and the cutting of batches from it.
 
 The padded cost of a batch is its number of items times the highest cost among them: where a batch is padded, a
 short item costs as much as the longest beside it.
@@ -17,16 +17,16 @@ from typing import Any, Generic, TypeVar
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 
-# Enough choice to put items of like length together, little enough that cutting takes microseconds.
+# Large enough to find items of similar length, small enough that cutting takes microseconds.
 WINDOW_BATCHES = 4
-# So long after requests of several clients came, another one is expected.
+# Seconds for which another client is expected after requests of several clients have arrived.
 SHARED_S = 1.0
 
 
 class Request(Generic[AnswerT]):
-    """One submit of a client: its items, and the answers so far. Times are readings of `time.monotonic()`, in seconds.
+    """One submitted request: its items, and the answers so far. Times are readings of `time.monotonic()`, in seconds.
 
-    The event loop alone writes it; the compute thread reads `is_settled`, which never turns back.
+    Only the event loop writes it; the compute thread reads `is_settled`, which never becomes false again.
     """
 
     __slots__ = ("answers", "client", "deadline", "future", "is_settled", "items", "num_missing", "queued_at")
@@ -43,7 +43,7 @@ class Request(Generic[AnswerT]):
 
 
 class QueuedItem(Generic[ItemT]):
-    """One item on its way; `cost` is its own, `length` what it is sorted by, `index` its place in its request."""
+    """One queued item; `cost` is without padding, `length` its sort key, `index` its position in the request."""
 
     __slots__ = ("cost", "deadline", "index", "item", "length", "request")
 
@@ -56,7 +56,7 @@ class QueuedItem(Generic[ItemT]):
         self.index = index
 
     def is_wanted(self, now: float) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether its request still waits for it."""
         return self.deadline > now and not self.request.is_settled
 
 
@@ -65,11 +65,11 @@ def padded_cost(items: Sequence[QueuedItem[Any]]) -> int:
 
 
 class BatchQueue(Generic[ItemT]):
-    """Items in the order of their arrival, a line for each client; `cost` is the sum of their own costs.
+    """Items in the order of their arrival, a queue for each client; `cost` is the sum of their costs without padding.
 
-    With one client, the oldest item is always in the next batch. With several, the oldest item of the client that was
-    given the least is, by cost, and the rest of the batch is chosen likewise: start-time fair queueing (Goyal, Vin and
-    Cheng, 1996). A client that comes anew begins with as much as the least of those that wait, and so saves nothing up.
+    With one client, the oldest item is always in the next batch. With several, it is the oldest item of the client that
+    was served the least, by cost, and the rest of the batch is chosen likewise: start-time fair queueing (Goyal, Vin
+    and Cheng, 1996). A new client starts at the least of those that wait, so that idle clients accumulate no credit.
     """
 
     def __init__(self, max_batch_size: int) -> None:
@@ -79,7 +79,7 @@ class BatchQueue(Generic[ItemT]):
         self._shared_until = -math.inf
         # Items leave at the front, when cut, and anywhere, when cancelled; both are cheap in this kind of dict only.
         self._lines: dict[str, OrderedDict[QueuedItem[ItemT], None]] = {}
-        # Only while several clients wait: the cost of what each was given.
+        # Only while several clients wait: the cost of what each was served.
         self._given: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class BatchQueue(Generic[ItemT]):
         return bool(self._lines)
 
     def add(self, request: Request[Any], cost: int) -> None:
-        """Put in the items of a request, which cost so much in sum."""
+        """Add the items of a request; `cost` is the sum of theirs."""
         client = request.client
         if client != self._newest_client:
             if self._newest_client:
@@ -122,16 +122,16 @@ class BatchQueue(Generic[ItemT]):
         return min(heads, key=lambda item: item.request.queued_at, default=None)
 
     def cost_of(self, client: str) -> int:
-        """Cost of the items of one client, each on its own."""
+        """Return the cost of one client's items, without padding."""
         return sum(item.cost for item in self._lines.get(client, ()))
 
     def cost_ahead(self, client: str, cost: int) -> int:
-        """Cost of what is computed before a new request of this client and this cost is: no others' beyond its own."""
+        """Return the cost computed before a new request of this client; none of the others' shares exceeds its own."""
         num_clients = len(self._lines) + (client not in self._lines)
         return self.cost if num_clients == 1 else min(self.cost, (self.cost_of(client) + cost) * num_clients)
 
     def newest_of_largest(self, share: int) -> Request[Any] | None:
-        """The newest request of the client whose items cost the most in sum, if that is more than `share`."""
+        """Return the newest request of the client whose items cost the most in sum, if that is more than `share`."""
         largest = max(self._lines, key=self.cost_of, default=None)
         if largest is None or self.cost_of(largest) <= share:
             return None
@@ -145,9 +145,9 @@ class BatchQueue(Generic[ItemT]):
         """Take out the next batch: the item whose turn it is with those nearest to it in length, sorted by length.
 
         It holds as many of the items next in turn as fit under `max_cost` (padded) and the batch size; the first
-        alone where that alone costs more. Where several clients came of late it costs at most `max_shared_cost`, so
-        that none that comes now waits for a larger batch of another's than it must. Expired items leave the queue
-        too. Empty if none is left.
+        alone where that alone costs more. While several clients are active it costs at most `max_shared_cost`, so
+        that a request that arrives now does not wait for a large batch of another client. Expired items leave the
+        queue too. Empty if none is left.
         """
         window = self._next_in_turn(now) if len(self._lines) > 1 else self._oldest_wanted(now)
         if not window:
@@ -165,7 +165,7 @@ class BatchQueue(Generic[ItemT]):
         return batch
 
     def _remove_all(self, items: Sequence[QueuedItem[ItemT]]) -> None:
-        """What `_remove` does, for many items of one client: most batches of all are cut for one."""
+        """Remove many items of one client, faster than `_remove` does one by one: most batches have a single client."""
         client = items[0].request.client
         line = self._lines[client]
         cost = 0
@@ -185,7 +185,7 @@ class BatchQueue(Generic[ItemT]):
             del self._lines[client]
 
     def _oldest_wanted(self, now: float) -> list[QueuedItem[ItemT]]:
-        """Of the one client that waits, enough items to choose from."""
+        """Return enough of the only waiting client's oldest items to choose from."""
         self._given.clear()
         while self._lines:
             (line,) = self._lines.values()
@@ -200,9 +200,9 @@ class BatchQueue(Generic[ItemT]):
         return []
 
     def _next_in_turn(self, now: float) -> list[QueuedItem[ItemT]]:
-        """One batch's worth of items: the next is always of the client that was given the least.
+        """Return at most one batch of items, each of the client that was served the least by then.
 
-        Only as many, so that the choice of like lengths does not put one client's items off for another's.
+        No more than one batch, so that choosing similar lengths does not put off one client's items for another's.
         """
         for item in [item for line in self._lines.values() for item in line if item.deadline <= now]:
             self._remove(item)
@@ -223,7 +223,7 @@ class BatchQueue(Generic[ItemT]):
         return window
 
     def _grow(self, window: list[QueuedItem[ItemT]], start: int, max_cost: float) -> list[QueuedItem[ItemT]]:
-        """Around one item: first the shorter ones, which add no padding cost to it, then the longer ones."""
+        """Extend a batch around one item: first by shorter ones, which add no padding to it, then by longer ones."""
         if len(window) <= self._max_batch_size and padded_cost(window) <= max_cost:
             return window
         low, high, highest = start, start + 1, window[start].cost

@@ -1,4 +1,4 @@
-"""Running one batch so that only the items at fault fail.
+"""The running of one batch so that only the items at fault fail.
 
 A batch that raises is run again in halves, down to single items; one that runs out of memory also lowers what
 later batches may cost.
@@ -23,42 +23,42 @@ ResultT = TypeVar("ResultT")
 RECOVERY_SHARE = 1 / 64
 # Weight of the newest batch in the measured throughput.
 THROUGHPUT_SMOOTHING = 0.2
-# Weight of a batch in what batches take, relative to that of the next one.
+# Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
 FIXED_SHARE = 0.1
 
 
 class CostBudget:
-    """What one batch may cost now: the limit, or less after the device ran out of memory."""
+    """The maximum cost of a batch: the limit, or less after the device ran out of memory."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.current = limit
 
     def shrink(self, failed_cost: int) -> None:
-        """A batch of this padded cost did not fit into memory: try no more than half of it."""
+        """Lower the budget to half of a padded cost that did not fit into memory."""
         self.current = max(1, min(self.current, failed_cost // 2))
 
     def recover(self, cost: int) -> None:
-        """A batch of this padded cost did fit, which proves something only if it used most of the budget."""
+        """Raise the budget after a batch of this padded cost did fit, if it used most of the budget."""
         if self.current < self.limit and 2 * cost > self.current:
             self.current = min(self.limit, self.current + max(1, int(self.current * RECOVERY_SHARE)))
 
 
 class BatchTimes:
-    """What batches take: `fixed_s` for each, and `s_per_cost` for each unit of padded cost.
+    """A linear model of batch times: `fixed_s` for each batch, and `s_per_cost` for each unit of padded cost.
 
     The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
-    While batches of one cost alone were seen, nothing is known: both are 0, and what follows from them bounds nothing.
+    While all batches seen had the same cost, nothing is known: both are 0, and nothing is bounded by them.
     """
 
     def __init__(self, max_batch_cost: int) -> None:
         self.fixed_s = 0.0
         self.s_per_cost = 0.0
-        # Seconds for a unit of cost in batches as full as they may be.
+        # Seconds for a unit of cost in full batches.
         self.full_s_per_cost = 0.0
-        # The cost of a batch that spends FIXED_SHARE of its time on what is fixed: a larger one hardly computes more
-        # in a second, and only takes longer.
+        # The cost of a batch that spends FIXED_SHARE of its time on the fixed part: a larger one takes longer and
+        # hardly raises the throughput.
         self.efficient_cost = math.inf
         self._max_batch_cost = max_batch_cost
         self._weight = 0.0
@@ -75,7 +75,7 @@ class BatchTimes:
         self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._mean_cost)
         self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._mean_s)
         if self._cost_deviation > 0 and self._joint_deviation > 0:
-            # A steeper line would have batches take less than no time.
+            # A steeper line would make the fixed time negative.
             self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
             self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
             self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
@@ -98,9 +98,9 @@ class Computed(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class Failed(Generic[ItemT]):
-    """Items without results; `error` is what the engine has to tell the client, None if that is nothing.
+    """Items without results; `error` is the engine's own error for the client, None if it has none.
 
-    `lacked_memory` is whether they may be computed once more of it is free.
+    `lacked_memory` is whether they could be computed with more free memory.
     """
 
     items: list[QueuedItem[ItemT]]
@@ -109,16 +109,16 @@ class Failed(Generic[ItemT]):
     lacked_memory: bool = False
 
     def error_for_client(self) -> FoveaError:
-        """A fresh one at each call: an exception that is raised twice carries the tracebacks of both."""
+        """Return a new exception at each call: one that is raised twice carries the tracebacks of both."""
         if self.lacked_memory:
             return no_memory()
         return self.error or InternalError("The service failed to compute this input.")
 
 
 class BatchRunner(Generic[ItemT, ResultT]):
-    """Runs batches on the thread that calls it; knows what one may cost and how much is done in a second.
+    """Runs batches on the calling thread; knows what a batch may cost, and the throughput.
 
-    What `is_out_of_memory` says of an error decides whether smaller batches are tried from then on.
+    Errors for which `is_out_of_memory` is true make it try smaller batches from then on.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
             self._note_error(part, error)
             return Failed(part, lacked_memory=self._is_out_of_memory(error))
         if len(results) != len(part):
-            # Nobody knows which result belongs to which item, in smaller batches neither.
+            # Which result belongs to which item is unknown, and would be in smaller batches too.
             self._log.error("wrong number of results", num_items=len(part), num_results=len(results))
             return Failed(part, is_divisible=False)
         ended = time.monotonic()

@@ -1,8 +1,8 @@
-"""Many requests' items in one batch on the compute thread, each request answered on its own.
+"""Dynamic batching on the compute thread: items of many requests in one batch, each request answered on its own.
 
-A batch is cut on the compute thread at the moment at which it is free: there is no timer, no polling, and no wait
-for the event loop between two batches. An engine that can collate a batch without the device (`CollatingEngine`)
-gets the next full batch cut and collated on another thread while one runs.
+A batch is cut on the compute thread as soon as it is free: there is no timer, no polling, and no wait for the event
+loop between two batches. For an engine that can collate a batch without the device (`CollatingEngine`) the next full
+batch is cut and collated on another thread while one runs.
 
 Requests belong to the event loop, the running batch to the compute thread. Between them lie the queue and the
 prepared batch, under one lock that is never held while anything is computed.
@@ -34,15 +34,15 @@ ResultT = TypeVar("ResultT")
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-# What a refused client is told to wait: the time in which the queue empties, but at most this; and this before
-# anything was measured.
+# Bounds of what a refused client is told to wait, in seconds: the time in which the queue empties, but at most the
+# first; the second before anything was measured.
 MAX_RETRY_AFTER_S = 30.0
 FIRST_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Costs in the engine's own unit (e.g. tokens): padded of one batch, and in sum of what may wait."""
+    """Limits in the engine's own unit of cost (e.g. tokens): of one batch, padded, and of the sum of what may wait."""
 
     max_batch_cost: int
     max_batch_size: int
@@ -50,10 +50,10 @@ class BatchLimits:
 
 
 class Engine(Protocol[ItemT_contra, ResultT_co]):
-    """What a Batcher runs, on the compute thread only."""
+    """The engine that a Batcher runs, on the compute thread only."""
 
     def run_batch(self, items: Sequence[ItemT_contra]) -> Sequence[ResultT_co]:
-        """One result for each item, in order. A FoveaError is shown to the clients, anything else never is."""
+        """Return one result for each item, in order. Of its errors clients are shown FoveaErrors only."""
 
 
 @runtime_checkable
@@ -61,15 +61,15 @@ class CollatingEngine(Engine[ItemT_contra, ResultT_co], Protocol[ItemT_contra, R
     """An engine part of whose work needs no device: `run_batch(items)` equals `run_collated(collate(items))`."""
 
     def collate(self, items: Sequence[ItemT_contra]) -> Any:
-        """Make a batch ready; called on a thread of its own, while another batch runs."""
+        """Prepare a batch; called on a thread of its own, while another batch runs."""
 
     def run_collated(self, batch: Any) -> Sequence[ResultT_co]:
-        """One result for each item that was collated, in order; called on the compute thread."""
+        """Return one result for each collated item, in order; called on the compute thread."""
 
 
 @dataclass(frozen=True)
 class Submission(Generic[ItemT]):
-    """One item: its cost alone, at least 1 (ValueError), and the length by which items are put together."""
+    """One item: its cost alone, at least 1 (else ValueError), and the length by which items are grouped."""
 
     item: ItemT
     cost: int
@@ -81,7 +81,7 @@ class Submission(Generic[ItemT]):
 
 
 class Answer(NamedTuple, Generic[ResultT]):
-    """One item's result, the seconds until its batch began, and from then until it was computed."""
+    """One item's result, the seconds until its batch began, and the seconds from then until it was computed."""
 
     result: ResultT
     queue_s: float
@@ -90,16 +90,16 @@ class Answer(NamedTuple, Generic[ResultT]):
 
 @dataclass(frozen=True)
 class _PreparedBatch(Generic[ItemT]):
-    """A batch cut ahead of its turn; `collated` holds what the engine made of all its items."""
+    """A batch that was cut before its turn; `collated` holds what the engine collated from all its items."""
 
     items: list[QueuedItem[ItemT]]
     collated: Future[Any]
 
 
 class Batcher(Generic[ItemT, ResultT]):
-    """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
+    """Answers items with one engine. Create it on the event loop that submits; several may share a compute thread.
 
-    `is_out_of_memory` tells the errors that a smaller batch may be spared.
+    `is_out_of_memory` recognises the errors that a smaller batch may avoid.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class Batcher(Generic[ItemT, ResultT]):
 
     @property
     def queue_depth(self) -> int:
-        """Items that wait, those of a prepared batch included."""
+        """The number of waiting items, those of a prepared batch included."""
         with self._lock:
             return len(self._queue) + (len(self._prepared.items) if self._prepared else 0)
 
     @property
     def queue_cost(self) -> int:
-        """Cost of the items that wait, each on its own."""
+        """The cost of the waiting items, without padding."""
         with self._lock:
             return self._queue.cost + (sum(item.cost for item in self._prepared.items) if self._prepared else 0)
 
@@ -232,7 +232,7 @@ class Batcher(Generic[ItemT, ResultT]):
         return request
 
     def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
-        """Raises Overloaded where what is ahead takes longer than until the deadline."""
+        """Raises Overloaded where what is queued before it takes too long for the deadline."""
         if self._queue.cost + cost > self._limits.max_queue_cost:
             return False
         if request.queued_at + (self._queue.cost + cost) * self._runner.times.full_s_per_cost > request.deadline:
@@ -253,7 +253,7 @@ class Batcher(Generic[ItemT, ResultT]):
     def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
         """Refuse the newest request of the client with the largest share of a full queue.
 
-        Raises Overloaded where that is the request that comes.
+        Raises Overloaded where that is the new request itself.
         """
         with self._lock:
             displaced = self._queue.newest_of_largest(self._queue.cost_of(request.client) + cost)
@@ -329,7 +329,7 @@ class Batcher(Generic[ItemT, ResultT]):
 
     def _break_down(self) -> None:
         self._is_broken = True
-        # Whoever was in the batch that broke it must not be told to try again elsewhere.
+        # Requests of the batch that broke it must not be told to try again elsewhere.
         suspects = {item.request for item in self._running}
         for request in tuple(self._outstanding):
             error = InternalError if request in suspects else Overloaded

@@ -1,7 +1,7 @@
 """The one thread of a process that computes, so that no two batches ever share the device.
 
-Calls run one after the other, in the order in which they were given: whoever asks for one call at a time takes
-turns fairly with everybody else. The thread sleeps in the kernel while there is nothing to do.
+Calls run one after the other, in the order in which they were posted: users that post one call at a time take turns
+fairly. The thread sleeps in the kernel while there is nothing to do.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """Somebody whose work waits for the compute thread."""
+    """An object whose work waits for the compute thread."""
 
     @property
     def queue_depth(self) -> int: ...
@@ -34,7 +34,7 @@ class Waiting(Protocol):
     def oldest_queued_s(self) -> float: ...
 
     def thread_ended(self) -> None:
-        """Called once, on the thread as it ends: nothing that waits for it will be computed."""
+        """Called once, on the thread as it ends: nothing that still waits for it will be computed."""
 
 
 class ComputeThread:
@@ -62,11 +62,11 @@ class ComputeThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a call that is given now will be run."""
+        """Whether a call that is posted now will be run."""
         return self._is_open
 
     def stalled_for_s(self) -> float:
-        """Seconds since the running call began, 0 while there is none, infinity if no call will ever run."""
+        """Return the seconds since the running call began, 0 while there is none, infinity if no call will ever run."""
         if not self._is_open:
             return math.inf
         busy_since = self._busy_since
@@ -99,18 +99,18 @@ class ComputeThread:
         return await asyncio.wrap_future(answer)
 
     def post(self, call: Callable[[], None]) -> None:
-        """Run a call without waiting for it. It answers for itself: what it raises ends the thread."""
+        """Run a call without waiting for it. It must handle its own errors: what it raises ends the thread."""
         self._calls.put(call)
 
     def attach(self, waiting: Waiting) -> None:
-        """Tell it when the thread ends."""
+        """Notify the object when the thread ends."""
         self.waiting = (*self.waiting, waiting)
 
     def detach(self, waiting: Waiting) -> None:
         self.waiting = tuple(other for other in self.waiting if other is not waiting)
 
     def publish_load(self, metrics: Metrics) -> None:
-        """Let the gauges show, whenever they are read, this thread's heartbeat and all that waits for it."""
+        """Let the gauges show, whenever they are read, this thread's heartbeat and everything that waits for it."""
         metrics.queue_depth.set_function(lambda: sum(waiting.queue_depth for waiting in self.waiting))
         metrics.queue_cost.set_function(lambda: sum(waiting.queue_cost for waiting in self.waiting))
         metrics.oldest_queued_seconds.set_function(
@@ -119,7 +119,7 @@ class ComputeThread:
         metrics.worker_heartbeat_timestamp_seconds.set_function(lambda: self.heartbeat)
 
     async def close(self) -> None:
-        """Refuse new calls, finish those given before, end the thread; returns when it has ended."""
+        """Refuse new calls, finish those posted before, end the thread; returns when it has ended."""
         if self._is_open:
             self._is_open = False
             self._calls.put(None)

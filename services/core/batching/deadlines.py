@@ -1,6 +1,6 @@
 """One timer for the deadlines of many requests, most of which are answered long before.
 
-A timer of the event loop for each request would cost more than all the rest of its way through a Batcher or Stepper.
+An event loop timer for each request would cost more than everything else that a Batcher or Stepper does for it.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-# Event loops round timers to milliseconds: what is due within one is due now.
+# Event loops round timers to milliseconds: a deadline within one is due now.
 RESOLUTION_S = 0.001
-# Settled requests stay until they are this many times those that still wait.
+# Settled requests are kept until they are this many times as many as those that still wait.
 MAX_STALE_RATIO = 2
 MIN_PURGE_SIZE = 1024
 
 
 class Expiring(Protocol):
-    """What has a deadline, a reading of `time.monotonic()` in seconds, until it is settled."""
+    """A request with a deadline, a reading of `time.monotonic()` in seconds, that applies until it is settled."""
 
     deadline: float
     is_settled: bool
@@ -50,10 +50,10 @@ class Deadlines(Generic[ExpiringT]):
             self._look_at(request.deadline)
 
     def forget_all(self) -> None:
-        """Let go of the timer, of every request, and of whoever was called with them; none may come any more."""
+        """Drop the timer, every request, and the callback; no request may be watched after that."""
         self._heap.clear()
         self._look_at(math.inf)
-        # A cycle of whoever owns this and his own method would keep him, engine and all, for the garbage collector.
+        # The owner's bound method forms a cycle with it, which would keep its engine until a garbage collection.
         self._expire = _ignore
 
     def _look_at(self, moment: float) -> None:
@@ -79,4 +79,4 @@ class Deadlines(Generic[ExpiringT]):
 
 
 def _ignore(request: Expiring) -> None:
-    """What is called with a request that comes after the end."""
+    """Do nothing with a request that expires after the end."""

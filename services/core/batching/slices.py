@@ -1,4 +1,4 @@
-"""Large requests in slices: a few at a time are worked on, so that none fills the memory or the queue."""
+"""Large requests in slices, a few at a time, so that no request fills the memory or the queue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 async def in_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable[ResultT]]) -> list[ResultT]:
-    """What `work` makes of each slice, in order; where one fails the others are cancelled and its error is raised."""
+    """Return `work` of each slice, in order; where one fails the others are cancelled and its error is raised."""
     turns = asyncio.Semaphore(SLICES_AT_ONCE)
 
     async def in_turn(some: Sequence[T]) -> ResultT:
@@ -24,8 +24,8 @@ async def in_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable
 
 
 async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]], *, at_once: int | None = None) -> list[T]:
-    """Run together, or `at_once` at a time; where one fails the others are cancelled and its error is raised, not a
-    group of errors."""
+    """Run coroutines together, or `at_once` at a time; where one fails the others are cancelled and its own error is
+    raised, not a group of errors."""
     if len(work) == 1:
         return [await work[0]]
     turns = asyncio.Semaphore(at_once or max(1, len(work)))
@@ -41,5 +41,5 @@ async def all_or_first_failure(work: Sequence[Coroutine[Any, Any, T]], *, at_onc
         raise failed.exceptions[0] from None
     finally:
         for one in work:
-            one.close()  # those whose turn never came
+            one.close()  # the ones that never started
     return [task.result() for task in tasks]

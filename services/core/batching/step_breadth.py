@@ -1,24 +1,24 @@
-"""How many items run side by side.
+"""The breadth of a running batch: how many items run side by side.
 
-Items that run together share what a step costs whatever its number of items; that is all that they gain. Where most of
-the time goes into admitting them (long prompts, short answers), more of them side by side are answered later and no
-faster. So the breadth is held where steps take about a tenth of the time: narrower costs more, wider gains little.
+Items that run together gain only in that they share the fixed cost of a step. Where most of the time goes into
+admitting them (long prompts, short answers), running more side by side delays them and raises no throughput. So the
+breadth is held where steps take about a tenth of the time: narrower costs more, wider gains little.
 """
 
-# Steps that take less than this share of the time are hardly worth sharing further, those that take more are.
+# The batch becomes narrower where steps take less than the first share of the time, wider where more than the second.
 LEAST_SHARE = 0.06
 MOST_SHARE = 0.12
-# Narrower than this it never gets; it begins with the second.
+# The minimum, and the breadth at the start.
 MIN_BREADTH = 4.0
 FIRST_BREADTH = 16.0
-# A decision needs so much time of computing, in turns behind which somebody waited.
+# Seconds of computing that a decision is based on, in turns during which items waited.
 WINDOW_S = 0.5
 NARROWER = 0.7
 WIDER = 1.4
 
 
 class Breadth:
-    """`limit` is how many items may run while others wait."""
+    """Adapts `limit`, the number of items that may run while others wait."""
 
     def __init__(self) -> None:
         self.limit = FIRST_BREADTH
@@ -26,7 +26,7 @@ class Breadth:
         self._step_s = 0.0
 
     def note(self, num_running: int, admit_s: float, step_s: float) -> None:
-        """A turn behind which somebody waited admitted for so long and stepped for so long."""
+        """Note how long a turn, during which items waited, took for admitting and for stepping."""
         self._admit_s += admit_s
         self._step_s += step_s
         seconds = self._admit_s + self._step_s

@@ -1,11 +1,11 @@
-"""What waits for a place in a running batch, and the stream in which its events come back.
+"""The queue for places in a running batch, and the streams that return the items' events.
 
-Of all that wait, the first item of the client with the fewest places goes first, of these the one that was served
-least (the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). With one
-client that is the order of arrival.
+The next item is the first of the client with the fewest places, among equals of the client that was served least (the
+virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). With one client that is
+the order of arrival.
 
 A `Call` and its `Stream` belong to the event loop; `is_settled` is read on the compute thread too. A `Work` belongs
-to whoever took it out of the queue, which any thread may use.
+to the thread that took it out of the queue, which any thread may use.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ EventT = TypeVar("EventT")
 
 # Throughput is that of about the last half minute of computing.
 THROUGHPUT_MEMORY_S = 30.0
-# So long after several clients came, another one is expected.
+# Seconds for which another client is expected after several have been active.
 SHARED_S = 1.0
-# From so many clients on, those are forgotten who were served no more than others.
+# From this number of clients on, those that were served no more than others are forgotten.
 MAX_REMEMBERED_CLIENTS = 4096
 
 
 class Event(NamedTuple, Generic[EventT]):
-    """One event of an item; after one that `is_last` nothing comes.
+    """One event of an item; the one that `is_last` ends its stream.
 
     `queue_s` are the seconds that the item waited for its place, `elapsed_s` those from its submission until the
     event was computed.
@@ -44,9 +44,9 @@ class Event(NamedTuple, Generic[EventT]):
 
 
 class Call(Generic[EventT]):
-    """One submit; times are readings of `time.monotonic()`, in seconds.
+    """One submitted item's request; times are readings of `time.monotonic()`, in seconds.
 
-    `outbox` holds what came and was not yet taken: events, then the error that ended them, if one did. None wakes
+    `outbox` holds what its reader has not taken yet: events, then the error that ended them, if one did. None wakes
     the reader of a stream that was closed.
     """
 
@@ -55,17 +55,17 @@ class Call(Generic[EventT]):
     def __init__(self, deadline: float | None) -> None:
         self.deadline = math.inf if deadline is None else deadline
         self.queued_at = time.monotonic()
-        self.is_settled = False  # never turns back
+        self.is_settled = False  # never becomes false again
         self.outbox: asyncio.Queue[Event[EventT] | FoveaError | None] = asyncio.Queue()
-        # let go of when settled, so that whoever still holds the call keeps no prompt in memory
+        # dropped when settled, so that a reference to the call keeps no prompt in memory
         self.work: Work[Any, EventT] | None = None
 
 
 class Work(Generic[ItemT, EventT]):
-    """An item on its way, for which its client is charged `cost`.
+    """A submitted item, for which its client is charged `cost`.
 
     `began_at` is when it was given its place, `runs_since` when it was last given one, `waits_since` when it last began
-    to wait. `has_come` tells whether an event of it was given to the client, which then waits for the others.
+    to wait. `has_come` tells whether it has delivered an event, after which its client waits for the others.
     """
 
     __slots__ = ("began_at", "call", "client", "cost", "counted_steps", "has_come", "item", "runs_since", "waits_since")
@@ -82,7 +82,7 @@ class Work(Generic[ItemT, EventT]):
         self.counted_steps = 0  # the number of the last step that its client was charged for
 
     def is_wanted(self, now: float) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether its client still waits for it."""
         return self.call.deadline > now and not self.call.is_settled
 
 
@@ -115,19 +115,19 @@ class Stream(Generic[EventT]):
         raise came
 
     async def aclose(self) -> None:
-        """Cancel the item if it has not ended; what came for it and was not taken is lost."""
+        """Cancel the item if it has not ended; events that were not taken are lost."""
         self._is_over = True
         self._withdraw(self._call)
         self._call.outbox.put_nowait(None)
 
 
 class _Line(Generic[ItemT, EventT]):
-    """What waits of one client, in order; `served` is what the client was charged since others waited, too."""
+    """One client's waiting items, in order; `served` is what it was charged since other clients waited, too."""
 
     __slots__ = ("cost", "served", "work")
 
     def __init__(self, served: float) -> None:
-        # Work leaves at the front, comes back there, and leaves anywhere; all are cheap in this kind of dict only.
+        # Work leaves at the front, returns there, and is removed anywhere; only this dict makes all of it cheap.
         self.work: OrderedDict[Work[ItemT, EventT], None] = OrderedDict()
         self.cost = 0
         self.served = served
@@ -137,7 +137,7 @@ class _Line(Generic[ItemT, EventT]):
         return next(iter(self.work))
 
     def waits_since(self) -> float:
-        """Since when the oldest has waited. What has begun stands in front, and waits since it lost its place."""
+        """Return when the oldest began to wait; items in front that have begun wait since they lost their place."""
         oldest = math.inf
         for work in self.work:
             oldest = min(oldest, work.waits_since)
@@ -147,14 +147,14 @@ class _Line(Generic[ItemT, EventT]):
 
 
 class StepQueue(Generic[ItemT, EventT]):
-    """Work in fair order, and whether anybody is going to look at it; safe to use on any thread."""
+    """Work in fair order, and whether a looker, a turn that will look at it, is due; safe to use on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cost = 0
         self._size = 0
         self._lines: dict[str, _Line[ItemT, EventT]] = {}  # by client; none is empty
-        self._served: dict[str, float] = {}  # of clients none of whose work waits just now
+        self._served: dict[str, float] = {}  # of clients without waiting work
         self._has_looker = False
         self._newest_client = ""
         self._shared_until = -math.inf
@@ -164,17 +164,17 @@ class StepQueue(Generic[ItemT, EventT]):
 
     @property
     def cost(self) -> int:
-        """The sum of what waits."""
+        """The sum of the waiting items' costs."""
         return self._cost
 
     def is_shared(self, now: float) -> bool:
-        """Whether several clients came of late."""
+        """Whether several clients were active recently."""
         return now < self._shared_until
 
     def cost_ahead(self, client: str) -> float:
-        """What is served ahead of an item of average cost that this client adds now.
+        """Return the cost that is served before an item of average cost that this client would add now.
 
-        Nothing, if it has less than its share of what waits even then: others wait for it.
+        Nothing, if the client would still have less than its share of what waits: others wait for it.
         """
         with self._lock:
             own = self._lines[client].cost if client in self._lines else 0
@@ -184,12 +184,12 @@ class StepQueue(Generic[ItemT, EventT]):
             return own + sum(min(line.cost, share) for name, line in self._lines.items() if name != client)
 
     def waits_since(self) -> float:
-        """Since when the oldest waits, a reading of `time.monotonic()`; infinity where nothing does."""
+        """Return when the oldest began to wait, a reading of `time.monotonic()`; infinity where nothing waits."""
         with self._lock:
             return min((line.waits_since() for line in self._lines.values()), default=math.inf)
 
     def add(self, work: Work[ItemT, EventT]) -> bool:
-        """Returns whether the caller has to see to it that somebody looks: until `leave`, only the first one has."""
+        """Add an item; returns whether the caller has to schedule a looker: only the first one until `leave` has to."""
         with self._lock:
             self._insert(work)
             if work.client != self._newest_client:
@@ -200,15 +200,15 @@ class StepQueue(Generic[ItemT, EventT]):
         return needs_looker
 
     def leave(self, *, will_return: bool) -> bool:
-        """Whoever looks has done so. Returns whether he must come back: as he wants to, or for what waits."""
+        """Note that the looker is done. Returns whether it must come back: it wants to, or items wait."""
         with self._lock:
             self._has_looker = will_return or bool(self._size)
             return self._has_looker
 
     def next(self, places: Mapping[str, int], without: Container[str] = ()) -> Work[ItemT, EventT] | None:
-        """What is to be admitted next, where clients have so many places (none where they are not named).
+        """Return the item to be admitted next, where `places` has the clients' numbers of places (0 where not named).
 
-        None where nothing waits but of the clients `without`.
+        None where no client has items waiting except the clients `without`.
         """
         with self._lock:
             waiting = (
@@ -220,7 +220,7 @@ class StepQueue(Generic[ItemT, EventT]):
             return first[-1].first if first is not None else None
 
     def take(self, work: Work[ItemT, EventT]) -> bool:
-        """Take one out to be admitted, which its client is charged for; False if it was not there (any more)."""
+        """Take an item out to be admitted, which its client is charged for; False if it was not there (any more)."""
         with self._lock:
             if not self._remove(work):
                 return False
@@ -229,7 +229,7 @@ class StepQueue(Generic[ItemT, EventT]):
             return True
 
     def put_back(self, work: Work[ItemT, EventT]) -> None:
-        """To the front of its client's, who gets back what was charged for it if nothing of it has come."""
+        """Put an item back in front of its client's others; the client is refunded if it has delivered no event."""
         with self._lock:
             self._insert(work)
             line = self._lines[work.client]
@@ -238,23 +238,23 @@ class StepQueue(Generic[ItemT, EventT]):
                 line.served = max(0.0, line.served - work.cost)
 
     def served(self, client: str) -> float:
-        """What a client was charged since others waited; infinity for one that has not waited since."""
+        """Return what a client was charged since others waited; infinity for one that has not waited since."""
         with self._lock:
             line = self._lines.get(client)
             return self._served.get(client, math.inf) if line is None else line.served
 
     def charge(self, client: str, cost: float) -> None:
-        """Note that a client was served so much."""
+        """Charge a client for what it was served."""
         with self._lock:
             self._charge(client, cost)
 
     def discard(self, work: Work[ItemT, EventT]) -> bool:
-        """Take one out; False if it was not there (any more)."""
+        """Take an item out; False if it was not there (any more)."""
         with self._lock:
             return self._remove(work)
 
     def clear(self) -> list[Work[ItemT, EventT]]:
-        """Take out all of which nothing has come."""
+        """Take out all items that have delivered no event."""
         with self._lock:
             cleared = [work for line in self._lines.values() for work in line.work if not work.has_come]
             for work in cleared:
@@ -262,9 +262,9 @@ class StepQueue(Generic[ItemT, EventT]):
         return cleared
 
     def in_the_way(self, client: str, cost: int, max_cost: int, max_size: int) -> list[Work[ItemT, EventT]] | None:
-        """What must leave so that an item of this client has its place, the latest of the clients that have most.
+        """Return the items that must leave for one of this client to be added: the latest of the clients with the most.
 
-        None where another would have to leave whose client has no more than this one would. What has begun stays.
+        None where an item would have to leave whose client has no more than this one would. What has begun stays.
         """
         with self._lock:
             costs = {name: line.cost for name, line in self._lines.items()}
@@ -287,10 +287,10 @@ class StepQueue(Generic[ItemT, EventT]):
     def _insert(self, work: Work[ItemT, EventT]) -> None:
         if work.client not in self._lines:
             least = min((line.served for line in self._lines.values()), default=None)
-            if least is None:  # nobody competes: what anybody was served before counts no more
+            if least is None:  # no competition: what was served before no longer counts
                 self._served.clear()
                 least = 0.0
-            # whoever asked for nothing has saved nothing up
+            # an idle client accumulates no credit
             self._lines[work.client] = _Line(max(least, self._served.pop(work.client, 0.0)))
         line = self._lines[work.client]
         line.work[work] = None
@@ -319,14 +319,14 @@ class StepQueue(Generic[ItemT, EventT]):
             self._served[client] += cost
 
     def _forget_some(self) -> None:
-        """Clients who were served no more than those that wait begin with the least of these anyway."""
+        """Forget clients that were served no more than the waiting ones, whose least they would start at anyway."""
         if len(self._served) > MAX_REMEMBERED_CLIENTS:
             least = min((line.served for line in self._lines.values()), default=math.inf)
             self._served = {client: served for client, served in self._served.items() if served > least}
 
 
 class Throughput:
-    """Cost finished in a second of computing; `cost_per_s` is 0 before anything was."""
+    """Cost finished per second of computing; `cost_per_s` is 0 before anything was finished."""
 
     def __init__(self) -> None:
         self.cost_per_s = 0.0
@@ -334,7 +334,7 @@ class Throughput:
         self._seconds = 0.0
 
     def note(self, cost: int, seconds: float) -> None:
-        """This cost was finished in a turn of this length."""
+        """Note the cost that was finished in a turn of this length."""
         kept = math.exp(-seconds / THROUGHPUT_MEMORY_S)
         self._cost = kept * self._cost + cost
         self._seconds = kept * self._seconds + seconds

@@ -1,11 +1,11 @@
-"""The running batch of a Stepper, on the compute thread: who joins, who leaves, and what each step brought.
+"""The running batch of a Stepper, on the compute thread: items that join and leave, and the events of each step.
 
-An item that runs may be paused for others: because a client with a smaller share of the places waits, or because what
-runs has outgrown its room. It goes back to the front of the queue and on from where it was.
+A running item may be paused for others: because a client with a smaller share of the places waits, or because the
+running items have outgrown their room. It goes back to the front of the queue, and later continues where it was.
 
-Only the items at fault fail: an `admit` that raises is tried again item by item. A `step` that raises fails all that
-run, since nobody knows what it left behind, and the service goes on with those that wait. A `prepare` that raises
-fails those whom it was for.
+Only the items at fault fail: an `admit` that raises is tried again item by item. A `step` that raises fails all running
+items, since the state that it left is unknown, and the service goes on with those that wait. A `prepare` that raises
+fails the items that it was for.
 """
 
 import time
@@ -26,24 +26,24 @@ from services.core.metrics import Metrics
 ItemT = TypeVar("ItemT")
 EventT = TypeVar("EventT")
 
-# What a step of one item is charged, in the unit of costs: a token that is decoded keeps the device busier than one
-# of a prompt, which is run beside many others.
+# The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
+# prompt, which is run together with many others.
 STEP_COST = 2.0
-# Where several clients came of late, a turn admits what takes about so long: whoever comes meanwhile waits for it.
+# Seconds that a turn's admissions take at most, roughly, while several clients are active: new requests wait for it.
 SHARED_ADMIT_S = 0.05
-# Clients whose next item is looked at in one turn.
+# Number of clients whose next item is considered in one turn.
 MAX_LOOKS = 8
 
-# What a turn brought for an item: an event of it, or the error that ends it.
+# The outcome of a turn for an item: an event of it, or the error that ends it.
 Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
 
 
 class LostItems(Exception):
-    """The engine runs nothing, and items have had no last event."""
+    """The engine runs no item, though some have had no last event."""
 
 
 class StepRunner(Generic[ItemT, EventT]):
-    """Takes turns on the thread that calls it; `running` holds what the engine does, by the identity of the items.
+    """Takes turns on the calling thread; `running` holds what the engine runs, by the identity of the items.
 
     `budget` bounds what one turn admits; an `admit` that runs out of memory lowers it.
     """
@@ -58,7 +58,7 @@ class StepRunner(Generic[ItemT, EventT]):
     ) -> None:
         self.running: dict[int, Work[ItemT, EventT]] = {}
         self.throughput = Throughput()
-        self.full_throughput = Throughput()  # of the turns behind which somebody waited
+        self.full_throughput = Throughput()  # of the turns during which items waited
         self._breadth = Breadth()
         self._paused: dict[int, Work[ItemT, EventT]] = {}  # in the queue, all of them
         self._num_steps = 0
@@ -68,16 +68,16 @@ class StepRunner(Generic[ItemT, EventT]):
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory
         self._finished_cost = 0
-        # Set where an item alone ran out of memory: no other is tried before one of those that run has left.
+        # Set where an item alone ran out of memory: no other is tried before a running one has left.
         self._waits_for_memory = False
         self._log = structlog.get_logger(__name__)
         metrics.batch_cost_budget.set(budget.current)
 
     def take_turn(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        """Drop, admit, step and prepare; yields what each of them brought as soon as it is known.
+        """Drop, admit, step and prepare; yields the outcomes of each as soon as they are known.
 
         Raises what `cancel` raises after a step that failed: what the engine holds is unknown then, and the thread
-        is to end.
+        must end.
         """
         began = time.monotonic()
         self._finished_cost = 0
@@ -100,13 +100,13 @@ class StepRunner(Generic[ItemT, EventT]):
 
     @property
     def must_return(self) -> bool:
-        """Whether there is something to do for it though nothing waits."""
+        """Whether another turn is needed though nothing waits."""
         return bool(self.running or self._paused)
 
     # Joining
 
     def _admit_waiting(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        """In fair order. An item without room holds up its own client's; another client's may be smaller."""
+        """Admit waiting items in fair order. One without room holds up only its own client's: others may be smaller."""
         chosen: list[Work[ItemT, EventT]] = []
         held_up: set[str] = set()
         cost = 0
@@ -146,11 +146,11 @@ class StepRunner(Generic[ItemT, EventT]):
     def _next_wanted(self, places: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
         now = time.monotonic()
         while (work := self._queue.next(places, held_up)) is not None and not work.is_wanted(now):
-            self._queue.discard(work)  # the event loop tells whoever reads its stream
+            self._queue.discard(work)  # the event loop tells the reader of its stream
         return work
 
     def _make_way(self, chosen: list[Work[ItemT, EventT]], work: Work[ItemT, EventT]) -> bool:
-        """Pause others for an item whose client has less; returns whether there is room now."""
+        """Pause other items for one whose client has less; returns whether there is room now."""
         if self._waits_for_memory:
             return False
         leaving = making_way(
@@ -166,7 +166,7 @@ class StepRunner(Generic[ItemT, EventT]):
         return leaving is not None
 
     def _step_aside(self, admitted: list[Work[ItemT, EventT]]) -> None:
-        """What is prepared in the order of admission is prepared for clients in turn."""
+        """Pause unprepared items for newcomers: preparation is in order of admission, so clients take turns by that."""
         unprepared = [work for work in self.running.values() if not work.has_come]
         begun = set(map(id, self._engine.preparing)) if unprepared else set()
         waiting = [work for work in unprepared if id(work.item) not in begun]
@@ -180,7 +180,7 @@ class StepRunner(Generic[ItemT, EventT]):
         return self._engine.has_room([work.item for work in works], [work.item for work in leaving])
 
     def _admit(self, works: list[Work[ItemT, EventT]]) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        """All together or, where that fails, one by one; those for which there is no room after all wait in front."""
+        """Admit all together or, where that fails, one by one; items for which there is no room wait at the front."""
         came: list[Outcome[ItemT, EventT]] | Exception | None = self._attempt(works)
         if isinstance(came, list):
             yield came
@@ -211,7 +211,7 @@ class StepRunner(Generic[ItemT, EventT]):
                 self._queue.put_back(work)
 
     def _attempt(self, works: list[Work[ItemT, EventT]]) -> list[Outcome[ItemT, EventT]] | Exception:
-        """What these brought; or why they were not admitted, and they hold nothing then."""
+        """Return the items' outcomes, or the error for which they were not admitted; they hold nothing then."""
         began = time.monotonic()
         for work in works:
             work.runs_since = began
@@ -236,7 +236,7 @@ class StepRunner(Generic[ItemT, EventT]):
         return self._outcomes(came)
 
     def _must_wait(self, error: Exception) -> bool:
-        """Whether an item that failed alone is to be tried again, once one of those that run has left."""
+        """Whether an item that failed alone is to be tried again once a running one has left."""
         self._waits_for_memory = bool(self.running) and self._is_out_of_memory(error)
         return self._waits_for_memory
 
@@ -246,7 +246,7 @@ class StepRunner(Generic[ItemT, EventT]):
             if len(works) > 1:
                 self._budget.shrink(sum(work.cost for work in works))
                 self._metrics.batch_cost_budget.set(self._budget.current)
-        # What the client is told is no news to the log, and several items are tried again, each on its own.
+        # Errors that the client is told are not logged, and several items are tried again, each on its own.
         if len(works) == 1 and not isinstance(error, FoveaError):
             self._log.error("item failed", num_running=len(self.running), exc_info=error)
 
@@ -265,7 +265,7 @@ class StepRunner(Generic[ItemT, EventT]):
             yield self._outcomes(self._engine.step())
 
     def _prepare(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
-        """One piece. Those at fault fail, or wait in front of all others until there is memory for them."""
+        """Prepare one piece. Items at fault fail, or wait in front of all others until there is memory for them."""
         preparing = [self.running[id(item)] for item in self._engine.preparing]
         if not preparing:
             return
@@ -310,7 +310,7 @@ class StepRunner(Generic[ItemT, EventT]):
             self._forget(work)
 
     def _pause(self, work: Work[ItemT, EventT]) -> None:
-        """To the front of the queue, for others."""
+        """Put the item back at the front of the queue, so that others can run."""
         self._suspend(work)
         self._metrics.preemptions.inc()
         self._queue.put_back(work)
@@ -323,7 +323,7 @@ class StepRunner(Generic[ItemT, EventT]):
             self._paused[id(work.item)] = work
 
     def _forget(self, work: Work[ItemT, EventT]) -> None:
-        """It does not go on."""
+        """Forget an item that does not continue."""
         if self._paused.pop(id(work.item), None) is not None:
             self._engine.cancel(work.item)
 
@@ -340,7 +340,7 @@ class StepRunner(Generic[ItemT, EventT]):
         self._waits_for_memory = False
 
     def _places(self) -> Counter[str]:
-        """How many each client has, who pays for the steps of what runs before it is asked whose turn it is."""
+        """Count each client's places; charges clients for the steps of their running items first."""
         places: Counter[str] = Counter()
         if len(self._queue):
             for work in self.running.values():
@@ -365,12 +365,12 @@ class StepRunner(Generic[ItemT, EventT]):
             self._metrics.out_of_memory.inc()
         failed = list(self.running.values())
         self._cancel(failed)
-        # One each: an exception that is raised twice carries the tracebacks of both.
+        # A new exception for each: one that is raised twice carries the tracebacks of both.
         is_out_of_memory = self._is_out_of_memory(error)
         return [(work, no_memory() if is_out_of_memory else _failure()) for work in failed]
 
     def _error_for_client(self, error: Exception) -> FoveaError:
-        """What the engine has to tell the client, that memory lacked, or nothing but that it failed."""
+        """Return the engine's own error for the client, the one for lack of memory, or a plain failure."""
         if self._is_out_of_memory(error):
             return no_memory()
         return error if isinstance(error, FoveaError) else _failure()

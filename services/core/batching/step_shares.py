@@ -1,8 +1,8 @@
-"""Who gives a place in the running batch to somebody else.
+"""The choice of items that give up their places in the running batch to others.
 
-A share is the number of places that a client has. Nobody gives a place away to a client who would have no less, or was
-served more already, so places do not go to and fro; but a client without any is given one after a while, and others
-then take turns.
+A share is the number of places that a client has. No client gives a place to one that would then have no fewer, or that
+was served more already, so places do not move back and forth; but a client without any is given one after a while, and
+others then take turns.
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ from services.core.batching.step_queue import Work
 
 AnyWork = Work[Any, Any]
 
-# After so long a wait a client gets a place of somebody who has more: mostly one becomes free sooner, and who is paused
-# has to be computed again.
+# Seconds after which a waiting client gets a place of one that has more: mostly one becomes free sooner, and a paused
+# item has to be computed again.
 SHORT_PATIENCE_S = 0.5
-# After so long a wait a client without a place gets one that somebody else has had for as long.
+# Seconds after which a waiting client without a place gets one that another has had for as long.
 PATIENCE_S = 2.0
 
 
@@ -29,9 +29,9 @@ def making_way(
     served: Callable[[str], float],
     now: float,
 ) -> list[AnyWork] | None:
-    """Those who leave so that a newcomer has room beside whoever is chosen already; None where no others should.
+    """Return the items that leave so that a newcomer has room beside those chosen already; None where none should.
 
-    The latest of the client with the largest share goes first. `served` tells what a client was served, `now` is a
+    The latest of the client with the largest share goes first. `served` returns what a client was served, `now` is a
     reading of `time.monotonic()`.
     """
     shares = Counter(work.client for work in (*running, *chosen))
@@ -44,7 +44,7 @@ def making_way(
             return None
         leaving.append(_latest_of_largest(able, shares))
         shares[leaving[-1].client] -= 1
-    for work in leaving[:-1]:  # what made no difference stays
+    for work in leaving[:-1]:  # items whose leaving made no difference stay
         others = [one for one in leaving if one is not work]
         if has_room_without(others):
             leaving = others
@@ -52,13 +52,13 @@ def making_way(
 
 
 def giving_room(running: Collection[AnyWork], preparing: Collection[AnyWork]) -> AnyWork:
-    """Who leaves so that others can go on: the latest of the largest share, and whose work is lost only as the last."""
+    """Return the item that leaves so that others go on: the largest share's latest, if possible none in preparation."""
     shares = Counter(work.client for work in running)
     return _latest_of_largest([work for work in running if work not in preparing] or list(running), shares)
 
 
 def stepping_aside(waiting: Collection[AnyWork], newcomers: Collection[AnyWork]) -> list[AnyWork]:
-    """Of those who wait to be prepared, who lets newcomers ahead: the latest of clients of whom more wait."""
+    """Return the items that let newcomers be prepared first: the latest of clients that have more waiting."""
     shares = Counter(work.client for work in waiting)
     fewest = min((shares[work.client] for work in newcomers), default=len(waiting))
     aside: list[AnyWork] = []

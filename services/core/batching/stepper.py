@@ -1,9 +1,9 @@
 """Continuous batching on the compute thread: items join and leave a running batch at every step.
 
-An item is answered by a stream of events. At each turn of the compute thread those that nobody wants any more are
-dropped, those that wait are admitted while there is room, clients in turn, and the engine makes one step for all that
-run; of what items need ahead of their steps and what takes long, it does a bounded piece. Each turn is
-taken behind whatever else waits for the thread. There is no timer and no polling, so an idle Stepper costs nothing.
+An item is answered by a stream of events. At each turn of the compute thread items that are no longer wanted are
+dropped, waiting ones are admitted while there is room, clients in turn, and the engine makes one step for all running
+ones; of long preparations that items need before their steps, it does a bounded piece. Each turn queues behind other
+calls that wait for the thread. There is no timer and no polling, so an idle Stepper costs nothing.
 
 Calls and their streams belong to the event loop, the running batch to the compute thread; between them lies the queue.
 """
@@ -33,15 +33,15 @@ from services.core.metrics import Metrics
 ItemT = TypeVar("ItemT")
 EventT = TypeVar("EventT")
 
-# So many are taken whatever they would wait: some clients send that many at once.
+# This many are accepted however long they would wait: some clients send that many at once.
 MIN_IN_FLIGHT = 32
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Costs in the engine's own unit (e.g. tokens): of what one turn admits, and in sum of what may wait.
+    """Limits in the engine's own unit of cost (e.g. tokens): of what one turn admits, and of the sum of what may wait.
 
-    `max_wait_s` bounds the wait that a request may expect.
+    `max_wait_s` bounds the expected wait with which a request is still accepted.
     """
 
     max_admit_cost: int
@@ -51,9 +51,9 @@ class StepLimits:
 
 
 class Stepper(Generic[ItemT, EventT]):
-    """Answers items by one engine. Made on the event loop that submits; several may share a compute thread.
+    """Answers items with one engine. Create it on the event loop that submits; several may share a compute thread.
 
-    `is_out_of_memory` tells the errors of `admit` that fewer items may be spared.
+    `is_out_of_memory` recognises the errors of `admit` that fewer items may avoid.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Stepper(Generic[ItemT, EventT]):
 
     @property
     def queue_depth(self) -> int:
-        """Items that wait for a place."""
+        """The number of items that wait for a place."""
         return len(self._queue)
 
     @property
     def queue_cost(self) -> int:
-        """Cost of the items that wait for a place."""
+        """The cost of the items that wait for a place."""
         return self._queue.cost
 
     @property
@@ -101,9 +101,9 @@ class Stepper(Generic[ItemT, EventT]):
         return max(0.0, time.monotonic() - self._queue.waits_since())
 
     def check_wait(self, deadline: float | None = None) -> None:
-        """Raises Overloaded where an item that the caller submitted now would wait too long, or behind its deadline.
+        """Raises Overloaded where an item that the caller submitted now would wait too long, or past its deadline.
 
-        Costs next to nothing: it is for the time before an item is made. `deadline` is as in `submit`.
+        Costs next to nothing, so that it can be asked before the item is made. `deadline` is as in `submit`.
         """
         self._refuse_if_closed()
         rate = self._runner.full_throughput.cost_per_s
@@ -117,12 +117,12 @@ class Stepper(Generic[ItemT, EventT]):
             raise self._refusal("The request would wait too long.", wait_s)
 
     def submit(self, item: ItemT, *, cost: int, deadline: float | None = None) -> Stream[EventT]:
-        """Ask for an item's events, on behalf of the caller; they come whether the stream is read or not.
+        """Ask for an item's events, on behalf of the caller; they are computed whether the stream is read or not.
 
         At `deadline` (a reading of `time.monotonic()`) the item is dropped. Raises Overloaded where the queue is
-        draining, broken or full, but for what clients with more have waiting there: that is refused in its place.
-        Raises ValueError for a cost under 1 and for an item that is still being answered. An item that costs more than
-        the whole queue may hold is taken only by an empty one.
+        draining, broken or full; items of clients that have more waiting are refused in its place. Raises ValueError
+        for a cost under 1 and for an item that is still being answered. An item that costs more than the whole queue
+        may hold is taken only by an empty one.
         """
         if cost < 1:
             raise ValueError(f"cost is {cost}: an item that costs nothing would pass every bound")
@@ -225,7 +225,7 @@ class Stepper(Generic[ItemT, EventT]):
     def _break_down(self) -> None:
         self._is_broken = True
         running = self._runner.running.copy()  # at once: the compute thread goes on
-        # Whoever was in the batch that broke it must not be told to try again elsewhere.
+        # Items of the batch that broke it must not be told to try again elsewhere.
         suspects = {work.call for work in running.values()}
         for call in tuple(self._outstanding.values()):
             error = InternalError if call in suspects else Overloaded
@@ -241,5 +241,5 @@ class Stepper(Generic[ItemT, EventT]):
             self._thread.post(self._take_turn)  # behind the turns of others
 
     def _on_loop(self, call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # a closed loop has nobody left who reads
+        with suppress(RuntimeError):  # a closed loop has no readers left
             self._loop.call_soon_threadsafe(call)

@@ -1,4 +1,4 @@
-"""Results in Redis, shared by all processes: fast when it is well, out of the way when it is not."""
+"""Results in Redis, shared by all processes, which skip it while it does not respond."""
 
 import asyncio
 import hashlib
@@ -16,12 +16,12 @@ from redis.exceptions import RedisError, ResponseError
 from services.core.cache.stores import Found
 from services.core.metrics import Metrics
 
-# Raised whenever the meaning or the form of what is stored changes: old entries are then never found.
+# Increment it whenever the meaning or the format of what is stored changes: old entries are then never found.
 KEY_PREFIX = "fovea:result:1:"
 
 MAX_CONNECTIONS = 16
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
-# Few enough that a timeout in the middle of many keys keeps what came before.
+# Few enough keys in a command that a timeout in the middle of many keeps what earlier commands found.
 KEYS_PER_COMMAND = 256
 BYTES_PER_COMMAND = 1024 * 1024
 
@@ -30,15 +30,15 @@ PAUSE_S = 1.0
 
 _CHECK_BYTES = 8
 
-# A client's parser meets a server that speaks something else with more than RedisError.
+# The client's parser raises more than RedisError where a server speaks another protocol.
 _FAILURES = (RedisError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class RedisStore:
     """A `ResultStore` in one Redis server (6.2 or later).
 
-    A look-up takes at most `timeout_s`; what did not come by then counts as failed. After several failed look-ups
-    in a row all are skipped for a moment, then one tries again. Writes happen in the background, and are dropped
+    A look-up takes at most `timeout_s`; keys not found by then count as failed. After several failed look-ups in a
+    row all are skipped for a moment, then one tries again. Writes happen in the background, and are dropped
     (`metrics.cache_dropped_writes`) when Redis does not take them or too many wait. Entries expire after `ttl_s`.
     """
 
@@ -87,13 +87,13 @@ class RedisStore:
             self._writer = asyncio.create_task(self._write_backlog(), name="cache writer")
 
     async def close(self) -> None:
-        """Write what waits, for at most one timeout, and hang up."""
+        """Write what waits, for at most one timeout, and close the connection."""
         if self._writer is not None:
             await asyncio.wait([self._writer], timeout=self._timeout_s)
             self._writer.cancel()
             await asyncio.wait([self._writer])
         await self._client.aclose()
-        # A transport that is told to close is closed a turn later, and the loop may not turn again.
+        # A transport closes one iteration of the loop after it is told to, and the loop may not run again.
         await asyncio.sleep(0)
 
     async def _write_backlog(self) -> None:
@@ -111,7 +111,7 @@ class RedisStore:
                 self._dropped_writes.inc(len(entries))
 
     def _take_from_backlog(self) -> list[tuple[str, bytes]]:
-        """The oldest entries, as many as one timeout should be enough for."""
+        """Take the oldest entries, as many as one timeout should be enough for."""
         entries: list[tuple[str, bytes]] = []
         num_bytes = 0
         while self._backlog and len(entries) < KEYS_PER_COMMAND and num_bytes < BYTES_PER_COMMAND:
@@ -134,7 +134,7 @@ class Breaker:
         return self._num_failures >= FAILURES_BEFORE_PAUSE
 
     def admits(self) -> bool:
-        """Whether to try now; of several who ask after a pause, the first alone is sent."""
+        """Whether to try now; of several callers after a pause, only the first is admitted."""
         if not self.is_open():
             return True
         now = time.monotonic()
@@ -156,7 +156,7 @@ class Breaker:
 
 
 def _open_all(keys: Sequence[str], envelopes: object, values: dict[str, bytes]) -> int:
-    """Put what is whole into `values`; how many were damaged. A foreign value counts as damaged."""
+    """Put intact results into `values`; returns how many were damaged. A foreign value counts as damaged."""
     if not isinstance(envelopes, list) or len(envelopes) != len(keys):
         raise ResponseError("MGET was not answered with one value a key")
     num_damaged = 0
@@ -172,7 +172,7 @@ def _open_all(keys: Sequence[str], envelopes: object, values: dict[str, bytes]) 
 
 
 def _check(key: str, value: bytes) -> bytes:
-    """Binds a value to its key, so that whatever else is found under it is not taken for a result."""
+    """Return a checksum that binds a value to its key, so that no foreign value under it is taken for a result."""
     check = hashlib.blake2b(key.encode(), digest_size=_CHECK_BYTES)
     check.update(value)
     return check.digest()

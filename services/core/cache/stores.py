@@ -1,29 +1,29 @@
-"""Where results are kept: the protocol of a store, and the one in this process."""
+"""Stores of results: the protocol, and the store in this process."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# What an entry takes besides its value: the key, the table's slot, object headers.
+# The memory of an entry besides its value: the key, the table's slot, object headers.
 ENTRY_OVERHEAD_BYTES = 400
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a store knew of some keys; `num_failed` of them it could not look up, or held damaged."""
+    """The values that a store found for some keys; `num_failed` keys it could not look up, or held damaged."""
 
     values: Mapping[str, bytes]
     num_failed: int = 0
 
 
 class ResultStore(Protocol):
-    """Where results are kept. Neither method raises for a reason of the store's own."""
+    """A store of results. No method raises for a fault of the store itself."""
 
     async def get_many(self, keys: Sequence[str]) -> Found: ...
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
-        """Returns at once; what is put may be found from now on, later, or never."""
+        """Store values in the background; each may be found from now on, later, or never."""
 
     async def close(self) -> None: ...
 

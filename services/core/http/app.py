@@ -22,11 +22,11 @@ from services.core.settings import ProcessSettings
 
 @dataclass(frozen=True)
 class AppParts:
-    """What one service adds to the shared application.
+    """The parts that one service adds to the shared application.
 
     `resources` are opened in order before the first request and closed in reverse after the last. `warm_up` runs
-    beside the server, which answers probes meanwhile; until it returns the process is not started, and if it raises
-    the process ends. `needs_key` says that requests are answered only with a key.
+    concurrently with the server, which answers probes meanwhile; until it returns the process does not count as
+    started, and if it raises the process ends. `needs_key` says that requests are answered only with a key.
     """
 
     service: str
@@ -41,7 +41,7 @@ class AppParts:
 
 
 def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
-    """Routes are declared once and answer with and without `/v1`; `app.state.health` is the process's health."""
+    """Create the application. Its routes answer with and without `/v1`; `app.state.health` is the process's health."""
     paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
     middleware = http_middleware(settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key)
     if settings.telemetry:
@@ -64,7 +64,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     )
     app.state.health = parts.health
     app.state.metrics = parts.metrics
-    # Routers are tried in this order, and a miss costs more than a probe is worth.
+    # Routers are tried in this order; probes come last, since each miss costs time.
     for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
         app.include_router(router)
     return app

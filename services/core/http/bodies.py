@@ -1,6 +1,6 @@
-"""Bodies of requests, whatever their media type: read whole, parsed, and refused by name for what they are not.
+"""Request bodies of every media type: read whole, parsed, and refused with an error that names the fault.
 
-JSON bodies hold nothing but JSON: no NaN, and no half of a character.
+JSON bodies are strict: no NaN, and no lone surrogates.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ ItemT = TypeVar("ItemT")
 # A body under this size is parsed faster than a thread is woken for it.
 MAX_INLINE_BYTES = 128 * 1024
 
-# A list in a request. Only its first bad item is complained of: complaints of a million of them, several each, would
-# take seconds of the event loop and a gigabyte.
+# A list in a request. Only its first invalid item is reported: several errors for each of a million items would take
+# seconds of the event loop and a gigabyte.
 JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
 
 
-# orjson brings the process down where it finds no memory half-way. A list of small objects takes about so many bytes
-# for each of its text.
+# orjson crashes the process where memory runs out half-way. A list of small objects takes about this many bytes for
+# each byte of its text.
 PARSED_BYTES_PER_BYTE = 32
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read strictly, and beside the event loop where it is large."""
+    """A route whose body is read strictly, and off the event loop where it is large."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -51,7 +51,7 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        """The parsed body. Raises `json.JSONDecodeError`, as whoever calls it expects, and MemoryError."""
+        """Return the parsed body. Raises `json.JSONDecodeError`, as its callers expect, and MemoryError."""
         if not hasattr(self, "_json"):
             body = await self.body()
             inline = len(body) <= MAX_INLINE_BYTES
@@ -60,10 +60,10 @@ class _JsonRequest(Request):
 
 
 def parse_json(text: bytes | str) -> Any:
-    """What `orjson.loads` returns. The garbage collector, which would look at all objects of the process several times
-    while a hundred thousand lists are made, waits meanwhile, as every other thread does.
+    """Parse JSON as `orjson.loads` does, with the garbage collector paused: it would visit all objects of the process
+    several times while a hundred thousand lists are made. Other threads wait meanwhile in any case.
 
-    Raises what orjson raises, and MemoryError where what a long text means may not fit.
+    Raises what orjson raises, and MemoryError where the values of a long text may not fit.
     """
     if len(text) > MAX_INLINE_BYTES:
         check_memory(PARSED_BYTES_PER_BYTE * len(text))
@@ -81,7 +81,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a request that a handler reads by itself, with nothing outside to refer to."""
+    """Return the JSON schema of a request that a handler reads by itself, with all references inlined."""
     schema = model.model_json_schema(ref_template="{model}")
     definitions = schema.pop("$defs", {})
 
@@ -99,7 +99,7 @@ def request_schema(model: type[BaseModel]) -> dict[str, Any]:
     return inlined
 
 
-# Beside the files of a multipart body: conditions and options.
+# Fields of a multipart body beside its files: conditions and options.
 MAX_FORM_FIELDS = 256
 MAX_FORM_FIELD_BYTES = 64 * 1024
 
@@ -124,9 +124,9 @@ class FormFile:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The `file` parts of a multipart body, at least one, and all values of the other parts that were asked for.
+    """The `file` parts of a multipart body, at least one, and all values of the other requested parts.
 
-    A value is bytes where it came as a file.
+    A value is bytes where it was sent as a file.
     """
 
     files: Sequence[FormFile]
@@ -138,7 +138,7 @@ def media_type_of(request: Request) -> str:
 
 
 async def unsupported(request: Request, accepted: str) -> UnsupportedMediaType:
-    """What to raise for a media type that the route does not take."""
+    """Return the error for a media type that the route does not take."""
     named = media_type_of(request)[:100]
     sent = f"not {named}" if named else "and the request names no content type"
     body = await request.body()
@@ -149,7 +149,7 @@ async def unsupported(request: Request, accepted: str) -> UnsupportedMediaType:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The object in the body. Raises InvalidRequest for what is no JSON (NaN is none), InvalidField for no object."""
+    """Return the body's object. Raises InvalidRequest for invalid JSON (also NaN), InvalidField for no object."""
     raw = await request.body()
     try:
         body = await off_loop(request, lambda: parse_json(raw))
@@ -169,12 +169,12 @@ async def read_form(
     max_fields: int = MAX_FORM_FIELDS,
     max_field_bytes: int = MAX_FORM_FIELD_BYTES,
 ) -> Form:
-    """A multipart body. Raises InvalidRequest for a malformed one, InvalidField for one without a file, TooLarge.
+    """Read a multipart body. Raises InvalidRequest for a malformed one, InvalidField for one without a file, TooLarge.
 
-    Up to `max_fields` files more than `max_files` pass: whoever knows what they count as refuses them.
+    Up to `max_fields` files more than `max_files` pass: the caller, which knows what they count as, refuses them.
     """
     body = await request.body()
-    # The parser leaves out a last part that is not ended, which would answer for fewer files than were sent.
+    # The parser drops an unterminated last part, so that fewer files than were sent would be answered.
     if not body.rstrip().endswith(b"--"):
         raise InvalidRequest("The multipart body is truncated: it does not end with its closing boundary.")
     num_parts = _check_num_parts(request, body, max_files, max_fields)
@@ -200,13 +200,13 @@ async def read_form(
 
 
 def release_body(request: Request) -> None:
-    """Let go of the bytes of a body that was parsed; what asks for it again gets an empty one."""
+    """Free the bytes of a body that was parsed; reading it again gives an empty one."""
     request.state.is_body_large = len(request._body) > MAX_INLINE_BYTES
     request._body = b""
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
-    """A whole body as a parser takes it that copies what it is given."""
+    """Yield a body in pieces, for a parser that copies what it is given."""
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES]
 
@@ -231,7 +231,7 @@ async def off_loop(request: Request, work: Callable[[], T]) -> T:
 
 
 def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
-    """Raises what FastAPI raises for a body that it reads itself, so that both are told to the client alike."""
+    """Validate a body. Raises what FastAPI raises for a body that it reads itself, so that clients see equal errors."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -240,14 +240,14 @@ def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
 
 
 def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
-    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    """Return the value from the URL or the body. Raises InvalidRequest where they contradict each other."""
     if in_query and in_body and in_query != in_body:
         raise InvalidRequest(f"{param}: The query and the body of the request differ.", param=param)
     return in_body or in_query
 
 
 def _check_num_parts(request: Request, body: bytes, max_files: int, max_fields: int) -> int:
-    """How many parts a form has. Refuses it before it is taken apart: a part costs far more than its bytes."""
+    """Return a form's number of parts. Raises TooLarge before it is parsed: a part costs far more than its bytes."""
     boundary = parse_options_header(request.headers["content-type"])[1].get(b"boundary")
     limit = max_files + max_fields
     num_parts = body.count(b"--" + boundary) - 1 if boundary else 0

@@ -1,7 +1,7 @@
-"""What a web page may make a browser send to a process that asks for no keys.
+"""Protection of a process without keys from requests that web pages make browsers send (CSRF, DNS rebinding).
 
-A page of any site can post a form to 127.0.0.1, and one whose name is made to resolve to 127.0.0.1 (DNS rebinding) can
-read the answers too. Against the first the request's origin is looked at, against the second its `Host`.
+A page of any site can post a form to 127.0.0.1, and one whose name is made to resolve to 127.0.0.1 can read the
+answers too. Against the first the request's origin is checked, against the second its `Host`.
 """
 
 from collections.abc import Collection
@@ -16,9 +16,9 @@ from services.core.exchange import header_of, headers_of
 from services.core.http.health import PROBE_PATHS
 from services.core.metrics import Metrics
 
-# Pages may link to these; they tell no secret and change nothing.
+# Pages may link to these; they reveal no secret and change nothing.
 LINKED_PATHS = PROBE_PATHS | {"/docs", "/openapi.json"}
-# What a page may read of a response besides its body.
+# The response headers that a page may read.
 EXPOSED_HEADERS = (
     "Retry-After",
     "retry-after-ms",
@@ -32,7 +32,7 @@ EXPOSED_HEADERS = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is a name or an address under which only this machine is reached."""
+    """Whether this is a name or an address by which only this machine is reached."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -44,8 +44,8 @@ def is_loopback(host: str) -> bool:
 class HostCheck:
     """Refuse a request whose `Host` is neither `localhost`, an IP address nor in `allowed`: 403.
 
-    An address is always right: no name was resolved, so none can have been made to resolve to this machine. An entry
-    of `allowed` that begins with a dot stands for all names that end in it. A request without a `Host` comes from no
+    An address is always allowed: no name was resolved, so none can have been rebound to this machine. An entry of
+    `allowed` that begins with a dot stands for all names that end in it. A request without a `Host` is not from a
     browser.
     """
 
@@ -54,7 +54,7 @@ class HostCheck:
         self.names = frozenset(name.lower() for name in allowed)
         self.suffixes = tuple(name for name in self.names if name.startswith("."))
         self.rejected = metrics.rejected.labels("foreign_host")
-        # Clients use few spellings; looking one up costs less than taking it apart.
+        # Clients use few spellings; looking one up costs less than parsing it.
         self.known: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,10 +74,10 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuse what a browser sends for a page of another origin, unless it is in `allowed`: 403.
+    """Refuse a request that a browser sends for a page of another origin, unless it is in `allowed`: 403.
 
-    Browsers say so in `Sec-Fetch-Site`, and older ones, or those that reach this server by plain HTTP under a name, in
-    `Origin`. Other clients send neither. Probes and the documentation may be linked to.
+    Browsers name the origin in `Sec-Fetch-Site`, and older ones, or those that reach this server by plain HTTP under a
+    name, in `Origin`. Other clients send neither. Probes and the documentation may be linked to.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics) -> None:
@@ -111,7 +111,7 @@ class OriginCheck:
 
 
 class AllowedOrigins(CORSMiddleware):
-    """CORS for pages of the given origins (`*`: of all); to what comes from elsewhere it adds nothing."""
+    """CORS for pages of the given origins (`*`: of all); to responses for other origins it adds nothing."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         super().__init__(
@@ -131,7 +131,7 @@ class AllowedOrigins(CORSMiddleware):
 
 
 def _name_of(host: str) -> str:
-    """The name of a `Host`, lower-case, without its port, without the brackets of an IPv6 address."""
+    """Return the name of a `Host`, lower-case, without its port and the brackets of an IPv6 address."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".").lower()

@@ -1,4 +1,4 @@
-"""Work ends with its reason: the deadline passes, or the client has gone."""
+"""Cancellation of requests whose deadline has passed or whose client has gone."""
 
 import asyncio
 import math
@@ -14,12 +14,12 @@ from services.core.settings import ProcessSettings
 
 # The second is sent by OpenAI's clients on their own.
 TIMEOUT_HEADERS = (b"x-request-timeout", b"x-stainless-read-timeout")
-# A request answered sooner is not worth the task that watches its connection.
+# Requests answered sooner do not get a task that watches their connection.
 WATCH_AFTER_S = 0.01
 
 
 class Deadline:
-    """Cancel what runs longer than the request's deadline, which handlers find in `request.state.deadline`.
+    """Cancel a request at its deadline, which handlers find in `request.state.deadline`.
 
     The deadline is a reading of `time.monotonic()`, in seconds. Raises DeadlineExceeded, and InvalidRequest for a
     header that is no positive number.
@@ -86,7 +86,7 @@ class DisconnectCancellation:
 
         async def send_watched(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                # A complete response reads as a disconnect; what runs after it is not to be cancelled.
+                # After a complete response `receive` reports a disconnect; what still runs must not be cancelled.
                 watch.end()
             await send(message)
 
@@ -96,7 +96,7 @@ class DisconnectCancellation:
             if not watch.is_gone or watch.task.uncancel() > 0:
                 raise
         except (FoveaError, ClientDisconnect):
-            # A body that ended too early, however the framework wrapped it: there is nobody left to tell.
+            # A body that ended too early, however the framework wrapped it: the client has gone.
             if not watch.is_gone:
                 raise
         finally:
@@ -107,7 +107,7 @@ class DisconnectCancellation:
 
 
 class _ConnectionWatch:
-    """The receiving side of one request: passes messages on, and listens itself once nothing is left to read."""
+    """The receiving side of one request: passes messages on, and listens itself once the body has been read."""
 
     def __init__(self, receive: Receive) -> None:
         task = asyncio.current_task()
@@ -153,7 +153,7 @@ class _ConnectionWatch:
     def _start_watching(self) -> None:
         self._timer = None
         if self._is_handler_reading:
-            # It hears of a disconnect itself, as long as it keeps reading.
+            # The handler learns of a disconnect itself, as long as it keeps reading.
             self.begin()
         else:
             self._watcher = asyncio.create_task(self._watch())

@@ -1,4 +1,4 @@
-"""How many connections a process keeps open, in all and for one client; what is over gets an answer and is closed."""
+"""Limits on a process's open connections, in all and for one client; further ones are answered 503 and closed."""
 
 import math
 from collections import Counter
@@ -11,9 +11,9 @@ from services.core.errors import Overloaded
 from services.core.http.protocol import BoundedHeadProtocol
 from services.core.metrics import Metrics
 
-# Listeners, files of models and stores, caches, threads' pipes.
+# Descriptors for listeners, files of models and stores, caches, threads' pipes.
 RESERVED_DESCRIPTORS = 128
-# Refused connections that are still being told so; those beyond are closed without an answer.
+# Refused connections that are being answered at a time; further ones are closed without an answer.
 MAX_REFUSALS = 64
 REPORT_EVERY_S = 60.0
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("fovea.connections")
 
 
 def most_connections(wanted: int, descriptors: int) -> int:
-    """As many as wanted, if each may need a second descriptor for what it asks; at least one."""
+    """Return the number wanted, or as many as leave each a second descriptor for what it asks; at least one."""
     return max(1, min(wanted, (descriptors - RESERVED_DESCRIPTORS) // 2))
 
 
@@ -39,7 +39,7 @@ class ConnectionLimits:
         self._rejected = metrics.rejected.labels("connections")
         self._clients: dict[LimitedProtocol, str] = {}
         self._num_of_client: Counter[str] = Counter()
-        # Those without a request under way, idle for longest first.
+        # Connections without a request in progress, idle for longest first.
         self._idle: dict[LimitedProtocol, None] = {}
         self._reported_at_s = -math.inf
 
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return True
 
     def forget(self, connection: "LimitedProtocol") -> None:
-        """The connection is closed, or about to be."""
+        """Stop counting a connection that is closed, or about to be."""
         self._idle.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is None:

@@ -1,4 +1,4 @@
-"""What text-embeddings-inference says beside its answers: errors, and measurements in headers."""
+"""The error bodies and the measurement headers of text-embeddings-inference."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ _TEI_ERROR_TYPES = {422: "Validation", 413: "Validation", 429: "Overloaded", 503
 
 
 def tei_error_body(error: FoveaError) -> dict[str, Any]:
-    """An error as TeiError."""
+    """Return an error in the shape of TeiError."""
     fallback = "Validation" if error.status < 500 else "Backend"
     return TeiError(error=error.message, error_type=_TEI_ERROR_TYPES.get(error.status, fallback)).model_dump()
 
 
 def tei_headers(request: Request, *, num_characters: int, num_tokens: int, seconds: float) -> dict[str, str]:
-    """TEI's measurements of one request, milliseconds, characters and tokens; `seconds` is what all of it took."""
+    """Return TEI's headers: milliseconds, characters and tokens; `seconds` is the duration of the whole request."""
     stages = request.state.timing.stages
     milliseconds = {
         "x-compute-time": seconds,

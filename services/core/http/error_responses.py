@@ -1,4 +1,4 @@
-"""How an error becomes bytes: the framework's exceptions as ours, the bodies a route can choose, their OpenAPI."""
+"""Rendering of errors: the framework's exceptions as ours, the bodies a route can choose, their OpenAPI."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ from services.core.errors import (
 )
 from services.core.exchange import exchange_of
 
-# What a route puts in the body of an error. It stands on the route's class (`route_class.error_body`), or, once the
-# handler knows which dialect its client speaks, in `request.state.error_body`.
+# A route's function from an error to its body. It is on the route's class (`route_class.error_body`), or, once the
+# handler knows its client's dialect, in `request.state.error_body`.
 ErrorBody = Callable[[FoveaError], dict[str, Any]]
 
 
@@ -70,7 +70,7 @@ _CLASS_BY_STATUS = {error_class.status: error_class for error_class in ERROR_CLA
 
 
 def error_responses(*shapes: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI `responses`: every status that the core may answer on any route, in one of the given shapes."""
+    """Return OpenAPI `responses`: every status that the core may answer on any route, in one of the given shapes."""
     return {
         status: {"model": Union[shapes], "description": HTTPStatus(status).phrase}  # noqa: UP007 shapes are a variable
         for status in _CLASS_BY_STATUS
@@ -82,14 +82,14 @@ ERROR_RESPONSES = error_responses(ErrorEnvelope)
 
 
 def render_error(error: FoveaError, scope: Scope) -> bytes:
-    """The JSON of an error in the shape that this request's route has chosen, OpenAI's where none was."""
+    """Return the JSON of an error in the shape that this request's route has chosen, by default OpenAI's."""
     chosen: ErrorBody | None = scope["state"].get("error_body") or getattr(scope.get("route"), "error_body", None)
     # ASCII only: a message may quote a lone surrogate from the request, which UTF-8 cannot carry.
     return json.dumps(chosen(error) if chosen else error.body()).encode("ascii")
 
 
 def error_headers(error: FoveaError, body: bytes) -> list[tuple[bytes, bytes]]:
-    """What goes before the body, with `Allow` and the like where the framework's own exception brought them."""
+    """Return the headers of an error response, with `Allow` and the like where the framework's exception has them."""
     cause = error.__cause__
     inherited: Mapping[str, str] = (cause.headers if isinstance(cause, HTTPException) else None) or {}
     headers = {
@@ -102,7 +102,7 @@ def error_headers(error: FoveaError, body: bytes) -> list[tuple[bytes, bytes]]:
 
 
 async def raise_for_validation(request: Request, exc: Exception) -> NoReturn:
-    """Exception handler: a body or parameter that does not fit is one of ours, raised on to the outermost handler."""
+    """Exception handler: raise an invalid body or parameter as an error of ours, for the outermost handler."""
     assert isinstance(exc, RequestValidationError)
     content_type = request.headers.get("content-type", "")
     if exc.errors()[0]["type"] == "json_invalid":
@@ -118,10 +118,10 @@ async def raise_for_validation(request: Request, exc: Exception) -> NoReturn:
 
 
 async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn:
-    """Exception handler: the framework's 404, 405, 413 and the like as ours."""
+    """Exception handler: raise the framework's 404, 405, 413 and the like as errors of ours."""
     assert isinstance(exc, HTTPException)
     if isinstance(exc.__cause__, FoveaError):
-        # FastAPI wraps whatever is raised while it reads a body, the body limit's refusal included.
+        # FastAPI wraps every error that is raised while it reads a body, the body limit's refusal included.
         raise exc.__cause__
     if exc.__cause__ is not None and is_out_of_memory(exc.__cause__):
         raise no_memory() from exc.__cause__
@@ -135,7 +135,7 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
 
 
 def _deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
-    """The field named most exactly, and all that is said of it: a union complains once for each of its members."""
+    """Return the most deeply nested invalid field and all its errors: a union reports one for each of its members."""
     located = [(tuple(_field_path(error, body)), error["msg"]) for error in errors]
     deepest = max((path for path, _ in located), key=len)
     messages = dict.fromkeys(message for path, message in located if path == deepest)
@@ -143,7 +143,7 @@ def _deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
 
 
 def _field_path(error: Any, body: Any) -> Iterator[str]:
-    """The parts of an error's location that name something the client sent, without pydantic's union members."""
+    """Yield the parts of an error's location that name something the client sent, without pydantic's union members."""
     source, *parts = error["loc"]
     if source != "body":
         yield from map(str, parts)

@@ -1,7 +1,7 @@
-"""Whether the process lives, has started and wants requests, and the probe routes that say so.
+"""Health of the process (live, started, ready), and the probe routes that report it.
 
-Liveness asks for a restart, readiness for other traffic, start-up for patience. Checks run on the event loop at
-each probe, so they read a flag or a clock and never wait.
+A failed liveness probe asks for a restart, readiness for traffic to go elsewhere, start-up for patience. Checks run on
+the event loop at each probe, so they read a flag or a clock and never wait.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-# True and what is well, or False and what is wrong; the second part is shown to whoever asks.
+# Whether the check passed, and a description of the state, which is shown to clients of the probes.
 CheckResult = tuple[bool, str]
 Check = Callable[[], CheckResult]
 
@@ -28,7 +28,7 @@ class HealthReport(BaseModel):
 
 
 class Health:
-    """The checks of one process, registered by name, and the three moments of its life: loading, serving, draining."""
+    """The checks of one process, registered by name, and its phase: loading, serving or draining."""
 
     def __init__(self) -> None:
         self._liveness: dict[str, Check] = {}
@@ -38,22 +38,22 @@ class Health:
         self._failure: str | None = None
 
     def add_liveness_check(self, name: str, check: Check) -> None:
-        """A check that only a restart can mend, such as a compute thread that stalled or died."""
+        """Add a check of what only a restart can mend, such as a compute thread that stalled or died."""
         self._liveness[name] = check
 
     def add_readiness_check(self, name: str, check: Check) -> None:
-        """A check that may mend itself, such as a checkpoint that is being fetched."""
+        """Add a check of what may mend itself, such as a checkpoint that is being fetched."""
         self._readiness[name] = check
 
     def mark_started(self) -> None:
         self._is_started = True
 
     def begin_drain(self) -> None:
-        """From now on `/readyz` answers 503 and every response asks its client to close the connection."""
+        """Let `/readyz` answer 503 and every response ask its client to close the connection from now on."""
         self._is_draining = True
 
     def fail(self, reason: str) -> None:
-        """Starting up went wrong for good: `/livez` turns red and the server ends the process."""
+        """Note that starting up has failed for good: `/livez` answers 503 and the server ends the process."""
         self._failure = reason
 
     @property
@@ -94,7 +94,7 @@ def _report(results: dict[str, CheckResult]) -> HealthReport:
 
 
 def health_router(health: Health) -> APIRouter:
-    """`/livez`, `/readyz`, `/startupz` and `/health`, which is `/readyz` under the name that most clients try."""
+    """Return the routes `/livez`, `/readyz`, `/startupz` and `/health`, the name of `/readyz` that most clients try."""
     router = APIRouter(tags=["health"], responses={503: {"model": HealthReport, "description": "A check fails"}})
 
     def answer(report: HealthReport, response: Response) -> HealthReport:
@@ -119,7 +119,7 @@ def health_router(health: Health) -> APIRouter:
     async def health_alias(response: Response) -> HealthReport:
         return answer(health.ready(), response)
 
-    # Some load balancers and monitors ask by HEAD; the server leaves the body out.
+    # Some load balancers and monitors send HEAD; the server leaves the body out.
     for path, probe in {"/livez": livez, "/startupz": startupz, "/readyz": readyz, "/health": health_alias}.items():
         router.head(path, include_in_schema=False)(probe)
     return router

@@ -1,6 +1,6 @@
 """The ordered list of middleware that every request passes, in plain ASGI.
 
-Never `BaseHTTPMiddleware`: it hides the client's disconnect from what it wraps.
+Never `BaseHTTPMiddleware`: it hides the client's disconnect from the application.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 def http_middleware(
     settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
 ) -> list[Middleware]:
-    """From the socket inwards. `paths` are the route templates that also answer under their other spelling.
+    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`.
 
-    Where requests need a key, which no browser adds by itself, their origin does not matter.
+    Where requests need a key, which no browser adds by itself, their origin is not checked.
     """
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
-    # The gateway admits by itself, as it knows which service a request is for, and passes bodies on unread.
+    # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
     for_services = (
         [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
         if isinstance(settings, ServiceSettings)
@@ -87,7 +87,7 @@ def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
 
 
 class RequestIdentity:
-    """Name the request, in logs and response, and send the headers that every response carries.
+    """Give the request its id, in logs and response, and send the headers that every response carries.
 
     Handlers find `request.state.request_id` and `request.state.timing`, and set `request.state.model`
     (`name@version`) once they know which checkpoint answers.
@@ -118,7 +118,7 @@ class RequestIdentity:
                 if b"x-request-id" not in present:
                     headers.append((b"x-request-id", request_id.encode("ascii")))
                 if b"x-content-type-options" not in present:
-                    # A browser shows what it is told the body is, and does not guess.
+                    # Browsers must not guess the content type.
                     headers.append((b"x-content-type-options", b"nosniff"))
                 if (model := state.get("model")) is not None:
                     headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
@@ -143,7 +143,7 @@ def _request_id(scope: Scope) -> str:
 
 
 class AccessLog:
-    """One line a request, when it has ended; never its query, body or keys."""
+    """Log one line per request, when it has ended; never its query, body or keys."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -173,12 +173,12 @@ class AccessLog:
 
 
 class RequestMetrics:
-    """Count and time requests by route template; probes are left out, so that an idle process reads zero."""
+    """Count and time requests by route template; probes are left out, so that an idle process shows zero."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
-        # Looking a label set up costs more than counting; routes, methods and codes are few.
+        # Looking up a label set costs more than counting; routes, methods and codes are few.
         self._counters: dict[tuple[str, str, int], Counter] = {}
         self._seconds: dict[str, Histogram] = {}
 
@@ -211,7 +211,7 @@ class RequestMetrics:
 
 
 class ErrorResponses:
-    """The outermost handler: whatever goes wrong further in becomes one response, in its route's error shape."""
+    """The outermost handler: turns every error from further in into one response, in its route's error shape."""
 
     def __init__(self, app: ASGIApp, health: Health) -> None:
         self.app = app
@@ -230,7 +230,7 @@ class ErrorResponses:
                 self.log.exception("internal error")
             await self._answer(error, scope, send)
         except asyncio.CancelledError:
-            # The server gives up on what a drain has waited for long enough.
+            # The server cancels requests that outlast the drain's timeout.
             if not self.health.is_draining:
                 raise
             await self._answer(Overloaded("The service is shutting down."), scope, send)
@@ -249,9 +249,9 @@ class ErrorResponses:
             await self._answer(InternalError(message), scope, send)
 
     async def _answer(self, error: FoveaError, scope: Scope, send: Send) -> None:
-        """A whole response, the last event of a stream, or nothing where neither is possible any more.
+        """Send a whole response, the last event of a stream, or nothing where neither is possible any more.
 
-        In the last case the server closes the connection, which tells the client that the body is not whole.
+        In the last case the server closes the connection, which tells the client that the body is incomplete.
         """
         exchange = exchange_of(scope)
         exchange.error_type = error.type
@@ -266,7 +266,7 @@ class ErrorResponses:
 
 
 class PlainBody:
-    """Refuse a compressed body: nobody would unpack it, and what is made of it would be blamed on its content."""
+    """Refuse a compressed body: nothing would decompress it, and the error would blame its content."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -279,10 +279,10 @@ class PlainBody:
 
 
 class BodyLimit:
-    """Refuse a body over the limit: by its announced length before reading, and by what arrives.
+    """Refuse a body over the limit: by its announced length before reading, and by the bytes that arrive.
 
-    Starlette's own limit answers in plain text, also in place of a response made further in, so it cannot carry
-    the error envelope.
+    Starlette's own limit answers in plain text, even in place of a response made further in, so it cannot carry the
+    error envelope.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
@@ -321,7 +321,7 @@ class BodyLimit:
 
 
 class VersionPrefix:
-    """Answer every route with and without `/v1`, by rewriting the path to the spelling that is declared.
+    """Answer every route with and without `/v1`, by rewriting the path to the declared form.
 
     Routes exist once, so the OpenAPI document, the metrics and the error shapes do too. The first segment decides:
     a path whose first segment is declared is left alone.
@@ -346,5 +346,5 @@ class VersionPrefix:
 
 def _rewrite(scope: Scope, path: str) -> None:
     scope["path"] = path
-    # Optional in ASGI; whoever needs it falls back on the path.
+    # Optional in ASGI; readers of it fall back on the path.
     scope.pop("raw_path", None)

@@ -1,7 +1,8 @@
 """HTTP/1.1 as uvicorn speaks it, strict where a request could be read in two ways, and with bounds on its head.
 
-The application sees a request when its head is whole; until then nothing else limits its size or its time. Answers
-leave in the order of their requests, refusals included, and a connection whose next bytes are in doubt is closed.
+The application sees a request when its head is complete; until then nothing else limits its size or its time. Answers
+are sent in the order of their requests, refusals included, and a connection whose next bytes can't be trusted is
+closed.
 """
 
 import asyncio
@@ -27,24 +28,25 @@ from services.core.http.request_heads import (
     to_origin_form,
 )
 
-# From the connection, or from the first byte after the request before, to the end of the head.
+# Seconds from the connection, or from the first byte after the previous request, to the end of the head.
 HEAD_TIMEOUT_S = 60.0
-# What is still under way is read and dropped for so long: a connection closed on it is reset, the answer unread.
+# Seconds for which incoming bytes are still read and dropped: closing earlier would reset the connection, and the
+# client would lose the answer.
 LINGER_S = 1.0
-# Requests that wait on one connection for those before them; each costs far more memory than its bytes.
+# Pipelined requests that may wait on one connection; each costs far more memory than its bytes.
 MAX_PIPELINED = 64
 TLS_HANDSHAKE = b"\x16\x03"
-# The size in hexadecimal and two line ends; what a chunk has besides is extensions.
+# The size in hexadecimal and two line ends; the rest of a chunk's frame is extensions.
 CHUNK_FRAME_BYTES = 20
-# Chunk extensions and trailers, which nobody reads.
+# Chunk extensions and trailers, which are not used.
 MAX_UNREAD_BYTES = 16 * 1024
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """Refuses what is too large (431, 414) or can be read in two ways (400), and ends the connection with it.
+    """Refuses heads that are too large (431, 414) or ambiguous (400), and then closes the connection.
 
-    The connection ends also after a request that asks for an upgrade, which gets its answer as if it did not, and
-    after an answer that began before its request's body was whole.
+    The connection is also closed after a request that asks for an upgrade, which is answered as if it did not, and
+    after an answer that began before its request's body was complete.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,17 +54,17 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._is_chunked = False
-        # Of the head that is being read or was read last: all bytes where it began with a read, and those of its
-        # fields. The second miss white space, the first miss the read in which the request before it ended.
+        # Sizes of the current or last head: all its bytes since it began with a read, and the bytes of its fields. The
+        # second leave out white space, the first leave out the read in which the previous request ended.
         self._raw_bytes = 0
         self._field_bytes = 0
-        # Of its body, chunk frames counted at their usual size; and of the fields after it.
+        # Sizes of its body, with chunk frames counted at their usual size, and of the fields after it.
         self._body_bytes = 0
         self._trailer_bytes = 0
         self._num_completed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
-        # Why the parser was stopped, and what is answered once all requests before are.
+        # Why the parser was stopped, which is answered after all previous requests.
         self._fault: FoveaError | None = None
         self._refusal: FoveaError | None = None
         self._is_input_over = False
@@ -77,14 +79,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         if self._running is not None and not self._running.response_complete:
-            # uvicorn tells only the last request that was read.
+            # uvicorn notifies only the last request that was read.
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         while data and not self._is_input_over:
-            # Of a head no more is read than it may have, so that one over the limit is seen however it is cut.
+            # No more of a head is parsed than it may have, so that one over the limit is detected however it is split.
             piece = data if self._in_body else data[: MAX_HEAD_BYTES - self._raw_bytes]
             data = data[len(piece) :]
             self._parse(piece)
@@ -119,7 +121,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
             return
-        # A field after the body is dropped: it must not pass for one of the head, which others have looked at.
+        # A field after the body is dropped: it must not pass for one of the head, which has been checked already.
         self._trailer_bytes += len(name) + len(value) + len(b": \r\n")
         if self._trailer_bytes > MAX_UNREAD_BYTES:
             self._stop(_too_much_unread())
@@ -137,7 +139,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._is_chunked = body is Body.CHUNKED
         if not self.url.startswith(b"/"):
             self.url = to_origin_form(self.url, self.headers)
-        # RFC 9110, 10.1.1: nobody waits for it without a body, and HTTP/1.0 does not know it.
+        # RFC 9110, 10.1.1: it is not expected without a body, and HTTP/1.0 does not know it.
         self.expect_100_continue = self.expect_100_continue and body is not Body.NONE and version == "1.1"
         super().on_headers_complete()
         self._in_body = True
@@ -155,8 +157,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._num_completed += 1
         is_over = self.parser.should_upgrade() or not self.parser.should_keep_alive()
         if is_over or len(self.pipeline) >= MAX_PIPELINED:
-            # What follows an upgrade the parser would take for a request, whatever it is; what follows
-            # `Connection: close`, also in a trailer, it would pass over.
+            # The parser would take any bytes after an upgrade for a request; bytes after `Connection: close`, also in a
+            # trailer, it would skip.
             self.cycle.keep_alive = False
         if not self.cycle.keep_alive:
             self._is_input_over = True
@@ -171,10 +173,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._write_refusal(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for whatever its parser refuses."""
+        """Answer a request that the parser refuses; uvicorn calls this."""
         if self._is_input_over:
             return
-        # The parser's error stands for whatever a call of ours raised, which is then its context.
+        # Where a callback of ours raised, the parser's error has that exception as its context.
         error = sys.exception()
         if error is not None and error.__context__ is not None and is_out_of_memory(error.__context__):
             self._refuse(no_memory())
@@ -189,7 +191,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         return f"The request is not valid HTTP/1.1: {error}."
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A request that asks for an upgrade is nothing to warn of."""
+        """Do nothing: a request for an upgrade is not worth a warning."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -202,18 +204,18 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
         async def send_and_close(message: Message) -> None:
             if cycle.more_body and not cycle.response_started:
-                # What comes of the body later must not be taken for a request, here or by a proxy in between.
+                # The rest of the body must not be taken for a request, here or by a proxy in between.
                 cycle.keep_alive = False
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if is_last and not cycle.keep_alive and (cycle.more_body or self._was_input_dropped):
-                # uvicorn would close at once, on bytes that are under way.
+                # uvicorn would close at once, with bytes still in transit.
                 cycle.keep_alive = self._lingers = True
             await send(message)
 
         await app(scope, receive, send_and_close)
 
     def _stop(self, fault: FoveaError) -> NoReturn:
-        """End the parsing that calls from within: the parser makes the error its own, and uvicorn goes no further."""
+        """Stop the parser from a callback: it wraps the error, and uvicorn parses no further."""
         self._fault = fault
         raise fault
 
@@ -229,7 +231,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, error: FoveaError) -> None:
-        """Answer the request that is being read with an error, when those before it are answered."""
+        """Answer the request that is being read with an error, after the previous ones are answered."""
         self._is_input_over = True
         self._cancel_timer()
         if self._in_body:
@@ -237,7 +239,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             if faulty.response_started:
                 self.transport.close()
                 return
-            # The application finds its client gone, or is not asked at all.
+            # The application sees its client gone, or is not called at all.
             faulty.disconnected = True
             faulty.message_event.set()
             if self.pipeline and self.pipeline[0][0] is faulty:
@@ -251,7 +253,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         body = orjson.dumps(error.body())
-        # What the middleware would add, had the request come so far.
+        # The headers that the middleware would add to a request that reached it.
         own = [(b"x-request-id", str(uuid.uuid4()).encode("ascii")), (b"connection", b"close")]
         lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in [*error_headers(error, body), *own])]
         self.transport.write(b"".join(lines) + b"\r\n" + body)

@@ -1,4 +1,4 @@
-"""What the head of a request must be before anybody acts on it: one way to read it, and only one."""
+"""Checks of request heads, against request smuggling: a head must have one reading, and only one."""
 
 from enum import Enum
 
@@ -6,16 +6,16 @@ import httptools
 
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
 
-# More than what browsers and proxies send by far; a URL may hold a thousand short captions.
+# Far more than browsers and proxies send; a URL may hold a thousand short captions.
 MAX_HEAD_BYTES = 128 * 1024
-# The parser counts places in a URL with 16 bits.
+# The parser has 16 bits for offsets in a URL.
 MAX_URL_BYTES = 2**16 - 1
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Body(Enum):
-    """Whether a body follows a head, and how its end is told."""
+    """The framing of the body that follows a head, if any."""
 
     NONE = "none"
     LENGTH = "length"
@@ -35,7 +35,7 @@ def head_too_large() -> FoveaError:
 
 
 def check_size(method: bytes, url: bytes, headers: Headers) -> int:
-    """The bytes of a head as it is usually written. Raises HeadTooLarge, and UrlTooLong for a URL that alone is."""
+    """Return the usual size of a head in bytes. Raises HeadTooLarge, and UrlTooLong where the URL alone is too long."""
     line_bytes = len(method) + len(url) + len(b"  HTTP/1.1\r\n")
     num_bytes = line_bytes + len(b": \r\n") * len(headers) + len(b"\r\n")
     for name, value in headers:
@@ -48,10 +48,10 @@ def check_size(method: bytes, url: bytes, headers: Headers) -> int:
 
 
 def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: bool) -> Body:
-    """What body follows. Raises FoveaError for what two readers could take for two different requests.
+    """Return the framing of the body. Raises FoveaError for a head that two parsers could read differently.
 
     `headers` have lower-case names. The parser has already refused lines that are folded or end in a bare LF, and
-    lengths that are doubled, not digits, or beside a transfer coding.
+    lengths that are repeated, not digits, or beside a transfer coding.
     """
     if version not in ("1.1", "1.0"):
         raise InvalidRequest(f"HTTP/{version} is not spoken here; send HTTP/1.1.")
@@ -82,7 +82,7 @@ def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: boo
 
 
 def to_origin_form(url: bytes, headers: Headers) -> bytes:
-    """The path and query of a URL that names its host, as clients write to a proxy; that host replaces `Host`."""
+    """Return the path and query of an absolute URL, as clients send to a proxy; its host replaces `Host`."""
     parsed = httptools.parse_url(url)
     if not parsed.host:
         return url

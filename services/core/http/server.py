@@ -24,21 +24,21 @@ from services.core.logs import configure_logging
 from services.core.serving.candidates import is_loading
 from services.core.settings import ProcessSettings
 
-# Longer than clients keep idle connections, so that it is never the server that closes one as it is used again.
+# Longer than clients keep idle connections, so that the server does not close one just as it is used again.
 KEEP_ALIVE_S = 75
-# While draining, an idle connection stays this long, so that a request already on its way is answered.
+# Seconds that an idle connection stays open while draining, so that a request already in transit is answered.
 IDLE_GRACE_S = 1.0
 ACCEPT_GRACE_S = 0.1
-# What closing takes once all connections are gone; then the process is ended by force.
+# Seconds for closing once all connections are gone; then the process is ended by force.
 EXIT_GRACE_S = 10.0
 BACKLOG = 2048
 TICKS_PER_S = 10  # uvicorn's
-# Turns of the event loop. One may end before its sockets are asked, the next reads what has come, one more acts on it.
+# Iterations of the event loop: one may end before sockets are polled, the next reads what has arrived, one more acts.
 TURNS_TO_READ = 3
-# uvloop accepts one connection a turn, and so many may wait.
+# uvloop accepts one connection per iteration, and a whole backlog may wait.
 TURNS_TO_ACCEPT = BACKLOG + TURNS_TO_READ
-# Python's own are 700, 10, 10. Requests under way hold that much at any time, so that collections would find next to
-# nothing, and a full one stops all of them for up to tenths of a second: it comes five times as seldom.
+# Python's own are 700, 10, 10. Requests in progress hold that many objects at any time, so that collections would find
+# next to nothing, and a full one stops all requests for up to tenths of a second: it runs five times less often.
 GC_THRESHOLDS = (3_000, 10, 12)
 
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
@@ -47,10 +47,10 @@ SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client_share: float = 1.0) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status: 0 after a drain, 1 where starting up failed.
 
-    A process that is stuck is ended EXIT_GRACE_S after its drain must be over, with status 1.
+    A process that is stuck is ended with status 1, EXIT_GRACE_S after its drain should be over.
 
     `create` makes the application, with its `Health` and `Metrics` in `app.state`. One client may have `client_share`
-    of the connections. The address is bound first, so that a port that is taken is told before a checkpoint is loaded:
+    of the connections. The address is bound first, so that a port in use is reported before a checkpoint is loaded:
     SystemExit with one sentence.
     """
     configure_logging(settings)
@@ -68,7 +68,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # whoever asked from this machine could choose the address that limits are counted by
+            proxy_headers=False,  # clients on this machine could choose the address that limits count by
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
@@ -84,7 +84,7 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client
     structlog.get_logger("fovea.server").info("stopped")
     status = 1 if app.state.health.has_failed else 0
     if is_loading():
-        # Its thread computes on while the interpreter takes apart what it computes with.
+        # Its thread would go on computing while the interpreter is torn down.
         _exit_now(status)
     return status
 
@@ -102,10 +102,10 @@ def _bind(settings: ProcessSettings) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, leaving in this order: not ready, no new connections, open ones finish, lifespan, exit.
+    """A uvicorn server that shuts down in this order: not ready, no new connections, open ones finish, lifespan, exit.
 
-    All the while responses carry `Connection: close`, so that clients move on by themselves. A second signal ends
-    the process at once.
+    Meanwhile responses carry `Connection: close`, so that clients reconnect elsewhere. A second signal ends the
+    process at once.
     """
 
     def __init__(self, config: uvicorn.Config, *, health: Health, drain_delay_s: float, drain_timeout_s: float) -> None:
@@ -126,7 +126,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # What is imported by now stays; walking it in every full collection would stop all requests for as long.
+        # Objects that exist by now stay; visiting them in every full collection would stop all requests meanwhile.
         gc.collect()
         gc.freeze()
 
@@ -140,7 +140,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _must_end(self) -> None:
-        """From now on the process ends, whatever still runs in it: a batch or a version that never returns, say."""
+        """Make sure that the process ends, even if a batch or the loading of a version never returns."""
         if self._last_resort is None:
             most_s = self._drain_delay_s + ACCEPT_GRACE_S + IDLE_GRACE_S + self._drain_timeout_s + EXIT_GRACE_S
             self._last_resort = threading.Timer(most_s, _end_by_force)
@@ -151,14 +151,14 @@ class DrainingServer(uvicorn.Server):
         structlog.get_logger("fovea.server").info("draining", connections=len(self.server_state.connections))
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
-        # Closing a listener resets the connections that wait to be accepted, and a reset, unlike a refusal, leaves
-        # the client in doubt: those that wait are accepted first.
+        # Closing a listener resets the connections that wait to be accepted, and after a reset, unlike a refusal, a
+        # client can't know whether to retry: those that wait are accepted first.
         await asyncio.sleep(ACCEPT_GRACE_S)
         await _take_turns(TURNS_TO_ACCEPT)
         for server in self.servers:
             server.close()
-        # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which
-        # would cut them off.
+        # Connections that were accepted but have not sent their request yet count as idle for uvicorn, which would
+        # close them.
         loop = asyncio.get_running_loop()
         idle_until = loop.time() + IDLE_GRACE_S
         while self.server_state.connections and loop.time() < idle_until:  # noqa: ASYNC110 uvicorn has no event for it
@@ -185,7 +185,7 @@ def _exit_now(status: int) -> None:
 
 
 async def _take_turns(number: int) -> None:
-    """What has reached a socket by now is accepted or read. A loop that was starved of its CPU beyond a grace wakes up
-    to the timer first, and would close what it never looked at."""
+    """Run the loop so that everything that has reached a socket is accepted or read. A loop that was starved of CPU for
+    longer than a grace period handles the timer first, and would close connections it never polled."""
     for _ in range(number):
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Traces: one span a request in each process, its ids in the log lines, and the caller's trace carried on.
+"""Traces: one span per request in each process, its ids in the log lines, and the caller's trace continued.
 
-Nothing here is reached while `FOVEA_TELEMETRY` is off. The OpenTelemetry SDK belongs to the extra `telemetry`, its
-endpoint and sampling to its own `OTEL_*` variables.
+Nothing here is used while `FOVEA_TELEMETRY` is off. The OpenTelemetry SDK belongs to the extra `telemetry`; its
+endpoint and sampling are set by its own `OTEL_*` variables.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ NO_TRACES = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_confi
 
 
 def traces(service: str) -> TelemetryConfig:
-    """Traces alone: metrics are Prometheus's, and exported logs would carry exception messages out of the process.
+    """Configure traces only: metrics are Prometheus's, and exported logs would carry exception messages outside.
 
     Raises SettingsError where the SDK is not installed.
     """
@@ -37,19 +37,19 @@ def traces(service: str) -> TelemetryConfig:
 
 
 def _provider(service: str) -> "TracerProvider":
-    """Names its spans `fovea-embed` and the like, unless `OTEL_SERVICE_NAME` gives another name."""
+    """Return the provider of spans, named `fovea-embed` and the like unless `OTEL_SERVICE_NAME` gives another name."""
     try:
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError:
         raise SettingsError("FOVEA_TELEMETRY needs the extra `telemetry`: pip install 'fovea[telemetry]'.") from None
     resource = Resource.create({SERVICE_NAME: f"fovea-{service}"}).merge(OTELResourceDetector().detect())
-    # The framework flushes and ends what it exports through.
+    # The framework flushes and shuts down its exporters.
     return TracerProvider(resource=resource, shutdown_on_exit=False)
 
 
 class RequestSpan:
-    """Middleware that tells a request's span what its log line tells, and keeps its query out as that does."""
+    """Middleware that gives a request's span the attributes of its log line, and likewise leaves the query out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -72,7 +72,7 @@ class RequestSpan:
 
 
 def _describe(span: "Span", scope: Scope) -> None:
-    """The route, which a gateway's proxy finds without the framework; the model and the stages so far."""
+    """Set the route, which the gateway's proxy finds without the framework, the model, and the stages so far."""
     if (path := getattr(scope.get("route"), "path", None)) is not None:
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "HTTP"
         span.update_name(f"{method} {path}")

@@ -1,6 +1,6 @@
 """Decode images as clients send them: bytes to RGB pixels, under limits.
 
-Nothing a client sends may cost more than the limits allow, or end as anything but an image or a 4xx.
+Nothing that a client sends may cost more than the limits allow, or give any result but an image or a 4xx.
 """
 
 import struct
@@ -31,10 +31,10 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "BMP": BmpImageFile,
 }
 
-# The pixels as the file has them, and as RGB.
+# Bytes per pixel as the file has it, and as RGB.
 DECODING_BYTES_PER_PIXEL = 8
 
-# What decoders raise on damaged files: the first four in every few thousand damaged ones, the others by their code.
+# Exceptions of decoders on damaged files: the first four are common, the others follow from the decoders' code.
 _DECODER_FAILURES = (
     OSError,
     SyntaxError,
@@ -63,7 +63,7 @@ _TRANSPOSITIONS = {
 
 
 def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
-    """The first frame of a JPEG, PNG, WebP, GIF or BMP as loaded RGB pixels, turned upright.
+    """Return the first frame of a JPEG, PNG, WebP, GIF or BMP as loaded RGB pixels, turned upright.
 
     Transparent pixels are laid over white, 16-bit channels keep their upper byte, colour profiles are ignored, and
     the result carries no metadata, so nothing turns it a second time. Safe to call from several threads.
@@ -75,7 +75,7 @@ def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) 
 
 
 def read_image_header(data: bytes, limits: ImageLimits, *, param: str | None = None) -> ImageHeader:
-    """What `decode_image` would decode, before it does. Raises what `decode_image` raises, but for damaged pixels."""
+    """Return what `decode_image` would decode. Raises what `decode_image` raises, except for damaged pixels."""
     with blaming(param):
         if not data:
             raise InvalidRequest("The image is empty.")
@@ -87,12 +87,12 @@ def read_image_header(data: bytes, limits: ImageLimits, *, param: str | None = N
 
 
 def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
-    """The pixels of what `read_image_header` found. Raises what `decode_image` raises."""
+    """Decode the image that `read_image_header` found. Raises what `decode_image` raises."""
     with blaming(param):
         try:
             return _load(header, limits)
         except _DECODER_FAILURES:
-            check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders call the lack of it damage
+            check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders report its lack as damage
             raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
 
 
@@ -101,7 +101,7 @@ def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
         image, exif = _load_webp(header.data, limits)
     else:
         image = _PLUGINS[header.format](BytesIO(header.data))
-        # The decoder's own reading of a contradictory header is the one that will be allocated.
+        # Where a header contradicts itself, the decoder allocates by its own reading.
         _check_size(image.size, limits)
         image.load()
         exif = header.exif or image.info.get("exif", b"")
@@ -140,10 +140,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upper_bytes(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey, with an alpha channel where one of its values means transparent.
+    """Convert 16-bit grey to 8-bit grey, with an alpha channel where one of its values means transparent.
 
-    `convert` would clip at 255 instead of scaling; the upper byte is what Pillow keeps of 16-bit colour. A strip at a
-    time, since each step of one holds the interpreter.
+    `convert` would clip at 255 instead of scaling; Pillow keeps the upper byte of 16-bit colour too. It works in
+    strips, since each operation holds the interpreter lock.
     """
     upper = Image.new("L" if image.info.get("transparency") is None else "LA", image.size)
     height = max(1, STRIP_PIXELS // image.width)
@@ -158,12 +158,12 @@ def _upper_bytes_of_strip(image: Image.Image) -> Image.Image:
     upper, lower = (Image.frombytes("L", image.size, pixels[start::2]) for start in (1, 0))
     transparent = image.info.get("transparency")
     if transparent is not None:
-        # a value is that one where both of its bytes are
+        # a value is the transparent one where both of its bytes are
         differs = (_unlike(upper, transparent >> 8), _unlike(lower, transparent & 0xFF))
         upper.putalpha(ImageChops.lighter(*differs))
     return upper
 
 
 def _unlike(image: Image.Image, value: int) -> Image.Image:
-    """8-bit grey that is 255 where an image of the kind has another value, and 0 where it has this one."""
+    """Return 8-bit grey that is 0 where such an image has this value, and 255 elsewhere."""
     return image.point([0 if one == value else 255 for one in range(256)])

@@ -1,6 +1,6 @@
-"""Images from URLs that strangers send, without becoming their way into our network.
+"""Images from URLs in requests, fetched without giving clients access to our network (SSRF).
 
-Import this module only where image URLs are turned on: nothing else in a service needs an HTTP client.
+Import this module only where image URLs are enabled: nothing else in a service needs an HTTP client.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ USER_AGENT = "fovea-image-fetcher"
 NUM_RESOLVER_THREADS = 8
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What the C library would read as an address although it is not written as one: 127.1, 0x7f.1, 2130706433.
+# Numbers that the C library would read as an address although they do not look like one: 127.1, 0x7f.1, 2130706433.
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
-# One sentence for all, so that an answer does not tell which names and ports exist in here.
+# One sentence for all cases, so that an answer does not reveal which names and ports exist in our network.
 _UNREACHABLE = "The image URL could not be fetched: its host is not public, or not reachable."
 
-# What a fetch counts for, and how many may count for each.
+# The counters that a fetch takes part in, and the limit of each.
 _Places = dict[tuple[str, object], int]
 # The addresses of a host; an OSError where there are none.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -42,9 +42,9 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """`timeout_s` bounds a whole fetch, name look-ups and redirects included, `stall_timeout_s` the time in which
-    nothing comes; waiting for a place counts for neither. `allowed_hosts` may hold names and `.suffixes`; empty, every
-    host with public addresses is allowed."""
+    """Limits of fetching. `timeout_s` bounds a whole fetch, name look-ups and redirects included, `stall_timeout_s` the
+    time in which nothing arrives; waiting for a place counts for neither. `allowed_hosts` may hold names and
+    `.suffixes`; where it is empty, every host with public addresses is allowed."""
 
     max_image_bytes: int = 20 * 1024 * 1024
     timeout_s: float = 10.0
@@ -59,7 +59,7 @@ class FetchLimits:
 
 
 class ImageFetcher:
-    """Fetches from public addresses only; the address that was judged is the one that is dialled.
+    """Fetches from public addresses only; it connects to the very address that was checked.
 
     No proxy, cookie or credential is ever used. Made and closed inside one event loop. `resolve`, `is_allowed` and
     `ssl_context` are for networks (and tests) with names, ranges and certificates of their own.
@@ -100,9 +100,9 @@ class ImageFetcher:
         self._system.close()
 
     async def fetch(self, url: str, *, param: str | None = None) -> bytes:
-        """The body of a 200 answer, whatever type it claims to have.
+        """Fetch the body of a 200 answer, whatever its content type.
 
-        Raises InvalidRequest with code `image_url_not_allowed` for a URL that is refused as it stands and
+        Raises InvalidRequest with code `image_url_not_allowed` for a URL that is refused without fetching and
         `image_fetch_failed` for one that did not deliver, TooLarge for a body over `max_image_bytes`; `param` is
         the request field that they blame.
         """
@@ -134,7 +134,7 @@ class ImageFetcher:
         raise _failed(f"The image URL redirects more than {self._limits.max_redirects} times.")
 
     def _check(self, url: URL) -> None:
-        """Refuse what can be judged without asking anybody; addresses are judged when they are dialled."""
+        """Refuse what can be judged by the URL alone; addresses are checked on connecting."""
         if url.scheme not in ("http", "https"):
             raise _refused("Only http and https image URLs are accepted.")
         if "@" in url.raw_authority:
@@ -154,7 +154,7 @@ class ImageFetcher:
         return not allowed or any(host.endswith(name) if name.startswith(".") else host == name for name in allowed)
 
     def _create_socket(self, address_info: Any) -> socket.socket:
-        """The last door: whatever was resolved or written in the URL passes here on its way to be dialled."""
+        """The last check: every address, whether resolved or written in the URL, passes here before connecting."""
         family, kind, protocol, _, destination = address_info
         if not self._is_allowed(ipaddress.ip_address(destination[0])):
             raise PermissionError("not a public address")
@@ -177,9 +177,9 @@ class ImageFetcher:
 
 
 class FetchPlaces:
-    """Which fetches run at a time: so many of a process, of a client, of a request and from a host.
+    """Limits on concurrent fetches of the process, of a client, of a request and from a host.
 
-    Whoever waits holds no place meanwhile, so slow hosts delay only those who wait for them.
+    A waiting fetch holds no place meanwhile, so slow hosts delay only the fetches from them.
     """
 
     def __init__(self, limits: FetchLimits) -> None:
@@ -189,7 +189,7 @@ class FetchPlaces:
 
     @asynccontextmanager
     async def taken(self, host: str) -> AsyncIterator[None]:
-        """One place, in the order of arrival among those that there is room for."""
+        """Hold one place, given in the order of arrival among those that there is room for."""
         caller = current_caller()
         places: _Places = {
             ("process", None): self._limits.max_fetches,
@@ -232,7 +232,7 @@ class FetchPlaces:
 
 
 class _GuardedResolver(AbstractResolver):
-    """Gives the connector the very addresses that were judged; a single bad one spoils the whole answer."""
+    """Gives the connector the very addresses that were checked; a single one that is not allowed fails the look-up."""
 
     def __init__(self, resolve: Resolve, is_allowed: Callable[[Address], bool]) -> None:
         self._resolve = resolve
@@ -257,11 +257,11 @@ class _GuardedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Whoever made the resolve function closes what it uses."""
+        """Do nothing: the resolve function's owner closes it."""
 
 
 class _SystemResolver:
-    """getaddrinfo on threads of its own: a slow name server must not hold up other work of the process."""
+    """Calls getaddrinfo on threads of its own: a slow name server must not hold up other work of the process."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_RESOLVER_THREADS, thread_name_prefix="resolve")

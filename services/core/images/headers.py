@@ -1,8 +1,8 @@
-"""What an image file says about itself, read without decoding a pixel.
+"""Headers of image files, read without decoding a pixel.
 
-`read_header` recognises a file by its content, finds its size, and hands on only what a decoder needs for the first
-frame: comments, colour profiles, thumbnails, text and EXIF never reach it. So nothing in them can be inflated,
-concatenated or parsed at the sender's expense, and no decoder warns about them.
+`read_header` recognises a file by its content, finds its size, and passes on only what a decoder needs for the first
+frame: comments, colour profiles, thumbnails, text and EXIF never reach it. So a sender can't make us inflate,
+concatenate or parse them, and no decoder warns about them.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from services.core.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 
-# Each bounds a loop whose length the sender chooses; photographs need a hundredth of it.
+# Each bounds a loop whose length the sender chooses, at a hundred times what photographs need.
 MAX_JPEG_SEGMENTS = 2_048
 MAX_JPEG_SCANS = 100
 MAX_PNG_CHUNKS = 32_768
@@ -24,7 +24,7 @@ _JPEG_END = 0xD9
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xDA)})
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-# All application segments but JFIF (0) and Adobe (14), which name the colour space, and comments.
+# Comments, and all application segments except JFIF (0) and Adobe (14), which name the colour space.
 _JPEG_METADATA = (frozenset(range(0xE1, 0xF0)) - {0xEE}) | {0xFE}
 _JPEG_EXIF = 0xE1
 
@@ -38,7 +38,7 @@ _SHORT = 3
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """`format` as Pillow spells it; `data` the file without metadata; `exif` a TIFF structure, or empty."""
+    """A recognised image: `format` in Pillow's spelling, `data` without metadata, `exif` a TIFF structure, or empty."""
 
     format: str
     data: bytes
@@ -54,8 +54,8 @@ class ImageHeader:
 def read_header(data: bytes) -> ImageHeader:
     """Recognise an image by its content.
 
-    Raises UnsupportedMediaType for a known file type that is not accepted, InvalidRequest for anything else that
-    is no image or ends before its size is known, TooLarge for more parts than MAX_… names.
+    Raises UnsupportedMediaType for a known file type that is not accepted, InvalidRequest for anything else that is
+    not an image or ends before its size is known, TooLarge for more parts than the MAX_… constants allow.
     """
     for _, accepts, read in _READERS:
         if accepts(data):
@@ -70,12 +70,12 @@ def read_header(data: bytes) -> ImageHeader:
 
 
 def media_type_of(data: bytes) -> str | None:
-    """`image/png` and the like by how the content begins; None for what `read_header` refuses whatever follows."""
+    """Return `image/png` and the like by the first bytes; None where `read_header` refuses every such file."""
     return next((media_type for media_type, accepts, _ in _READERS if accepts(data)), None)
 
 
 def orientation(exif: bytes) -> int:
-    """The orientation of a TIFF structure, 1 to 8; 1 where there is none or the structure is malformed."""
+    """Return the orientation of a TIFF structure, 1 to 8; 1 where there is none or the structure is malformed."""
     exif = exif.removeprefix(b"Exif\0\0")
     byte_order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if byte_order is None:
@@ -122,8 +122,8 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 
 
 def _refuse_many_scans(data: bytes, first_scan: int) -> None:
-    """Each scan of such a JPEG may touch every pixel again: a few bytes then cost a whole decode."""
-    # The marker's two bytes are rare in other data, so the exact walk is for files that look guilty.
+    """Refuse a JPEG with many scans: each may touch every pixel again, so that a few bytes cost a whole decode."""
+    # The marker's two bytes are rare in other data, so the exact walk is for suspicious files only.
     if data.count(b"\xff\xda", first_scan) <= MAX_JPEG_SCANS:
         return
     num_scans, position = 0, first_scan
@@ -177,13 +177,13 @@ def _read_gif(data: bytes) -> ImageHeader:
             if num_blocks > MAX_GIF_BLOCKS:
                 raise TooLarge(f"The GIF has more than {MAX_GIF_BLOCKS} blocks before its first frame, the limit.")
         position += 1
-        if data[begin + 1] == 0xF9:  # what is transparent
+        if data[begin + 1] == 0xF9:  # graphic control, with the transparent colour
             kept.append(data[begin:position])
     if data[position] != 0x2C:
         raise InvalidRequest("The GIF has no frame.")
     left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, position + 1)
     kept.append(data[position:])
-    # A frame that leaves the screen widens it.
+    # A frame that exceeds the screen widens it.
     return ImageHeader("GIF", b"".join(kept), max(width, left + frame_width), max(height, top + frame_height))
 
 
@@ -208,7 +208,7 @@ def _read_bmp(data: bytes) -> ImageHeader:
         width, height = struct.unpack_from("<HH", data, 18)
         return ImageHeader("BMP", data, width, height)
     width, height, _, _, compression = struct.unpack_from("<iiHHI", data, 18)
-    # Its decoder runs a Python step a pixel.
+    # Its decoder runs Python code for each pixel.
     if compression in _BMP_RUN_LENGTH_CODED:
         raise UnsupportedMediaType("The image is a run-length coded BMP; only plain BMP is accepted.")
     return ImageHeader("BMP", data, width, abs(height))

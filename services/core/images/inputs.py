@@ -1,8 +1,8 @@
-"""From the images that requests name to their bytes and pixels: fetched, looked up, decoded on a few threads.
+"""The images of requests as bytes and pixels: fetched, looked up, decoded on a few threads.
 
-Decoding takes up to 8 bytes a pixel. Small images share threads whose number bounds their memory; large ones share a
+Decoding takes up to 8 bytes per pixel. Small images share threads whose number bounds their memory; large ones share a
 budget of pixels, on threads of their own. In both, requests take turns: one with a thousand images and one with a
-single one each decode one image a turn. What is cancelled while it waits is never decoded.
+single image each decode one image per turn. An image that is cancelled while it waits is never decoded.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from services.core.thread_priority import step_back
 T = TypeVar("T")
 
 
-# Images of one client that may wait for a decoding thread; what comes after them is refused.
+# Images of one client that may wait for a decoding thread; further ones are refused.
 MAX_WAITING_IMAGES = 1024
-# What one request lets wait of each slice, so that many requests find room before any is refused.
+# Images of each slice that one request submits at a time, so that many requests find room before any is refused.
 DECODED_AT_ONCE = 8
-# A photograph of a phone is just below.
+# Just above a 12-megapixel phone photograph.
 SMALL_IMAGE_PIXELS = 12_600_000
 # Large images of one client that may wait, in units of the budget of pixels.
 MAX_WAITING_BUDGETS = 64
@@ -45,7 +45,7 @@ MAX_WAITING_BUDGETS = 64
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """`num_threads` decode small images, half as many large ones, whose pixels are `max_pixels` together at most.
+    """Limits of decoding: `num_threads` decode small images, half as many large ones of `max_pixels` in sum at most.
 
     `max_waiting` small images of one client may wait.
     """
@@ -64,26 +64,26 @@ class ImageInput:
 
 
 def image_input(image: JsonImage, param: str, limits: ImageLimits) -> ImageInput:
-    """An image in a JSON body. Raises what `parse_image_reference` raises."""
+    """Parse an image in a JSON body. Raises what `parse_image_reference` raises."""
     return ImageInput(parse_image_reference(image, param=param, limits=limits), param)
 
 
 @dataclass(frozen=True)
 class _LargeImage:
-    """What is decoded with the large ones."""
+    """An image that must be decoded in the large images' lane."""
 
     header: ImageHeader
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """Threads and what is taken while one of them works."""
+    """Threads, and the budget that is held while one of them works."""
 
     threads: ThreadPoolExecutor
     budget: FairBudget
 
     async def run(self, amount: int, work: Callable[[], T]) -> T:
-        """What `work` returns. Cancelled while it waits, it is never begun; what has begun keeps its amount to the
+        """Run `work` on a thread. Cancelled while it waits, it never begins; once begun it keeps its amount to the
         end. Raises what `FairBudget.take` raises."""
         await self.budget.take(amount)
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class _Lane:
 
 
 class ImageInputs:
-    """Used inside its `async with` block. Without `fetch_limits` images by URL are refused,
+    """A service's image inputs, used inside an `async with` block. Without `fetch_limits` images by URL are refused,
     naming `url_setting`, the variable that would allow them.
 
     `stored_image` looks up an image of a collection; the process that has collections sets it.
@@ -148,8 +148,8 @@ class ImageInputs:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def bytes_of(self, reference: ImageReference, param: str) -> bytes:
-        """Raises NotFound, InvalidField for a stored image where there are no collections, InvalidRequest where URLs
-        are turned off, and what fetching raises, all naming `param`."""
+        """Return the image's bytes. Raises NotFound, InvalidField for a stored image where there are no collections,
+        InvalidRequest where URLs are disabled, and what fetching raises, all naming `param`."""
         if isinstance(reference, StoredImage):
             return await self._stored(reference, param)
         if not isinstance(reference, ImageUrl):
@@ -164,8 +164,8 @@ class ImageInputs:
             return await self._fetcher.fetch(reference.url, param=param)
 
     async def decode(self, data: bytes, param: str, use: Callable[[Image.Image], T]) -> T:
-        """What `use` makes of the RGB pixels, on a decoding thread. Raises Overloaded where too many images of the
-        client wait, and what `decode_image` raises."""
+        """Return what `use` makes of the RGB pixels, on a decoding thread. Raises Overloaded where too many images of
+        the client wait, and what `decode_image` raises."""
 
         def decode(header: ImageHeader) -> T:
             with self._decode_seconds.time():

@@ -1,10 +1,10 @@
-"""Which internet addresses belong to anybody, and which only to the network that this process stands in."""
+"""Tables of public internet addresses, and of those that belong to the local network only."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Address = IPv4Address | IPv6Address
 
-# Written out, since what the standard library calls global changed between releases.
+# Written out, since the standard library's definition of global addresses changed between releases.
 _NOT_PUBLIC_V4 = tuple(
     IPv4Network(network)
     for network in (
@@ -12,7 +12,7 @@ _NOT_PUBLIC_V4 = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT, and one cloud's metadata
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # one cloud's host, from inside each of its machines
+        "168.63.129.16/32",  # one cloud's host service, reachable from each of its machines
         "169.254.0.0/16",  # link-local, and most clouds' metadata
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments
@@ -26,7 +26,7 @@ _NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-# All that was ever handed out is in here; loopback, unique local, link-local and multicast are not.
+# The range of all allocated addresses; loopback, unique local, link-local and multicast are outside.
 _GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
     IPv6Network(network)
@@ -41,7 +41,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address is a public unicast one. An IPv4 address within IPv6 (mapped, NAT64) is judged as itself."""
+    """Whether the address is a public unicast one. An IPv4 address within IPv6 (mapped, NAT64) is checked as IPv4."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)
     if address.scope_id is not None:

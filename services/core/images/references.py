@@ -12,11 +12,11 @@ from services.core.errors import InvalidField, InvalidRequest, TooLarge, Unsuppo
 MEBIBYTE = 1024 * 1024
 MAX_URL_CHARACTERS = 8_192
 
-# An image in a request: its forms are told apart, and refused by name, when it is read.
+# An image in a request; its form is determined, or refused by name, when it is parsed.
 JsonImage = str | dict[str, JsonValue]
 
 _DATA_URI = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
-# URL-safe base64 writes two characters otherwise.
+# URL-safe base64 replaces two characters.
 _BASE64_ALPHABET = bytes.maketrans(b"-_", b"+/")
 _BASE64_SPACE = b" \t\r\n\f\v"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -33,7 +33,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class ImageUrl:
-    """An `http` or `https` URL, not yet checked for where it leads (`services.core.images.fetch` does)."""
+    """An `http` or `https` URL, whose host has not been checked yet (`services.core.images.fetch` does)."""
 
     url: str
 
@@ -50,7 +50,7 @@ ImageReference = bytes | ImageUrl | StoredImage
 
 
 def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> ImageReference:
-    """What an `image` in a JSON body means: its bytes, where to fetch them, or which stored image.
+    """Parse an `image` in a JSON body to its bytes, the URL to fetch them from, or the stored image.
 
     Takes a data URI, bare base64 (standard or URL-safe, with or without padding and line breaks), an `http(s)`
     URL, `{"url": …}` with any of these, OpenAI's `{"type": "image_url", "image_url": {"url": …}}`, or

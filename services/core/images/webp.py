@@ -1,7 +1,7 @@
 """The first frame of a WebP, decoded without stopping other threads.
 
-Pillow holds the interpreter while libwebp decodes, half a second for 64 million pixels, and takes 16 bytes a pixel. The
-same library called through ctypes does neither; the pixels are equal.
+Pillow holds the interpreter lock while libwebp decodes, half a second for 64 million pixels, and takes 16 bytes per
+pixel. The same library called through ctypes does neither; the pixels are equal.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image, _webp
 
-# Each costs a step of a loop; photographs have a dozen, animations one a frame, of which only the first is looked at.
+# Each costs a step of a loop; photographs have a dozen, animations one per frame, of which only the first is read.
 MAX_WEBP_CHUNKS = 1_024
 
 _HAS_ALPHA = 0x10
@@ -22,9 +22,9 @@ _DECODER_ABI_VERSION = 0x0209
 
 @dataclass(frozen=True)
 class FirstFrame:
-    """A still WebP and where it lies on its canvas, in pixels; `exif` is a TIFF structure, or empty.
+    """A still WebP and its position on its canvas, in pixels; `exif` is a TIFF structure, or empty.
 
-    `has_alpha` is None where only the frame itself tells.
+    `has_alpha` is None where only the frame itself says so.
     """
 
     data: bytes
@@ -47,14 +47,14 @@ class _Features(ctypes.Structure):
 
 @cache
 def is_available() -> bool:
-    """Whether Pillow's WebP library can be called directly: it can't where it is linked into Pillow itself."""
+    """Whether Pillow's WebP library can be called directly: it can't where Pillow links it statically."""
     library = _library()
     return all(hasattr(library, name) for name in ("WebPDecodeRGBAInto", "WebPGetFeaturesInternal"))
 
 
 def first_frame(data: bytes) -> FirstFrame:
-    """The first frame of a file that begins as a WebP does. Raises ValueError for one without a frame, and
-    struct.error or IndexError for one that ends too early."""
+    """Return the first frame of a file with a WebP signature. Raises ValueError for one without a frame, and
+    struct.error or IndexError for a truncated one."""
     if data[12:16] != b"VP8X":
         return FirstFrame(data)
     exif = frame = b""
@@ -79,7 +79,7 @@ def first_frame(data: bytes) -> FirstFrame:
 
 
 def frame_size(frame: FirstFrame) -> tuple[int, int]:
-    """Width and height of what decoding allocates. Raises ValueError for what libwebp does not know."""
+    """Return the width and height that decoding allocates. Raises ValueError for what libwebp does not recognise."""
     features = _features(frame.data)
     size = (features.width, features.height)
     if frame.canvas is None:
@@ -90,11 +90,11 @@ def frame_size(frame: FirstFrame) -> tuple[int, int]:
 
 
 def decode(frame: FirstFrame) -> Image.Image:
-    """The frame on its canvas as RGBA, or RGB where nothing can be transparent. Raises ValueError where it does not
-    decode."""
+    """Return the frame on its canvas as RGBA, or RGB where nothing can be transparent. Raises ValueError where decoding
+    fails."""
     features = _features(frame.data)
     has_alpha = bool(features.has_alpha) if frame.has_alpha is None else frame.has_alpha
-    # unlike a bytearray its pages are cleared as they are written, by libwebp, without holding the interpreter
+    # unlike a bytearray's, its pages are zeroed when libwebp first writes to them, without the interpreter lock
     pixels = mmap.mmap(-1, 4 * features.width * features.height)
     target = (ctypes.c_char * len(pixels)).from_buffer(pixels)
     size = ctypes.c_size_t(len(pixels))
@@ -103,7 +103,7 @@ def decode(frame: FirstFrame) -> Image.Image:
     ):
         raise ValueError("the WebP does not decode")
     raw_mode, mode = ("RGBA", "RGBA") if has_alpha else ("RGBX", "RGB")
-    buffer: Any = pixels  # Pillow takes any buffer, and says so of few
+    buffer: Any = pixels  # Pillow accepts any buffer, though its types allow few
     image = Image.frombuffer(raw_mode, (features.width, features.height), buffer, "raw", raw_mode, 0, 1).convert(mode)
     if frame.canvas is None or image.size == frame.canvas:
         return image
@@ -113,7 +113,7 @@ def decode(frame: FirstFrame) -> Image.Image:
 
 
 def _still(chunks: bytes, width: int, height: int) -> bytes:
-    """The file of one image of these chunks."""
+    """Return a WebP file of one image with these chunks."""
     if chunks.startswith(b"ALPH"):
         sides = b"".join((side - 1).to_bytes(3, "little") for side in (width, height))
         chunks = struct.pack("<4sII", b"VP8X", 10, _HAS_ALPHA) + sides + chunks
@@ -132,7 +132,7 @@ def _features(data: bytes) -> _Features:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """What Pillow's module brings with it: symbols are looked up in the libraries that it was linked against."""
+    """Return Pillow's own libwebp: symbols are looked up in the libraries that its module was linked against."""
     library = ctypes.CDLL(_webp.__file__)
     if hasattr(library, "WebPDecodeRGBAInto"):
         library.WebPDecodeRGBAInto.restype = ctypes.c_void_p

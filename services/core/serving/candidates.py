@@ -1,4 +1,4 @@
-"""A version on its way to serving: loaded, warmed up and checked beside all that is answered meanwhile."""
+"""A version on its way to serving: loaded, warmed up and checked while requests are answered by another."""
 
 import asyncio
 import threading
@@ -10,10 +10,10 @@ from services.core.serving.freed_memory import return_freed_memory
 
 
 class CheckpointEngine(Protocol):
-    """What a checkpoint is loaded into. Both calls tell what is wrong by raising; no other thread uses it then."""
+    """The engine that a checkpoint is loaded into. Both calls raise for faults; no other thread uses it meanwhile."""
 
     def warm_up(self) -> None:
-        """Do once what only first calls do, so that no request has to wait for it."""
+        """Do the work of first calls once, so that no request has to wait for it."""
 
     def self_check(self) -> None:
         """Compute something whose answer is known."""
@@ -25,22 +25,22 @@ EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 
 
 class Refused(Exception):
-    """A version that must not serve; the message is fit to be shown."""
+    """A version that must not serve; the message may be shown to clients."""
 
 
 def is_loading() -> bool:
-    """Whether a thread of this process still makes a version ready, or hangs in that."""
+    """Whether a thread of this process is still preparing a version, or hangs in it."""
     return any(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 class Candidate(Generic[EngineT]):
-    """`label` is `name@version`; `load` makes the engine of it.
+    """A version to be loaded; `label` is `name@version`, `load` makes its engine.
 
-    Everything runs on a thread of its own, since a version may go on for ever with any of it: the compute thread runs
-    the batches of the version that serves. That thread ends with it: one that has computed keeps a team of OpenMP
-    workers, and while a process holds more of them than cores, those of the compute thread sleep between two
-    operations, which makes a forward pass on a CPU a tenth longer. A thread can't be ended: one that was given up keeps
-    what it holds until the process ends, which it does not keep from ending.
+    Everything runs on a thread of its own, since any step may hang, while the compute thread runs the batches of the
+    version that serves. That thread ends afterwards: a thread that has computed keeps a team of OpenMP workers, and
+    while a process has more of them than cores, those of the compute thread sleep between two operations, which makes
+    a forward pass on a CPU a tenth longer. A thread can't be killed: one that was given up keeps what it holds until
+    the process ends, which it does not prevent.
     """
 
     def __init__(self, label: str, load: Callable[[], EngineT], *, is_checked_before: bool = False) -> None:
@@ -51,7 +51,7 @@ class Candidate(Generic[EngineT]):
         self._engine: Future[EngineT] = Future()
 
     async def ready(self, timeout_s: float) -> EngineT:
-        """The engine, fit to serve. Raises Refused for one that is not, or not within so many seconds."""
+        """Return the engine, ready to serve. Raises Refused for one that fails, or is not ready within `timeout_s`."""
         threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
         engine = asyncio.wrap_future(self._engine)
         try:
@@ -62,10 +62,10 @@ class Candidate(Generic[EngineT]):
         except Refused:
             raise
         except Exception as error:
-            # The cause is for the log: a loader's message may hold paths and values.
+            # The cause is only logged: a loader's message may hold paths and values.
             raise Refused(f"{self._label}: it did not {self._step} ({type(error).__name__})") from error
         finally:
-            engine.cancel()  # nobody waits for one that was given up
+            engine.cancel()  # one that was given up has no waiter
 
     def _work(self) -> None:
         self._engine.set_running_or_notify_cancel()
@@ -76,9 +76,9 @@ class Candidate(Generic[EngineT]):
             self._step = "pass its self-check"
             if not self._is_checked_before:
                 engine.self_check()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits
+        except BaseException as error:  # noqa: BLE001 - every error is the waiting caller's
             self._engine.set_exception(error)
         else:
             self._engine.set_result(engine)
             del engine
-        return_freed_memory()  # of the file's own numbers, where the engine holds others
+        return_freed_memory()  # the file's tensors, where the engine has converted copies

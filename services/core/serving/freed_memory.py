@@ -1,26 +1,26 @@
-"""Memory that was freed, back to the system."""
+"""Returning freed memory to the system."""
 
 import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# glibc's name for how many separate heaps its allocator may have
+# M_ARENA_MAX, glibc's limit on the number of its allocator's heaps
 M_ARENA_MAX = -8
 
 
 def return_freed_memory() -> None:
-    """Give back what C's allocator keeps of freed memory; nothing where it is not glibc's.
+    """Return freed memory that glibc's allocator keeps; does nothing with other allocators.
 
-    What a checkpoint leaves behind is hundreds of megabytes in pieces that glibc would keep for later.
+    A checkpoint leaves hundreds of megabytes in pieces that glibc would keep for later.
     """
     _allocator("malloc_trim")(0)
 
 
 def allocate_in_one_arena() -> None:
-    """Have the threads of this process share what they free; to be called before there are any.
+    """Have the threads of this process share one heap; call it before any is started.
 
-    By default each thread has memory of its own. What a loading thread frees among things that stay, glibc then keeps
-    for threads to come: half as much as the checkpoint, in the worst case seen.
+    By default each thread has a heap of its own. Memory that a loading thread frees between objects that stay, glibc
+    then keeps for later threads: half as much as the checkpoint, in the worst case seen.
     """
     _allocator("mallopt")(M_ARENA_MAX, 1)
 

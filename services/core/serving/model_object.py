@@ -1,4 +1,4 @@
-"""A served model in OpenAI's words."""
+"""A served model as OpenAI's model object."""
 
 from typing import Any, Literal, Protocol
 
@@ -20,7 +20,7 @@ class ModelObject(BaseModel):
 
 
 class Served(Protocol):
-    """What is known of a served checkpoint whatever its engine is."""
+    """The properties of a served checkpoint that do not depend on its engine."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +33,7 @@ class Served(Protocol):
 
 
 def model_fields(served: Served) -> dict[str, Any]:
-    """The fields of a ModelObject."""
+    """Return the fields of a ModelObject."""
     return {
         "id": served.name,
         "created": int(served.manifest.created.timestamp()),

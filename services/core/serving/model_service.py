@@ -1,4 +1,4 @@
-"""What every service that runs a model does around it, whatever the model answers."""
+"""Parts of every service that runs a model: the liveness check, and the packaged starters."""
 
 import structlog
 
@@ -10,7 +10,7 @@ from services.core.store.store import Store
 
 
 def check_compute(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:
-    """For `/livez`: whether calls are run, and none for longer than this."""
+    """Check for `/livez` that calls are run, and none for longer than `stall_timeout_s`."""
     stalled_s = thread.stalled_for_s()
     if not thread.is_alive:
         return False, "the compute thread has ended"
@@ -18,7 +18,7 @@ def check_compute(thread: ComputeThread, stall_timeout_s: float) -> CheckResult:
 
 
 def publish_packaged_starters(store: Store) -> None:
-    """An empty store gets the checkpoints that are packaged; one that can't be written now is used as it is."""
+    """Publish the packaged checkpoints to an empty store; one that can't be written now is used as it is."""
     try:
         store.publish_starters(packaged_starters())
     except StoreUnavailable as error:

@@ -1,7 +1,7 @@
-"""The checkpoint that a service answers with: follows one alias of the model store, swaps while requests come in.
+"""The checkpoint that a service answers with: it follows one alias of the model store and is swapped under load.
 
-A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one answers
-what it was asked and is let go. A version that can't do so is refused, and the old one serves on.
+A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one finishes its
+requests and is released. A version that fails in this is refused, and the old one goes on serving.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LOADING_RETRY_AFTER_S = 5.0
 
 
 class Answering(Protocol):
-    """What answers requests by an engine: a Batcher, or a Stepper."""
+    """An object that answers requests with an engine: a Batcher, or a Stepper."""
 
     @property
     def is_alive(self) -> bool:
@@ -44,28 +44,28 @@ class Answering(Protocol):
 
 
 class Room(Protocol):
-    """The memory that the engines of one model lie in."""
+    """The memory for the engines of one model."""
 
     def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
-        """Inside of it a version is loaded, for which there is room by then.
+        """Return a context in which the version is loaded, entered once there is room for it.
 
-        Yields what is to be called once the version has gone again; one whose loading raises needs no call. Raises
+        Yields a function to call once the version has been unloaded; none is needed where loading raised. Raises
         InvalidCheckpoint for a version that can never have room.
         """
 
     def serves(self, engine: Any) -> None:
-        """Told of every engine that begins to serve."""
+        """Called with every engine that begins to serve."""
 
 
 class Boundless:
-    """Room for whatever comes."""
+    """Unlimited room."""
 
     @asynccontextmanager
     async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
         yield lambda: None
 
     def serves(self, engine: Any) -> None:
-        """It is all the same."""
+        """Do nothing."""
 
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
@@ -74,10 +74,10 @@ BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
 @dataclass(frozen=True)
 class Followed:
-    """Which alias to follow (a version id is followed too, and never moves), and how; times in seconds.
+    """The alias to follow (or a version id, which never moves), and how; times in seconds.
 
-    A version of damaged bytes is tried again after `damaged_retry_s`, since it may be mended under the same id. One
-    that takes longer than `load_timeout_s` to load, warm up and pass its checks is refused.
+    A damaged version is tried again after `damaged_retry_s`, since it may be repaired under the same id. One that takes
+    longer than `load_timeout_s` to load, warm up and pass its checks is refused.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Served(Generic[EngineT, BatcherT]):
-    """A version that answers; `digest` tells its results from those of every other version."""
+    """A version that answers; `digest` distinguishes its results from those of every other version."""
 
     engine: EngineT
     batcher: BatcherT
@@ -115,7 +115,7 @@ class _Generation(Generic[EngineT, BatcherT]):
 
     def __init__(self, served: Served[EngineT, BatcherT], leave: Callable[[], None]) -> None:
         self.served = served
-        self.leave = leave  # to be called when nothing holds the engine any more
+        self.leave = leave  # called when nothing uses the engine any more
         self._num_leases = 0
         self._is_unused = asyncio.Event()
         self._is_unused.set()
@@ -132,14 +132,14 @@ class _Generation(Generic[EngineT, BatcherT]):
                 self._is_unused.set()
 
     async def retire(self) -> None:
-        """Return when nobody holds it any more and all that it was asked is answered."""
+        """Return when it has no leases and all its requests are answered."""
         await self._is_unused.wait()
         await self.served.batcher.drain()
         await self.served.batcher.close()
 
 
 class ServedCheckpoint(Generic[EngineT, BatcherT]):
-    """`load` reads a verified folder, beside the event loop; `make_batcher` is called for each version that serves.
+    """Serves a followed alias. `load` reads a verified folder off the event loop; each version gets a `make_batcher`.
 
     At most two versions are in memory: a third is loaded when the first has gone. A version that has served may be
     unloaded and loaded again.
@@ -171,24 +171,24 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._following: asyncio.Task[None] | None = None
         metrics.model_ready.labels(self.name).set(0)
         for counter in (metrics.checkpoint_refusals, metrics.model_loads, metrics.model_unloads):
-            counter.labels(self.name)  # shown as 0, so that the first one is seen as a rise
+            counter.labels(self.name)  # exported as 0, so that the first one is seen as an increase
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a version is in memory that answers."""
+        """Whether a version that can answer is in memory."""
         return self._current is not None
 
     async def start(self) -> None:
         """Load the version that the alias names, then follow the alias.
 
-        Returns also where that version is refused or the store can't be reached: `check` says so, and the next
-        good version is served.
+        Returns also where that version is refused or the store can't be reached: `check` says so, and the next valid
+        version is served.
         """
         await self.look()
         self._following = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Stop following; fail what waits for a batch, return when the running one has ended."""
+        """Stop following; fail requests that wait for a batch, return when the running one has ended."""
         if self._following is not None:
             self._following.cancel()
             with suppress(asyncio.CancelledError):
@@ -201,20 +201,20 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             generation.leave()
 
     async def unload(self) -> None:
-        """Take the version out of memory once it has answered all that it was asked; nothing where none is there."""
+        """Unload the version, if there is one, once all its requests are answered."""
         generation, self._current = self._current, None
         if generation is not None:
             await self._retire(generation)
 
     async def load(self) -> None:
-        """Bring the version back that served last, if it is not there. Raises Overloaded where that can't be done."""
+        """Load the version that served last again, if none is loaded. Raises Overloaded where that fails."""
         if self._current is None:
             async with self._one_look_at_a_time:
                 await self._load_again()
 
     @contextmanager
     def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
-        """The version that serves now, kept until the block ends even if another one takes its place meanwhile.
+        """Hold the version that serves now until the block ends, even if another one takes its place meanwhile.
 
         Raises Overloaded while there is none.
         """
@@ -224,7 +224,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             yield served
 
     def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
-        """Raises NotFound for a model that is not the served one, by any name that it has; None asks for no model."""
+        """Raises NotFound where `asked` is none of the served model's names; None matches any model."""
         names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
         if asked and asked not in names:
             raise NotFound(
@@ -234,7 +234,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             )
 
     def check(self) -> CheckResult:
-        """For `/readyz`: whether a version serves, which, and what is wrong with the one that was to replace it."""
+        """Report for `/readyz` whether a version serves, which, and why the one that was to replace it was refused."""
         details = [self._trouble] if self._trouble else []
         if self._refusal is not None:
             details.insert(0, f"refused {self._refusal[1]}")
@@ -250,8 +250,8 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
     async def look(self) -> None:
         """Ask the store once where the alias points, and serve that version if it is another one.
 
-        Never raises for what is wrong with the store or the version. Returns when the version before, if there
-        was one, has answered all that it was asked.
+        Never raises for faults of the store or the version. Returns when the previous version, if there was one, has
+        answered all its requests.
         """
         async with self._one_look_at_a_time:
             try:
@@ -264,14 +264,14 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
                 generation = await self._load_generation(version)
             except Refused as refused:
                 self._refuse(version, refused)
-            except Exception as error:  # noqa: BLE001 - whatever ails the store, what is loaded serves on
+            except Exception as error:  # noqa: BLE001 - whatever fails in the store, the loaded version serves on
                 self._note_trouble(error)
             else:
                 self._refusal = None
                 await self._swap(generation)
 
     def _is_known(self, version: str) -> bool:
-        """Whether it serves already, or was refused and would be again."""
+        """Whether the version serves already, or was refused and would be again."""
         is_served = self.manifest is not None and self.manifest.version == version
         return is_served or (self._refusal is not None and time.monotonic() < self._refusal[2])
 
@@ -281,7 +281,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             await self.look()
 
     async def _load_generation(self, version: str) -> _Generation[EngineT, BatcherT]:
-        """Raises Refused, and StoreError where the version can't be had at the moment."""
+        """Load a version. Raises Refused, and StoreError where the version can't be fetched at the moment."""
         began = time.monotonic()
         try:
             manifest = self.manifest
@@ -337,7 +337,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._retiring.discard(generation)
         self._metrics.model_unloads.labels(self.name).inc()
         self._log.info("checkpoint retired", model=self.name, version=generation.served.version)
-        del generation.served  # whoever awaits this still holds the rest
+        del generation.served  # the awaiting caller still holds the rest
         await asyncio.to_thread(return_freed_memory)
         generation.leave()
 
@@ -359,6 +359,6 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             return
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
         trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
-        if trouble != self._trouble:  # once, not at each look
+        if trouble != self._trouble:  # once, not at each poll
             self._log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
         self._trouble = trouble

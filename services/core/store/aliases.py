@@ -1,4 +1,4 @@
-"""Aliases: small objects that name a version, and how they are moved so that no move is lost."""
+"""Aliases: small objects that name a version, moved so that no move is lost."""
 
 import uuid
 from collections.abc import Callable
@@ -21,9 +21,9 @@ VersionId = Annotated[str, Field(pattern=f"^{VERSION_ID_PATTERN.pattern}$")]
 
 
 class Alias(BaseModel):
-    """Where an alias points; `previous` holds the versions before it, newest first, at most MAX_PREVIOUS.
+    """An alias and its version; `previous` holds the versions before it, newest first, at most MAX_PREVIOUS.
 
-    `move` tells one move from another, so that a writer whose connection broke can see whether its own arrived.
+    `move` identifies a move, so that a writer whose connection broke can see whether its own arrived.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,11 +41,11 @@ class Alias(BaseModel):
 
     @classmethod
     def pointing_back(cls, before: Self) -> Self:
-        """To the version before; rolling back again goes back further."""
+        """Return the alias rolled back to the version before; rolling back again goes back further."""
         return cls(version=before.previous[0], previous=before.previous[1:])
 
 
-# Given where an alias points (None: nowhere), says where it shall; raises to leave it alone.
+# Maps an alias (None: there is none) to what it should become; raises to leave it unchanged.
 Move = Callable[[Alias | None], Alias]
 
 
@@ -57,7 +57,7 @@ class Aliases:
         self._has_conditional_puts: bool | None = None
 
     def read(self, name: str, alias: str) -> Alias:
-        """Raises NotFoundInStore, CorruptCheckpoint."""
+        """Read an alias. Raises NotFoundInStore, CorruptCheckpoint."""
         return _parse(name, alias, self._objects.read(_key(name, alias)))
 
     def read_all(self, name: str) -> dict[str, Alias]:
@@ -70,7 +70,7 @@ class Aliases:
     def move(self, name: str, alias: str, move: Move, turn: Turn) -> Alias:
         """Apply `move` to what the alias is now; returns what it became.
 
-        Raises what `move` raises, and AliasMoved where the store saw another writer come between.
+        Raises what `move` raises, and AliasMoved where another writer changed it in between.
         """
         before, e_tag = self._read_with_tag(name, alias)
         after = move(before)
@@ -81,7 +81,7 @@ class Aliases:
         try:
             self._put(_key(name, alias), body, e_tag)
         except (ConditionFailed, StoreUnavailable):
-            # Either another writer came between, or our own put arrived and its answer was lost.
+            # Either another writer was faster, or our own put arrived and its answer was lost.
             found, _ = self._read_with_tag(name, alias)
             if found is None or found.move != after.move:
                 if found == before:
@@ -95,10 +95,10 @@ class Aliases:
         return after
 
     def has_conditional_puts(self) -> bool:
-        """Whether the store refuses what it should, tried out once on objects of our own and logged.
+        """Whether the store honours conditional puts, tried once on objects of our own and logged.
 
-        Some servers overwrite without a word (rclone), some answer "not implemented" (Swift), and a local folder
-        has no etags to compare: there the writers' turns alone keep moves apart.
+        Some servers silently overwrite (rclone), some answer "not implemented" (Swift), and a local folder has no
+        etags to compare: there only the writers' turns keep moves apart.
         """
         if self._has_conditional_puts is None:
             if self._objects.root is not None:
@@ -130,7 +130,7 @@ class Aliases:
 
 
 def _probe(objects: Objects) -> str:
-    """`honoured`, `ignored` or `refused`. Raises StoreUnavailable rather than guess when the store is away."""
+    """Return `honoured`, `ignored` or `refused`. Raises StoreUnavailable where the store can't be reached."""
     key = f"probes/{uuid.uuid4().hex}"
     try:
         objects.write(key, [b"first"], 5)

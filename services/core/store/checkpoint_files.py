@@ -1,4 +1,4 @@
-"""Which folders may become a version: weights in safetensors, JSON and text, never anything that runs code."""
+"""The folders that may become a version: weights in safetensors, JSON and text, never anything that runs code."""
 
 import gzip
 import hashlib
@@ -20,14 +20,14 @@ from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MANIFEST_FILE, StoredFile
 from services.core.store.pickles import is_pickle, is_pickled
 
-# Says what a folder holds (a starter's, or one given to `fovea store publish`); it is not part of the version.
+# Describes a folder (a starter's, or one given to `fovea store publish`); it is not part of the version.
 DESCRIPTION_FILE = "checkpoint.json"
 
 MAX_TENSOR_HEADER_BYTES = 100 * 1024 * 1024
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 READ_CHUNK_BYTES = 4 * 1024 * 1024
 
-# How files begin that can run code when they are loaded, whatever they are called.
+# First bytes of files that can run code when they are loaded, whatever their names.
 FORBIDDEN_BEGINNINGS = {
     b"\x89HDF": "an HDF5 file",
     b"\x7fELF": "a program",
@@ -38,7 +38,7 @@ FORBIDDEN_BEGINNINGS = {
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """One file to publish: where it lies here, its path inside the version, its digest and size."""
+    """One file to publish: its local path, its path inside the version, its digest and size."""
 
     source: Path
     path: str
@@ -46,10 +46,10 @@ class CheckpointFile:
 
 
 def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
-    """Every file of the folder, checked and hashed, sorted by path.
+    """Return every file of the folder, checked and hashed, sorted by path.
 
     Raises InvalidCheckpoint for an empty folder, a symbolic link or special file, a name outside the rules, a
-    kind of file that is not allowed or whose content is not what its name says, and for a file called
+    kind of file that is not allowed or whose content does not match its name, and for a file called
     `manifest.json`, which the store writes. `checkpoint.json` at the top describes the folder and is left out.
     """
     if not directory.is_dir():
@@ -65,7 +65,7 @@ def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
 
 
 def digest_of(source: Path) -> StoredFile:
-    """sha256 and size of a local file. Raises OSError."""
+    """Return the sha256 and size of a local file. Raises OSError."""
     sha256 = hashlib.sha256()
     size_bytes = 0
     for chunk in read_in_order(source):
@@ -75,11 +75,11 @@ def digest_of(source: Path) -> StoredFile:
 
 
 def read_in_order(source: Path) -> Iterator[bytes]:
-    """A local file from its first byte to its last.
+    """Yield the chunks of a local file in order.
 
-    Memory maps are slower by orders of magnitude on network file systems; a read in order is not, and it leaves
-    the file in the page cache for whoever loads it next. Raises OSError, also where a symbolic link has taken the
-    place of the file.
+    Memory maps are slower by orders of magnitude on network file systems; a sequential read is not, and it leaves the
+    file in the page cache for the loader that follows. Raises OSError, also where a symbolic link has taken the place
+    of the file.
     """
     with open(source, "rb", buffering=0, opener=_open_no_link) as file:
         while chunk := file.read(READ_CHUNK_BYTES):
@@ -87,7 +87,7 @@ def read_in_order(source: Path) -> Iterator[bytes]:
 
 
 def _open_no_link(path: str, flags: int) -> int:
-    # A pipe that stands where a file stood is not waited for.
+    # A pipe in place of the file must not block.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -129,13 +129,13 @@ def _check_content(source: Path) -> None:
 
 
 def _forbidden_kind(source: Path) -> str | None:
-    """What the file is where it may run code when it is loaded, whatever it is called."""
+    """Return the file's kind if it may run code when it is loaded, whatever its name; None otherwise."""
     with source.open("rb") as file:
         beginning = file.read(8)
         for forbidden, kind in FORBIDDEN_BEGINNINGS.items():
             if beginning.startswith(forbidden):
                 return kind
-        # An archive is found by its end, so anything may stand before it.
+        # An archive is recognised by its end, so anything may precede it.
         if zipfile.is_zipfile(file):
             return "a zip archive, as torch.save writes"
         file.seek(0)
@@ -152,7 +152,7 @@ def _check_text(body: bytes) -> None:
 
 
 def _check_tensors(source: Path) -> None:
-    """safetensors: eight bytes of header length, a JSON header, then exactly the bytes that it announces."""
+    """Check for safetensors: eight bytes of header length, a JSON header, then exactly the bytes that it announces."""
     size_bytes = source.stat().st_size
     with source.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""The paths that files of a version may have: relative, plain, and each of them a place of its own on any disk."""
+"""The paths that files of a version may have: relative, plain, and distinct on every file system."""
 
 import re
 from collections.abc import Collection
@@ -16,13 +16,13 @@ TENSOR_SUFFIXES = frozenset({".safetensors"})
 OTHER_SUFFIXES = frozenset({".txt.gz", ".model"})
 ALLOWED_SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | TENSOR_SUFFIXES | OTHER_SUFFIXES
 
-# Neither `.` nor `..`, nothing empty, no drive, no backslash, no control character.
+# Not `.` or `..`, not empty, no drive, no backslash, no control character.
 PATH_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def check_paths(paths: Collection[str]) -> None:
     """Raises InvalidCheckpoint for too many paths, one that `check_path` or `check_suffix` refuses, and two that
-    are one file where case does not count, or of which one would be the folder of the other.
+    are the same file where case is ignored, or of which one would be a folder of the other.
     """
     if len(paths) > MAX_FILES:
         raise InvalidCheckpoint(f"there are {len(paths)} files, at most {MAX_FILES} are allowed")
@@ -39,7 +39,7 @@ def check_paths(paths: Collection[str]) -> None:
 
 
 def check_path(path: str) -> str:
-    """The path itself. Raises InvalidCheckpoint unless it is relative, stays inside, and has plain names only."""
+    """Return the path. Raises InvalidCheckpoint unless it is relative, stays inside, and has plain names only."""
     if len(path) > MAX_PATH_LENGTH:
         raise InvalidCheckpoint(f"path {path[:50]!r}… is longer than {MAX_PATH_LENGTH} characters")
     for segment in path.split("/"):
@@ -51,7 +51,7 @@ def check_path(path: str) -> str:
 
 
 def check_suffix(path: str) -> str:
-    """The path itself. Raises InvalidCheckpoint for a kind of file that no version may hold."""
+    """Return the path. Raises InvalidCheckpoint for a kind of file that no version may hold."""
     if not path.endswith(tuple(ALLOWED_SUFFIXES)):
         allowed = ", ".join(sorted(ALLOWED_SUFFIXES))
         raise InvalidCheckpoint(f"{path} is of no kind that a checkpoint may hold (only {allowed})")

@@ -1,4 +1,4 @@
-"""What can go wrong with the model store, one sentence each.
+"""Errors of the model store, each a message of one sentence.
 
     StoreError
     ├── InvalidCheckpoint    a folder, name or description that the store refuses; nothing was published
@@ -7,13 +7,13 @@
     ├── AliasMoved           an alias is not where the caller expected it; nothing was changed
     └── StoreUnavailable     the store can't be reached, refuses us, or is held by another writer
 
-None of them is an answer to a client of the HTTP services: a service keeps serving what it has, jobs and the
-command line show the sentence.
+Clients of the HTTP services never see them: a service goes on serving what it has, jobs and the command line show the
+sentence.
 """
 
 
 class StoreError(Exception):
-    """The message is one line, fit to be shown as it stands."""
+    """An error of the store; the message is one line that can be shown to users."""
 
 
 class InvalidCheckpoint(StoreError):
@@ -25,7 +25,7 @@ class NotFoundInStore(StoreError):
 
 
 class CorruptCheckpoint(StoreError):
-    """`file` is the path inside the checkpoint; `expected` and `found` are digests, sizes or states."""
+    """Damaged bytes: `file` is the path inside the checkpoint; `expected` and `found` are digests, sizes or states."""
 
     def __init__(self, checkpoint: str, file: str, *, expected: str, found: str) -> None:
         super().__init__(f"{checkpoint} is damaged: {file}: expected {expected}, found {found}")
@@ -35,7 +35,7 @@ class CorruptCheckpoint(StoreError):
 
 
 class AliasMoved(StoreError):
-    """`expected` and `found` are version ids, None for an alias that does not exist."""
+    """A lost race: `expected` and `found` are version ids, None for an alias that does not exist."""
 
     def __init__(self, alias: str, *, expected: str | None, found: str | None) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Removing what nothing needs any more: old versions, uploads that died, and what writers left behind."""
+"""Garbage collection: old versions, aborted uploads, and leftovers of writers that died."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Removal:
-    """A version's folder that is, or in a dry run would be, removed."""
+    """A version's folder that is removed, or would be in a dry run."""
 
     name: str
     version: str
@@ -39,7 +39,7 @@ class GarbageCollector:
     grace_s: float
 
     def find(self, name: str) -> list[Removal]:
-        """What could go now. Raises StoreUnavailable, and CorruptCheckpoint for an alias that can't be read."""
+        """Return what could be removed now. Raises StoreUnavailable, and CorruptCheckpoint for an unreadable alias."""
         needed = _needed(self.aliases.read_all(name).values())
         complete, uploads = self.versions.list(name)
         unused = [version for version in complete[self.keep :] if version.id not in needed]
@@ -50,7 +50,7 @@ class GarbageCollector:
         ]
 
     def remove(self, removal: Removal) -> bool:
-        """Remove one version's folder if it may still go; one turn each, so that publishers wait little."""
+        """Remove a version's folder if it is still unused, in a turn of its own, so that publishers wait little."""
         with self.writers.turn(removal.name) as turn:
             if removal not in self.find(removal.name):
                 return False

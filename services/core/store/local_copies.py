@@ -20,20 +20,20 @@ from services.core.store.manifest import MANIFEST_FILE, Manifest, check_model_na
 from services.core.store.versions import Versions
 
 MAX_COPIES = 4
-# A single request is repeated below us; this is for an answer that breaks off in the middle.
+# obstore repeats failed requests; this is for an answer that breaks off in the middle.
 DOWNLOAD_ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
 
 
 def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path) -> Path:
-    """A folder that holds exactly the files of the version, every byte checked in this call.
+    """Return a folder that holds exactly the files of the version, every byte checked in this call.
 
-    A copy that is there already is read and compared with its own manifest, which its id proves, so a fetch
-    needs no store then; a damaged or incomplete copy is thrown away and fetched anew. A copy appears under its
-    name in one step, and of several processes that want it one downloads while the others wait. A `file://`
-    store is copied as well: what a service loads then can't change under it, and every store behaves alike.
-    Of each model the MAX_COPIES copies that were used last are kept.
+    An existing copy is read and compared with its own manifest, which its id proves, so that it needs no store; a
+    damaged or incomplete copy is deleted and fetched again. A copy appears under its name in one step, and of several
+    processes that want it one downloads while the others wait. A `file://` store is copied as well: the files that a
+    service loads then can't change under it, and all stores behave alike. Of each model the MAX_COPIES most recently
+    used copies are kept.
 
     Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), StoreUnavailable (also for a
     cache folder that can't be written).
@@ -47,7 +47,7 @@ def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path)
             _mark_as_used(folder)
             return folder
         with _only_one_process(cache_dir / name / f".{version}.lock"):
-            # Whoever had the lock before us may have fetched it.
+            # The previous holder of the lock may have fetched it.
             if not _is_intact(folder, name, version):
                 _download(versions, versions.manifest(name, version), folder)
                 _mark_as_used(folder)
@@ -112,7 +112,7 @@ def _download(versions: Versions, manifest: Manifest, folder: Path) -> None:
 
 
 def _new_file(path: Path) -> IO[bytes]:
-    """An empty file of our own, in place of what an attempt before left: nothing that is there is ever written to."""
+    """Create an empty file in place of one that an earlier attempt left: existing files are never written to."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 
@@ -120,13 +120,13 @@ def _new_file(path: Path) -> IO[bytes]:
 def _mark_as_used(folder: Path) -> None:
     # A cache that was filled beforehand and mounted read-only is never evicted either.
     with suppress(OSError):
-        # The file system's own clock ticks in milliseconds, within which a quick machine uses several copies.
+        # The file system's own clock ticks in milliseconds, within which a fast machine uses several copies.
         now_ns = time.time_ns()
         os.utime(folder, ns=(now_ns, now_ns))
 
 
 def _evict(folder: Path) -> None:
-    """Remove the copies that were not used for longest. Files that a process has open stay readable to it."""
+    """Remove the least recently used copies. Files that a process has open stay readable to it."""
     copies = [copy for copy in folder.iterdir() if is_version_id(copy.name)]
     for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime_ns, reverse=True)[MAX_COPIES:]:
         shutil.rmtree(copy, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a published version says of itself, and the names and ids that the store accepts.
+"""Manifests of published versions, and the names and ids that the store accepts.
 
 A version's id is the head of its content digest, so equal contents have equal ids wherever they are published,
 and a manifest proves itself: a changed byte in any field that matters changes the digest that it must match.
@@ -26,7 +26,7 @@ VERSION_ID_PATTERN = re.compile(rf"[0-9a-f]{{{VERSION_ID_LENGTH}}}")
 
 
 class StoredFile(BaseModel):
-    """sha256 in hex and the size in bytes of one file of a version."""
+    """The sha256 in hex and the size in bytes of one file of a version."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class StoredFile(BaseModel):
 
 
 class CheckpointInfo(BaseModel):
-    """What only the publisher knows about a checkpoint; all of it enters the version id.
+    """The publisher's information about a checkpoint; all of it enters the version id.
 
     `kind` names the code that can load it (e.g. `focallens-clip`), `base` the checkpoint that it was trained
     from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job.
@@ -63,7 +63,7 @@ class Manifest(CheckpointInfo):
 
     @classmethod
     def describe(cls, name: str, info: CheckpointInfo, files: Mapping[str, StoredFile]) -> Self:
-        """A manifest of these files with its digest and id. Raises InvalidCheckpoint for NaN or an infinity."""
+        """Return a manifest of these files with its digest and id. Raises InvalidCheckpoint for NaN or an infinity."""
         try:
             digest = content_digest(info, files)
         except ValueError as error:
@@ -79,17 +79,17 @@ class Manifest(CheckpointInfo):
 
     @classmethod
     def parse(cls, body: bytes, *, name: str, version: str) -> Self:
-        """The manifest in `body`.
+        """Parse the manifest in `body`.
 
         Raises CorruptCheckpoint if it is not the one that has this name and id, or names files that no version may
-        hold: whoever may write to the store wrote it, so its paths are checked before any of them is used.
+        hold: any writer to the store may have written it, so its paths are checked before any of them is used.
         """
         checkpoint = f"{name}@{version}"
         try:
             manifest = cls.model_validate_json(body)
             found = content_digest(manifest, manifest.files)
         except (ValidationError, ValueError) as error:
-            # A validation error's text holds the input, which may be long: its first line is enough.
+            # A validation error's text holds the input, which may be long: the first line is enough.
             found = str(error).splitlines()[0]
             raise CorruptCheckpoint(checkpoint, MANIFEST_FILE, expected="a manifest", found=found) from error
         if manifest.name != name:
@@ -112,12 +112,12 @@ class Manifest(CheckpointInfo):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, without the manifest."""
+        """The bytes of all files, without the manifest."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 def content_digest(info: CheckpointInfo, files: Mapping[str, StoredFile]) -> str:
-    """sha256 in hex over the files and every field of CheckpointInfo; neither name nor time enter it.
+    """Return the sha256 in hex over the files and every field of CheckpointInfo, but not the name or the time.
 
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
@@ -130,12 +130,12 @@ def content_digest(info: CheckpointInfo, files: Mapping[str, StoredFile]) -> str
 
 
 def check_model_name(name: str) -> str:
-    """The name itself. Raises InvalidCheckpoint, naming the rule, if the store does not accept it."""
+    """Return the name. Raises InvalidCheckpoint, naming the rule, if the store does not accept it."""
     return _check_name("model name", name)
 
 
 def check_alias(alias: str) -> str:
-    """The alias itself. Raises InvalidCheckpoint also for one that could be taken for a version id."""
+    """Return the alias. Raises InvalidCheckpoint also for one that could be taken for a version id."""
     if is_version_id(alias):
         raise InvalidCheckpoint(f"alias {alias!r} looks like a version id ({VERSION_ID_LENGTH} hex digits)")
     return _check_name("alias", alias)

@@ -1,4 +1,4 @@
-"""Objects under keys: a thin layer over obstore that speaks the store's errors and writes local files durably."""
+"""Objects under keys: a thin layer over obstore that raises the store's errors and writes local files durably."""
 
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from services.core.durable_files import delete_durably, half_written_files, writ
 from services.core.store.errors import NotFoundInStore, StoreUnavailable
 
 SCHEMES = ("file", "memory", "s3", "gs")
-# Neither in a URL, which gets logged and copied.
+# Secrets, which must not be in a URL, since URLs are logged and copied.
 SECRET_WORDS = ("secret", "token", "password", "access_key", "credential")
 
 READ_CHUNK_BYTES = 4 * 1024 * 1024
@@ -28,7 +28,7 @@ MAX_OBJECT_BYTES = 8 * 1024 * 1024
 SINGLE_PUT_BYTES = 8 * 1024 * 1024
 
 CONNECT_TIMEOUT_S = 5
-# Of silence; a whole request may take as long as many gigabytes take.
+# Seconds of silence; a whole request may take as long as many gigabytes take.
 READ_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 3 * 3600
 MAX_RETRIES = 4
@@ -44,7 +44,7 @@ class ConditionUnsupported(Exception):
 
 
 class _BrokenOff(StoreUnavailable):
-    """An answer ended before its body did."""
+    """An answer that ended before its body was complete."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a listing; `modified` is the store's clock."""
+    """One entry of a listing; `modified` is by the store's clock."""
 
     key: str
     size_bytes: int
@@ -66,10 +66,10 @@ class Objects:
     """The objects of one store.
 
     Reads, listings and remote writes go through obstore, which repeats a request that fails in transit (with
-    back-off). Local writes are ours: obstore moves a file into place without telling the disk, and a power cut
-    could leave an alias empty. Every method raises StoreUnavailable when the store can't do its part.
+    back-off). Local writes are our own: obstore moves a file into place without an fsync, and a power cut could leave
+    an alias empty. Every method raises StoreUnavailable where the store fails.
 
-    `memory://` is a new, empty store each time that it is opened.
+    `memory://` is a new, empty store each time it is opened.
     """
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
@@ -87,9 +87,9 @@ class Objects:
 
     @stamina.retry(on=_BrokenOff, attempts=4, wait_initial=0.02, wait_max=0.5, wait_jitter=0.05)
     def read(self, key: str) -> StoredObject:
-        """A whole object of at most MAX_OBJECT_BYTES. Raises NotFoundInStore.
+        """Read a whole object of at most MAX_OBJECT_BYTES. Raises NotFoundInStore.
 
-        Read anew when its body breaks off, as some servers let it when the object is replaced meanwhile.
+        Repeated where the body breaks off, as on some servers when the object is replaced meanwhile.
         """
         with self._translated(key):
             result = obstore.get(self._store(key), key)
@@ -102,12 +102,12 @@ class Objects:
             return StoredObject(body, result.meta["e_tag"])
 
     def size_bytes(self, key: str) -> int:
-        """Raises NotFoundInStore."""
+        """Return the object's size. Raises NotFoundInStore."""
         with self._translated(key):
             return obstore.head(self._store(key), key)["size"]
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
-        """The object's bytes in order, in one request: servers exist that get ranges wrong. Raises NotFoundInStore."""
+        """Yield the object's bytes in order, in one request: some servers get ranges wrong. Raises NotFoundInStore."""
         with self._translated(key):
             yield from obstore.get(self._store(key), key).stream(min_chunk_size=READ_CHUNK_BYTES)
 
@@ -124,7 +124,7 @@ class Objects:
                 obstore.put(self._remote, key, iter(chunks), chunk_size=chunk_size, max_concurrency=4)
 
     def create(self, key: str, body: bytes) -> None:
-        """Write only where nothing is. Raises ConditionFailed, ConditionUnsupported."""
+        """Write only where there is no object. Raises ConditionFailed, ConditionUnsupported."""
         self._write_conditionally(key, body, "create")
 
     def replace(self, key: str, body: bytes, e_tag: str) -> None:
@@ -132,7 +132,7 @@ class Objects:
         self._write_conditionally(key, body, {"e_tag": e_tag})
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Every object under `prefix/`, in no order, without what a local store reaches by symbolic links."""
+        """Return every object under `prefix/`, unordered, except those that a local store reaches by symbolic links."""
         with self._translated(prefix):
             if self._is_absent():
                 return []
@@ -141,7 +141,7 @@ class Objects:
             return [entry for entry in entries if not self._is_linked(entry.key)]
 
     def children(self, prefix: str) -> list[str]:
-        """The names directly under `prefix/`, sorted, those that have further names under them included."""
+        """Return the names directly under `prefix/`, sorted, folders included."""
         with self._translated(prefix):
             if self._is_absent():
                 return []
@@ -159,10 +159,10 @@ class Objects:
                     obstore.delete(self._remote, key)
 
     def delete_half_written(self, before: datetime) -> None:
-        """Remove what killed writers left unfinished in a local store; a remote one never shows such things."""
+        """Remove unfinished files of killed writers in a local store; a remote one never shows such files."""
         if self.root is None:
             return
-        # Files come and go meanwhile; the next sweep finds what this one then misses.
+        # Files come and go meanwhile; the next sweep finds what this one misses.
         with self._translated("*"), suppress(FileNotFoundError):
             for staged in half_written_files(self.root):
                 if staged.stat().st_mtime < before.timestamp():
@@ -182,7 +182,7 @@ class Objects:
                 raise ConditionUnsupported(key) from error
 
     def _is_absent(self) -> bool:
-        """A local store whose folder nobody has made yet is an empty one."""
+        """Whether it is a local store whose folder does not exist yet, which counts as empty."""
         return self.root is not None and not self.root.is_dir()
 
     def _store(self, key: str) -> Any:
@@ -194,10 +194,10 @@ class Objects:
         return LocalStore(self.root)
 
     def _local_path(self, key: str) -> Path:
-        """Where an object lies in a local store. Raises StoreUnavailable for a key that leads out of it.
+        """Return an object's path in a local store. Raises StoreUnavailable for a key that leads out of it.
 
-        Whoever may write to the store could have put a link, a pipe or a device there: what is written, read or
-        deleted would be another's, or reading would never end.
+        A writer to the store could have put a link, a pipe or a device there: foreign files would be written, read or
+        deleted, or reading would never end.
         """
         assert self.root is not None, "a local store"
         parts = key.split("/")
@@ -234,7 +234,7 @@ class Objects:
 
 
 def _first_line(error: Exception) -> str:
-    """Without the long description of the request that obstore appends, and without control characters of a name."""
+    """Return the error without obstore's long description of the request and without control characters."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -266,7 +266,7 @@ def _open_remote(label: str, options: dict[str, str]) -> Any:
     if options.get("endpoint", "").startswith("http://"):
         client_options["allow_http"] = True
     try:
-        # The overloads want the options of one sort of store; which sort it is, the URL says.
+        # The overloads expect the options of one kind of store, which is known only from the URL.
         open_url: Any = from_url
         return open_url(
             label,

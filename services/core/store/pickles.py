@@ -1,16 +1,16 @@
-"""Recognising pickles by what they do: protocols 0 and 1 are printable, and hide in text of any name."""
+"""Recognition of pickles by their opcodes: protocols 0 and 1 are printable, and can hide in text files of any name."""
 
 import io
 import pickletools
 import re
 from typing import IO, Any
 
-# Opcodes by which a pickle has code run.
+# Opcodes by which a pickle runs code.
 CALLS = frozenset({"REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"})
 IMPORTS = frozenset({"GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"})
-# One or two opcodes that end at once make a number or a word of what begins like text: `I5\n.` is a pickle of 5.
+# Short text can be one or two opcodes that make a number or a word: `I5\n.` is a pickle of 5.
 MIN_OPCODES = 3
-# No text reads as so many opcodes in a row that find on the stack what they need.
+# No text parses as this many opcodes in a row with a valid stack.
 MAX_OPCODES = 10_000
 
 _QUALIFIED_NAME = re.compile(r"[A-Za-z_][\w.]* [A-Za-z_][\w.]*")
@@ -18,8 +18,8 @@ _MARK = object()
 
 
 def is_pickle(file: IO[bytes]) -> bool:
-    """Whether what `file` holds from its current place on would be loaded as a pickle of any protocol, or would have
-    code run before it fails. What stands behind a pickle's end does not matter; the file is read no further.
+    """Whether the rest of `file` would be loaded as a pickle of any protocol, or would run code before it fails. Bytes
+    after a pickle's end do not matter; the file is read no further.
     """
     stack: list[Any] = []
     has_imported = False
@@ -34,18 +34,18 @@ def is_pickle(file: IO[bytes]) -> bool:
                 return True
             if opcode.name == "STOP":
                 return is_whole and count >= MIN_OPCODES
-    except (ValueError, IndexError):  # no opcode, an argument that is none, or a stack without what is taken from it
+    except (ValueError, IndexError):  # not an opcode, an invalid argument, or a stack without the operands
         return False
     return False
 
 
 def is_pickled(body: bytes) -> bool:
-    """`is_pickle` of bytes in memory."""
+    """Apply `is_pickle` to bytes in memory."""
     return is_pickle(io.BytesIO(body))
 
 
 def _apply(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> None:
-    """Take from the stack and put on it what the opcode does. Raises IndexError where it does not find that."""
+    """Pop from the stack and push on it what the opcode does. Raises IndexError where operands are missing."""
     before = opcode.stack_before
     if pickletools.markobject in before:
         while stack.pop() is not _MARK:

@@ -1,4 +1,4 @@
-"""Checkpoint folders that describe themselves: starters, and whatever `fovea store publish` is given."""
+"""Checkpoint folders that describe themselves: starters, and the folders given to `fovea store publish`."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ from services.core.store.manifest import CheckpointInfo
 
 
 class CheckpointDescription(CheckpointInfo):
-    """`checkpoint.json`: under which name and aliases a folder is published, and what its manifest says."""
+    """The contents of `checkpoint.json`: a folder's name and aliases in the store, and its manifest's information."""
 
     name: str
     aliases: tuple[str, ...] = ("latest",)
@@ -21,7 +21,7 @@ class CheckpointDescription(CheckpointInfo):
 
 
 def read_description(directory: Path) -> CheckpointDescription:
-    """Raises InvalidCheckpoint, naming file and field, when it is missing or says what it must not."""
+    """Read a description. Raises InvalidCheckpoint, naming file and field, where it is missing or invalid."""
     path = directory / DESCRIPTION_FILE
     try:
         return CheckpointDescription.model_validate_json(path.read_bytes())

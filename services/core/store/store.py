@@ -1,15 +1,15 @@
 """The model store: immutable versions and moving aliases on any object store.
 
     models/<name>/versions/<id>/…            files of a version, never changed
-    models/<name>/versions/<id>/manifest.json   written last: what has none is not a version
-    models/<name>/aliases/<alias>            which version an alias names, and which ones before
+    models/<name>/versions/<id>/manifest.json   written last: a folder without one is not a version
+    models/<name>/aliases/<alias>            the version that an alias names, and the ones before
 
-What is promised, also if a writer is killed or loses power between any two writes:
+Guarantees, also if a writer is killed or loses power between any two writes:
 
-- An alias that exists names a complete version. It is moved after the version's manifest was written, and the
-  collector of garbage, which takes turns with all writers, keeps what aliases name and what a rollback would.
+- An alias that exists names a complete version. It is moved after the version's manifest was written, and the garbage
+  collector, which takes turns with all writers, keeps what aliases name and what a rollback would.
 - Of two writers that move one alias, the second sees what the first wrote (`services.core.store.writers`).
-- What is loaded is what was published: every file, and the manifest itself, is held against its digest.
+- Loaded files are those that were published: every file, and the manifest itself, is checked against its digest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,14 +51,14 @@ log = structlog.get_logger(__name__)
 
 
 class Anywhere:
-    """The type of ANYWHERE, said by a caller who does not care where an alias points."""
+    """The type of ANYWHERE, for callers that do not care where an alias points."""
 
 
 ANYWHERE: Final = Anywhere()
 
 
 class _UploadLost(StoreUnavailable):
-    """Files vanished between their upload and the manifest: a collector took them for a dead upload."""
+    """Files vanished between their upload and the manifest: a collector took them for an aborted upload."""
 
 
 class Store:
@@ -79,7 +79,7 @@ class Store:
         options: Mapping[str, str] | None = None,
         claim_life_s: float = CLAIM_LIFE_S,
     ) -> Self:
-        """The store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
+        """Open the store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
 
         `options` are obstore's (`endpoint`, `region`, `access_key_id`, …) and win over the same ones in the
         URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets.
@@ -123,14 +123,14 @@ class Store:
         return self._versions.names()
 
     def versions(self, name: str) -> list[Version]:
-        """Complete versions, newest first; empty for a model that does not exist."""
+        """Return the complete versions, newest first; none for a model that does not exist."""
         return self._versions.list(check_model_name(name))[0]
 
     def aliases(self, name: str) -> dict[str, Alias]:
         return self._aliases.read_all(check_model_name(name))
 
     def resolve(self, name: str, alias_or_version: str = "latest") -> str:
-        """The version id that an alias names, or the id itself if such a version exists. Raises NotFoundInStore."""
+        """Return the version id that an alias names, or the id itself if it exists. Raises NotFoundInStore."""
         check_model_name(name)
         if is_version_id(alias_or_version):
             if not self._versions.exists(name, alias_or_version):
@@ -142,11 +142,11 @@ class Store:
             raise NotFoundInStore(f"{name} has no alias {alias_or_version!r} in {self.label}") from None
 
     def manifest(self, name: str, version: str) -> Manifest:
-        """Raises NotFoundInStore, CorruptCheckpoint."""
+        """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""
         return self._versions.manifest(check_model_name(name), version)
 
     def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
-        """A verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
+        """Return a verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
         return fetch_verified(self._versions, name, version, cache_dir)
 
     def verify(self, name: str, version: str) -> Manifest:
@@ -180,7 +180,7 @@ class Store:
             return self._aliases.move(name, alias, back, turn).version
 
     def gc(self, *, keep: int = DEFAULT_KEEP, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True) -> list[Removal]:
-        """Remove unused versions and dead uploads, see `GarbageCollector`; returns what was, or would be, removed."""
+        """Remove unused versions and aborted uploads, see `GarbageCollector`; returns those, or in a dry run would."""
         collector = GarbageCollector(self._objects, self._versions, self._aliases, self._writers, max(keep, 1), grace_s)
         found = [removal for name in self.names() for removal in collector.find(name)]
         if dry_run:
@@ -190,15 +190,15 @@ class Store:
         return removed
 
     def publish_starters(self, directories: Sequence[Path]) -> None:
-        """Give a store that holds no other models each of these folders (see `CheckpointDescription`) whose aliases
-        it lacks. Any number of processes may do so at once, if all name the same starters, and one that is killed
-        is completed by the next. Raises InvalidCheckpoint for a starter that can't be published.
+        """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing, to a store that holds
+        no other models. Any number of processes may do so at once, if all name the same starters, and the next one
+        completes what a killed one left. Raises InvalidCheckpoint for a starter that can't be published.
         """
         if not directories:
             return
         descriptions = {directory: read_description(directory) for directory in directories}
         own = {description.name for description in descriptions.values()}
-        # Names of ours may be there from another process, or from one that was killed half way.
+        # Our names may be there from another process, or from one that was killed half-way.
         if not own.issuperset(self.names()):
             return
         for directory, description in descriptions.items():
@@ -207,7 +207,7 @@ class Store:
                 continue
             version = self.publish(description.name, directory, description.info(), alias=None)
             for alias in missing:
-                # Whoever set it meanwhile knows better.
+                # An alias that another process has set meanwhile is left as it is.
                 with suppress(AliasMoved):
                     self.promote(description.name, version.id, alias, expected=None)
 
@@ -222,7 +222,7 @@ class Store:
                 raise _UploadLost(str(error)) from error
 
     def _complete(self, manifest: Manifest, turn: Turn) -> None:
-        """Write the manifest unless it is there; nobody can remove files of this model meanwhile."""
+        """Write the manifest unless it is there; this model's files can't be removed meanwhile."""
         if not self._versions.is_uploaded(manifest):
             raise _UploadLost(f"files of {manifest.name}@{manifest.version} vanished while it was being published")
         try:
@@ -242,7 +242,7 @@ class Store:
             _check_expected(f"{name}@{alias}", before, expected)
             if before is not None and before.version == version:
                 return before
-            # Again, now that nobody can remove it any more.
+            # Checked again, now that it can't be removed any more.
             self.manifest(name, version)
             return Alias.pointing_to(version, before)
 

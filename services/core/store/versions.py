@@ -34,7 +34,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Upload:
-    """What lies under a version's folder without a manifest: an upload under way, or one that died."""
+    """A version's folder without a manifest: an upload in progress, or an aborted one."""
 
     name: str
     id: str
@@ -52,7 +52,7 @@ class Versions:
         return [name for name in self._objects.children("models") if NAME_PATTERN.fullmatch(name)]
 
     def list(self, name: str) -> tuple[list[Version], list[Upload]]:
-        """Complete versions, newest first, and uploads without a manifest."""
+        """Return the complete versions, newest first, and uploads without a manifest."""
         folders: dict[str, list[Entry]] = {}
         prefix = f"models/{name}/versions"
         for entry in self._objects.entries(prefix):
@@ -81,7 +81,7 @@ class Versions:
         return True
 
     def manifest(self, name: str, version: str) -> Manifest:
-        """Raises NotFoundInStore, and CorruptCheckpoint for one that is not this version's."""
+        """Read a manifest. Raises NotFoundInStore, and CorruptCheckpoint for one that is not this version's."""
         if not is_version_id(version):
             raise NotFoundInStore(f"{name} has no version {version!r}")
         key = manifest_key(name, version)
@@ -96,10 +96,10 @@ class Versions:
         return Manifest.parse(stored.body, name=name, version=version)
 
     def read_file(self, manifest: Manifest, path: str) -> Iterator[bytes]:
-        """A file's bytes in order, never more than the manifest says.
+        """Yield a file's bytes in order, never more than the manifest says.
 
-        Raises CorruptCheckpoint: at once for a wrong size, after the last byte for a wrong digest. What was read
-        before that must not be used.
+        Raises CorruptCheckpoint: at once for a wrong size, after the last byte for a wrong digest. Bytes read before
+        that must not be used.
         """
         checkpoint = f"{manifest.name}@{manifest.version}"
         expected = manifest.files[path]
@@ -130,7 +130,7 @@ class Versions:
         return manifest
 
     def upload(self, manifest: Manifest, file: CheckpointFile) -> None:
-        """Write one file. Raises InvalidCheckpoint if it changes meanwhile; without a manifest it means nothing."""
+        """Write a file, which counts once the manifest is written. Raises InvalidCheckpoint if it changes meanwhile."""
         sha256 = hashlib.sha256()
         size_bytes = 0
 
@@ -150,7 +150,7 @@ class Versions:
             raise InvalidCheckpoint(f"{file.source} changed while it was being published")
 
     def is_uploaded(self, manifest: Manifest) -> bool:
-        """Whether every file of the manifest lies in the store in its full size."""
+        """Whether every file of the manifest is in the store in its full size."""
         prefix = version_prefix(manifest.name, manifest.version)
         sizes = {entry.key: entry.size_bytes for entry in self._objects.entries(prefix)}
         return all(sizes.get(f"{prefix}/{path}") == file.size_bytes for path, file in manifest.files.items())
@@ -162,7 +162,7 @@ class Versions:
         self._objects.write(manifest_key(manifest.name, manifest.version), [body], len(body))
 
     def remove(self, name: str, version: str) -> None:
-        """The manifest first, so that what a crash leaves behind is an upload that died, not a damaged version."""
+        """Remove a version, manifest first, so that a crash leaves an aborted upload and not a damaged version."""
         manifest = manifest_key(name, version)
         self._objects.delete([manifest])
         self._objects.delete(entry.key for entry in self._objects.entries(version_prefix(name, version)))

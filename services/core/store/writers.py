@@ -2,17 +2,17 @@
 
 A local store uses a file lock, which the system drops with the process that holds it.
 
-A remote store uses claims, which need nothing of the store but that a finished put is seen by the next listing
-(S3, Google Cloud Storage, Azure and in-memory stores promise it):
+A remote store uses claims, which need only that the next listing shows a finished put (S3, Google Cloud Storage, Azure
+and in-memory stores guarantee it):
 
     put my claim → list all claims → alone: I am the writer; not alone: remove mine, wait at random, again.
 
-Of two writers at least one lists after both claims were put, so it sees the other and withdraws: two can't both
-be alone. Time decides nothing here; it only frees the model from a writer that died: a claim older than its life,
-by the store's clock, counts as gone. So a writer must stop before its claim can expire, and `Turn.check`, called
-before every write, stops it at half of that. What remains is a write that reaches the store more than the other
-half after that check, because the writer was suspended or the network kept the request; where the store honours
-conditional puts, those refuse it for an alias, and nothing but an alias is ever overwritten by other content.
+Of two writers at least one lists after both claims were put, so it sees the other and withdraws: two can't both be
+alone. Exclusion does not depend on time, which only frees the model from a writer that died: a claim older than its
+life, by the store's clock, counts as gone. So a writer must stop before its claim can expire, and `Turn.check`, called
+before every write, stops it at half of that. The remaining risk is a write that reaches the store more than the other
+half after that check, because the writer was suspended or the network delayed the request; where the store honours
+conditional puts, they refuse it for an alias, and only aliases are ever overwritten with other content.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Entry, Objects
 
 CLAIM_LIFE_S = 60.0
-# How long a writer waits for its turn; longer than the life of a claim, lest a dead writer's stops it.
+# Seconds that a writer waits for its turn; longer than the life of a claim, so that a dead writer's can't block it.
 PATIENCE_S = 90.0
 
 
@@ -45,7 +45,7 @@ class Turn:
     deadline: float
 
     def check(self) -> None:
-        """Raises StoreUnavailable when the turn has lasted so long that another writer's might begin."""
+        """Raises StoreUnavailable where the turn has lasted so long that another writer's might begin."""
         if _now_s() > self.deadline:
             raise StoreUnavailable(f"writing to {self.name} took longer than a writer's turn; try again")
 
@@ -56,7 +56,7 @@ class _Busy(Exception):
 
 @dataclass(frozen=True)
 class Writers:
-    """The exclusion fit for a store. A claim is good for `claim_life_s` seconds."""
+    """The kind of exclusion that suits the store. A claim is valid for `claim_life_s` seconds."""
 
     objects: Objects
     claim_life_s: float = CLAIM_LIFE_S
@@ -111,13 +111,13 @@ def _claim(writers: Writers, name: str) -> Iterator[Turn]:
     except _Busy as error:
         raise StoreUnavailable(f"other writers have held {name} for {writers.patience_s:g} s") from error
     finally:
-        # What stays behind only delays the next writer until it expires.
+        # A claim that stays behind only delays the next writer until it expires.
         with suppress(StoreUnavailable):
             objects.delete([key])
 
 
 def _is_alone(objects: Objects, key: str, life_s: float) -> bool:
-    """Whether mine is the only living claim; expired ones are removed on the way."""
+    """Whether the claim `key` is the only live one; expired ones are removed on the way."""
     claims = {entry.key: entry for entry in objects.entries(key.rsplit("/", 1)[0])}
     mine = claims.pop(key, None)
     if mine is None:
@@ -128,7 +128,7 @@ def _is_alone(objects: Objects, key: str, life_s: float) -> bool:
 
 
 def _has_expired(claim: Entry, mine: Entry, life_s: float) -> bool:
-    """My claim was just written, so its time is the store's present, whatever this machine's clock says."""
+    """Whether a claim has expired by the store's clock, whose present is the time of our own claim, just written."""
     return mine.modified - claim.modified > timedelta(seconds=life_s)
 
 
@@ -139,5 +139,5 @@ def _attempts(timeout_s: float, on: type[Exception]) -> Iterable[stamina.Attempt
 
 
 def _now_s() -> float:
-    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    """Return a time in seconds that also passes while the machine sleeps, where the system has such a clock."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

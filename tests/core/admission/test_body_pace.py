@@ -1,4 +1,4 @@
-"""How slowly a body may come, over real sockets."""
+"""The slowest pace at which a body may arrive, over real sockets."""
 
 import asyncio
 import json

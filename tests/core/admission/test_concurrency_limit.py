@@ -1,4 +1,4 @@
-"""What the limit on requests in flight comes to in front of servers of known shapes, on a clock of the test's own."""
+"""The limit on requests in flight converges as expected before simulated servers, on a clock of the test's own."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Who is let in, who waits and who is refused, on a clock of the test's own."""
+"""Requests that are admitted, wait and are refused, on a clock of the test's own."""
 
 import asyncio
 import math

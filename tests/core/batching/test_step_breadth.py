@@ -13,7 +13,7 @@ def run(breadth: Breadth, *, num_turns: int, prefill_s: float, num_steps: int, s
     rate = 0.0
     for _ in range(num_turns):
         num_running = min(64.0, breadth.limit)
-        admit_s = num_running / num_steps * prefill_s  # so many leave at each step
+        admit_s = num_running / num_steps * prefill_s  # as many leave at each step
         steps_s = step_s + num_running * row_s
         breadth.note(int(num_running), admit_s, steps_s)
         rate = num_running / num_steps / (admit_s + steps_s)

@@ -1,4 +1,4 @@
-"""Clients share a running batch: whoever was served least goes first, and nobody takes what another needs."""
+"""Clients share a running batch: the one that was served least goes first, and none takes another's share."""
 
 import asyncio
 import contextvars
@@ -61,7 +61,7 @@ def admitted(engine: CountingEngine) -> list[str]:
 def while_it_does(
     engine: CountingEngine, what: str, name: str, ask: Callable[[], list[Stream[str]]]
 ) -> list[Stream[str]]:
-    """What is asked for while the engine does this for that item the first time; filled by then."""
+    """Return streams that are asked for while the engine first does `what` for the item `name`; filled by then."""
     loop, asked = asyncio.get_running_loop(), threading.Event()
     streams: list[Stream[str]] = []
 

@@ -480,7 +480,7 @@ async def test_an_item_for_which_there_is_no_room_even_alone_is_refused_and_hold
 
 
 class SmallDevice(CountingEngine):
-    """Has memory for items of so much size at a time, fewer than it believes."""
+    """An engine with less memory for items than it believes."""
 
     def __init__(self, memory: int) -> None:
         super().__init__()

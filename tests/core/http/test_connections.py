@@ -1,4 +1,4 @@
-"""How many connections a process keeps, in all and for one client, and what it says when it runs out of descriptors."""
+"""Limits on a process's connections, in all and for one client, and its reports when it runs out of descriptors."""
 
 import asyncio
 import resource
@@ -50,7 +50,7 @@ async def ping(connection: Connection) -> bytes:
 
 
 async def until_begun(connection: Connection, number: int) -> None:
-    """Until so many slow requests are under way, asked over a connection that is open already."""
+    """Wait until this number of slow requests is in progress, asked over a connection that is open already."""
     reader, writer = connection
     while True:
         writer.write(b"GET /counts HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What a connection may send ahead of a body, over real sockets."""
+"""Limits on what a connection sends before a body, over real sockets."""
 
 import asyncio
 import json

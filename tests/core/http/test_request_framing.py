@@ -1,4 +1,4 @@
-"""Where a request begins and ends: one reading of it, whatever its form and however it is cut."""
+"""The boundaries of a request: it has one reading, whatever its form and however it is split."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ async def bodies_until_the_end(connection: RawConnection) -> list[tuple[int, byt
 
 
 def head_of(num_bytes: int, before: bytes = b"GET /h HTTP/1.1\r\nHost: a\r\n") -> bytes:
-    """A head of exactly so many bytes."""
+    """Return a head of exactly this number of bytes."""
     end = b"\r\n\r\n"
     fill = num_bytes - len(before) - len(b"X-A: ") - len(end)
     return before + b"X-A: " + b"a" * fill + end

@@ -1,4 +1,4 @@
-"""How a process starts and ends, with real signals and sockets."""
+"""The start and the end of a process, with real signals and sockets."""
 
 import asyncio
 import signal

@@ -13,7 +13,7 @@ Serve = Callable[..., ServedProcess]
 
 
 async def traced(serve: Serve, *, telemetry: bool, **environment: str) -> tuple[Collector, ServedProcess]:
-    """What one process sends and logs of a request that is answered by a model, one that fails, and a probe."""
+    """Collect the traces and logs of one process for a request that a model answers, one that fails, and a probe."""
     async with collecting() as collector:
         served = serve(telemetry=telemetry, environment={**collector.environment, **environment})
         await served.started()

@@ -1,4 +1,4 @@
-"""What somebody may do who may write to the model store: damage it, but nothing outside of it."""
+"""Attacks by writers to the model store: they can damage it, but nothing outside of it."""
 
 import hashlib
 import json

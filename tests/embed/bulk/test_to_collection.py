@@ -44,7 +44,7 @@ def write_files(folder: Path, num_files: int, damaged: tuple[int, ...] = ()) -> 
 
 
 async def send(target: UploadTarget, source: Path) -> list[Skipped]:
-    """What was skipped."""
+    """Upload the images and return those that were skipped."""
     skipped: list[Skipped] = []
     bars = Bars(Console(file=StringIO()))
     assert await upload(target, list_images([str(source)]), bars, skipped.append) == len(skipped)

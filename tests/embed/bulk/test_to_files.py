@@ -66,7 +66,7 @@ def contents(output: Path) -> dict[str, bytes]:
 
 
 def expected_embeddings(checkpoint: Path, images: Sequence[Path], conditions: Sequence[str]) -> np.ndarray[Any, Any]:
-    """What the service's engine answers, an image at a time."""
+    """Return the service engine's embeddings, computed one image at a time."""
     engine = EmbedEngine.load(checkpoint, DeviceOptions("cpu"))
     texts = tuple(engine.prepare_text(text) for text in conditions)
     answers = []

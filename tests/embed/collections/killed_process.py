@@ -20,7 +20,7 @@ MAX_DELAY_S = 0.01
 
 @dataclass
 class Reports:
-    """What a killed process sent: the operations that it had done, and the one that the kill may have caught."""
+    """Reports of a killed process: the operations that it had done, and the one that the kill may have interrupted."""
 
     done: list[Any]
     begun: Any | None = None

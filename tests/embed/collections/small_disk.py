@@ -25,7 +25,7 @@ def mounted_disk(path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Take all that is left of a disk."""
+    """Fill the rest of a disk."""
     with path.open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

@@ -26,7 +26,7 @@ def new_image(image_id: str, data: bytes, metadata: dict[str, Any] | None = None
 
 
 def everything(store: ImageStore) -> dict[str, tuple[StoredImage, bytes]]:
-    """All images by id, with their bytes, checked against all that the store says of them in other ways."""
+    """Return all images by id, with their bytes, checked against the store's other answers about them."""
     images = store.images(None, 1_000_000)
     rows = store.rows().tolist()
     assert sorted(image.row for image in images) == rows

@@ -1,4 +1,4 @@
-"""What is wrong with one collection is that one's alone, is said, and is over once it is mended."""
+"""Faults of one collection affect only that one, are reported, and are over once it is repaired."""
 
 import shutil
 import sqlite3
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again before long."""
+    """Retry failed collections after a short time."""
     monkeypatch.setattr(open_collections, "MIN_RETRY_S", 0.05)
     monkeypatch.setattr(open_collections, "MAX_RETRY_S", 0.2)
 
@@ -59,7 +59,7 @@ def replace_by_folder(folder: Path) -> None:
 
 
 def replace_by_loop(folder: Path) -> None:
-    """Nobody may look into it, whatever their rights are."""
+    """Replace a folder by a link to itself, which no user can open, whatever their rights."""
     shutil.rmtree(folder)
     folder.symlink_to(folder)
 
@@ -135,7 +135,7 @@ def test_what_can_be_made_again_is_not_needed_to_answer(
 
 
 def test_a_database_that_vanishes_takes_nothing_more_and_comes_back(checkpoint: Path, tmp_path: Path) -> None:
-    """What is added to a file that was removed would be acknowledged and lost."""
+    """Images added to a file that was removed would be acknowledged and lost."""
     with running(settings_in(tmp_path, checkpoint)) as service:
         service.create()
         service.create(name="other")

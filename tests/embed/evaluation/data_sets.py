@@ -36,7 +36,7 @@ def hues(num_images: int) -> list[tuple[int, int, int]]:
 
 
 def write_celeba(directory: Path, *, num_images: int = 8) -> Path:
-    """CelebA of so many test images and one of each other split.
+    """Write a CelebA of this number of test images and one image of each other split.
 
     Odd images have every attribute but Bald, even ones none; two neighbours are the same person, and the odd ones are
     red, the even ones blue.

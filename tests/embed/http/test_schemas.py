@@ -1,4 +1,4 @@
-"""What a body may cost that is refused: only the first bad item of a list is complained of."""
+"""The cost of refusing a body is bounded: only the first invalid item of a list is reported."""
 
 from typing import Any
 

@@ -80,7 +80,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused_with_its_tokens(
 def test_prompts_prefilled_once_are_answered_as_the_service_answers_them_under_every_setting(
     bench: Bench, model: LanguageModel
 ) -> None:
-    """In one batch after another, so that no setting may leave anything behind for the next."""
+    """Run in one batch after another, so that no setting may affect the next."""
     wanted = [
         [is_even(text, ()) for text in answer(model, bench.prompts(EXAMPLES, rule), options, profile)]
         for profile in PROFILES

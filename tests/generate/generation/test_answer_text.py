@@ -42,7 +42,7 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], context: Sequence[int] = ()) -
 
 
 def cut(text: str, stops: Sequence[str], sizes: Sequence[int], *, is_kept: bool = False) -> str:
-    """What is left of a text that comes in parts of these sizes."""
+    """Return the rest of a text that arrives in parts of these sizes."""
     stop = StopStrings(stops, is_kept=is_kept)
     given, at = "", 0
     for size in itertools.chain(sizes, itertools.repeat(len(text))):

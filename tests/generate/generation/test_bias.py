@@ -21,7 +21,7 @@ NEWLINE = TOKENIZER("\n", add_special_tokens=False).input_ids[0]
 def a_prompt(
     num_tokens: Sequence[int], *, head: int = 6, tail: int = 5, seed: int = 0, ends_with_newline: bool = True
 ) -> Prompt:
-    """Documents of so many tokens behind a head, with one token between the first two."""
+    """Return documents of these numbers of tokens after a head, with one token between the first two."""
     generator = torch.Generator().manual_seed(seed)
 
     def random_ids(length: int) -> list[int]:

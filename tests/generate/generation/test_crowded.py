@@ -68,7 +68,7 @@ ROUTES: list[tuple[str, Any]] = [
 
 @pytest.fixture
 def fresh_client(tmp_path: Path) -> Iterator[TestClient]:
-    """Of a service that has not learnt yet how fast it is."""
+    """A client of a service that has not measured its speed yet."""
     with served_tiny(tmp_path, max_cached_tokens=1024, max_running=8, min_concurrency=64) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""Answers that give their room away and go on later: whoever reads them sees a pause, and nothing else."""
+"""Answers that give up their room and continue later: their readers see a pause, and nothing else."""
 
 import functools
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def asked(seed: int, profile: CalibrationProfile | None, **settings: Any) -> Gen
 
 
 def run_paused(batch: RunningBatch, generation: Generation, pauses: Sequence[int]) -> list[Progress]:
-    """All that came of an answer which was paused behind so many tokens each time, while another one went on."""
+    """Return the progress of an answer that is paused after each of these token counts, while another one goes on."""
     other = asked(7, None, max_tokens=200)
     came = [one for one in batch.admit([generation, other]) if one.generation is generation]
     while batch.holds(generation):
@@ -55,7 +55,7 @@ def run_paused(batch: RunningBatch, generation: Generation, pauses: Sequence[int
 
 
 def rest(batch: RunningBatch) -> list[Progress]:
-    """All that is still to come, where there is room for it."""
+    """Return all remaining progress, where there is room for it."""
     came: list[Progress] = []
     while batch.num_running:
         assert batch.grow() == []
@@ -198,7 +198,7 @@ def engine_of(**options: Any) -> GenerateEngine:
 
 
 def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> list[Outcome]:
-    """All that comes of an item, which is paused in so many turns."""
+    """Return all outcomes of an item, which is paused at these turns."""
     came = [outcome for _, outcome, _ in engine.admit([item])]
     for turn in range(10_000):
         if turn in pauses:

@@ -1,4 +1,4 @@
-"""What is kept of prompts: the longest beginning is found, and no more is kept than may be."""
+"""The prefix cache: the longest prefix is found, and no more is kept than permitted."""
 
 import gc
 import random
@@ -104,7 +104,7 @@ def test_among_many_the_longest_beginning_is_found_and_whatever_was_not_used_for
 
 
 class NumCalls:
-    """Counts the calls of functions of Python's and of others while it is entered, but for the garbage collector's."""
+    """Counts calls of Python and native functions while it is entered, except those of the garbage collector."""
 
     def __enter__(self) -> "NumCalls":
         self.number = 0

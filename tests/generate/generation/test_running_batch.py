@@ -77,7 +77,7 @@ def ask(seed: int = 0, profile: CalibrationProfile | None = None, **settings: An
 
 
 def run(batch: RunningBatch, *generations: Generation) -> list[list[Progress]]:
-    """All that came for each, admitted together."""
+    """Return each generation's progress, all admitted together."""
     came: dict[int, list[Progress]] = {id(one): [] for one in generations}
     progress = batch.admit(generations)
     while True:

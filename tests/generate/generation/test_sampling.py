@@ -1,4 +1,4 @@
-"""The next token: what is drawn is drawn from the right distribution, and by nobody else's leave."""
+"""Sampling of the next token: from the right distribution, independent of other requests."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ def take(logits: Tensor, **sampling: Any) -> int:
 
 
 def drawn(logits: Tensor, number: int, **sampling: Any) -> Counter[int]:
-    """How often each token comes."""
+    """Count how often each token is drawn."""
     chooser = Chooser(Sampling(seed=1, **sampling))
     return Counter(choose(logits[None], [chooser])[0].token_id for _ in range(number))
 

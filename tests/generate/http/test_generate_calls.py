@@ -1,4 +1,4 @@
-"""What a request's calibration and documents become, with and without a profile of the checkpoint."""
+"""The calls made from a request's calibration and documents, with and without a profile of the checkpoint."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a body may cost that is refused: the first bad item of a list is complained of, and very long lists unread."""
+"""The cost of refusing a body is bounded: a list's first invalid item is reported, very long lists are not read."""
 
 from typing import Any
 

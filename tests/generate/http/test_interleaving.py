@@ -21,7 +21,7 @@ class Streams:
         return [self._stream(place) for place in range(len(self.queues))]
 
     async def are_read(self, count: int) -> None:
-        """Return when so many of them have a reader."""
+        """Return when this number of them have a reader."""
         for _ in range(count):
             await self.readings.get()
 

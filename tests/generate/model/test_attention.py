@@ -104,7 +104,7 @@ def left_padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Ten
 
 
 def generate(model: PreTrainedModel, forward_pass: PaddedPass) -> tuple[Tensor, Tensor, DynamicCache]:
-    """Greedy tokens (B, 8), the logits (B, 9, V) of the last prompt row and of theirs, and the cache behind them."""
+    """Generate greedy tokens (B, 8), the logits (B, 9, V) of the last prompt row and of theirs, and their cache."""
     ids, _, positions = left_padded(prompt_ids())
     cache = DynamicCache(config=model.config)
     logits, tokens = [], []

@@ -1,4 +1,4 @@
-"""What runs packed, cached, in slots and in batches is what transformers' own model computes alone."""
+"""Packed, cached, slotted and batched computation equals that of transformers' own model for a single sequence."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def llama() -> LanguageModel:
 
 
 def logits_of(reference: Any, input_ids: tuple[int, ...]) -> Tensor:
-    """Of the last token, by the whole sequence in one uncached call."""
+    """Return the logits of the last token, from the whole sequence in one uncached call."""
     with torch.inference_mode():
         logits: Tensor = reference(torch.tensor([input_ids])).logits[0, -1]
     return logits

@@ -1,4 +1,4 @@
-"""Chat templates are programs of whoever made the checkpoint: none runs for long, or grows without end."""
+"""Chat templates are programs by a checkpoint's author: none may run for long, or use unbounded memory."""
 
 import copy
 import threading

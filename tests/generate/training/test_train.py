@@ -73,7 +73,7 @@ def test_a_training_text_is_a_prompt_with_its_answer_and_follow_ups() -> None:
         assert text.startswith("Write a high-quality answer")
         whole = tokenizer.decode(ids.tolist(), skip_special_tokens=False).rsplit("<eos>", 1)[0]
         answers = [part.split("<eos>")[0].strip() for part in whole.split("Answer:")[1:]]
-        assert len(answers) == 1 + documents  # ten follow-ups are asked for, but there are only so many documents
+        assert len(answers) == 1 + documents  # ten follow-ups are asked for, but there are fewer documents
         assert all(f"the {answer}." in whole for answer in answers)
         learned = tokenizer.decode(ids[weights == 1].tolist(), skip_special_tokens=False)
         assert [answer.strip() for answer in learned.split("<eos>")[:-1]] == answers

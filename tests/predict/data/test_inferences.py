@@ -31,7 +31,7 @@ def words_of(text: str, aspect: str) -> str | None:
 
 
 def claims_of(hypothesis: str) -> Mapping[str, str]:
-    """What is said of each aspect; "the boy" only takes up again who it was."""
+    """Return the words of a hypothesis about each aspect; "the boy" only refers to the person again."""
     said = {aspect: words_of(hypothesis, aspect) for aspect in ASPECTS}
     return {aspect: words for aspect, words in said.items() if words is not None}
 

@@ -44,7 +44,7 @@ OPTIONS = [
 
 @dataclass
 class Heard:
-    """What a sweep told."""
+    """The events of a sweep."""
 
     finished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)

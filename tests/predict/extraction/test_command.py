@@ -128,7 +128,7 @@ def test_wherever_the_file_was_torn_nothing_whole_is_lost_and_nothing_comes_twic
     server: TeacherServer, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert extract(server, inputs, "--limit", "3", "--concurrency", "1").exit_code == 0
-    # some disks would take minutes for so many, and what they lose is torn off here
+    # this many fsyncs take minutes on some disks, and what a crash may lose is truncated here
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     output = inputs.with_name("rationales.jsonl")
     arguments = json.loads(output.with_name(f"{output.name}.arguments.json").read_bytes())

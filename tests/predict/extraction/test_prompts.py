@@ -1,4 +1,4 @@
-"""What teachers are asked, and what their outputs are read as."""
+"""Prompts of teachers, and the parsing of their outputs."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a student takes in memory, told by its files."""
+"""The memory of a student, estimated from its files."""
 
 import subprocess
 import sys

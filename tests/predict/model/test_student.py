@@ -33,7 +33,7 @@ def draw_inputs(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 
 def draw_candidates(seed: int = 0) -> Candidates:
-    """Of one to four tokens, two of which share their first and three of which share two."""
+    """Return candidates of one to four tokens, two of which share their first and three of which share two."""
     draw = torch.Generator().manual_seed(seed)
     alone = [torch.randint(3, 400, (length,), generator=draw).tolist() for length in (1, 2, 4)]
     shared = [[9, 8, 7], [9, 8], [9, 8, 6, 5], [9, 4]]

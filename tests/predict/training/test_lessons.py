@@ -1,4 +1,4 @@
-"""Batches hold what a step is to learn from, whoever runs which part of it."""
+"""Batches hold the examples that a step is to learn from, whichever process runs which part of it."""
 
 from dataclasses import replace
 

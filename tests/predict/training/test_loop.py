@@ -35,7 +35,7 @@ CPU = DeviceOptions("cpu", "float32", 1)
 
 
 def silent(_: str) -> None:
-    """Tells nobody."""
+    """Report nothing."""
 
 
 def taught(folder: Path, recipe: Recipe, data: TeachingData | None = None, model: Any = None) -> Outcome:
@@ -195,7 +195,7 @@ def test_answers_are_compared_by_the_metric_of_the_task(tmp_path: Path) -> None:
 
 
 class Killed(Exception):
-    """What a kill looks like from inside."""
+    """A simulated kill, raised inside the loop."""
 
 
 @pytest.mark.parametrize("lora_rank", [None, 2])

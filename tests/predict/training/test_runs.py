@@ -33,7 +33,7 @@ def read(source: DataSource, method: Any = "step-by-step", seed: int = 0) -> Tea
 
 
 def numbers(examples: list[Example]) -> list[int]:
-    """Which rows of svamp these are."""
+    """Return the numbers of these rows of svamp."""
     return [int(one.input.split()[2]) for one in examples]
 
 

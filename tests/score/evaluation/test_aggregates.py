@@ -29,7 +29,7 @@ VERIFIED = json.loads((GOLDENS / "fsc_aggregation.json").read_text())
 TABLE_4_6 = PUBLISHED["table_4_6"]
 SUB_TASKS = PUBLISHED["sub_tasks"]
 
-# A published number has so many decimals that it may be off by half of the last.
+# A published number may be off by half a unit of its last decimal.
 HALF_A_HUNDREDTH, HALF_A_TENTH = 0.005 + 1e-9, 0.05 + 1e-9
 
 

@@ -1,4 +1,4 @@
-"""What a judge's scores come to: percent by task and benchmark, with its notes, and intervals where they are asked."""
+"""Results of a judge: percent by task and benchmark, with its notes, and intervals on request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.score.evaluation.stand_ins import SOURCE, ColorWords, color_task, wri
 
 
 class Certain:
-    """Wins so many records, loses so many, and ties in the rest, in this order; looks at no image."""
+    """A judge that wins, loses and ties given numbers of records, in this order; it reads no image."""
 
     name = "certain"
     reads_images = False

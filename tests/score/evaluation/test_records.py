@@ -1,4 +1,4 @@
-"""What belongs together has the same place; only what is strictly best is right."""
+"""Records: matching images and captions have the same place, and only a strictly best choice is right."""
 
 from pathlib import Path
 

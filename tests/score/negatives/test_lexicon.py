@@ -1,4 +1,4 @@
-"""What stands in place of a word is in its form, excludes it, and insults nobody."""
+"""Replacements of a word have its form, differ from it, and are not offensive."""
 
 import pickle
 from pathlib import Path

@@ -15,7 +15,7 @@ DOCS: list[dict[str, Any]] = GOLDEN["docs"]
 
 
 def spans_of(doc: dict[str, Any], phrases: list[str]) -> tuple[Span, ...]:
-    """Where phrases stand that each occur once."""
+    """Return the spans of phrases that each occur once."""
     words = doc["words"]
     lengths = [len(phrase.split()) for phrase in phrases]
     return tuple(
@@ -52,7 +52,7 @@ def test_shuffled_pairs_equal_the_released_codes(doc: dict[str, Any]) -> None:
 
 
 def shuffles(caption: str) -> set[str]:
-    """All that 60 seeds make of a caption."""
+    """Return all shuffles of a caption by 60 seeds."""
     read = TextBlobAnnotator().annotate(caption)
     return {text for seed in range(60) if (text := bigram_shuffle(read, Random(seed))) is not None}
 

@@ -1,4 +1,4 @@
-"""Where things are is turned round: to the opposite, or with the two things in each other's place."""
+"""Spatial relations are reversed: to the opposite, or by swapping the two things."""
 
 from itertools import pairwise
 from random import Random
@@ -16,7 +16,7 @@ TEXTBLOB = TextBlobAnnotator()
 
 
 def turned(caption: str) -> set[str]:
-    """All that 30 seeds make of a caption."""
+    """Return all turns of a caption by 30 seeds."""
     read = TEXTBLOB.annotate(caption)
     edits = [turn(Reading(read), Random(seed)) for seed in range(30)]
     return {read.replaced(agreeing_articles(read, one)) for one in edits if one}

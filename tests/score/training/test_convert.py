@@ -32,13 +32,13 @@ PATCH_SIZE = 8
 
 @pytest.fixture(scope="module")
 def clip() -> ClipModel:
-    """Whose weights are released."""
+    """The model whose weights are released."""
     return tiny_clip(seed=7)
 
 
 @pytest.fixture(scope="module")
 def architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `--model` names: the same architecture with other weights."""
+    """The directory for `--model`: the same architecture with other weights."""
     directory = tmp_path_factory.mktemp("architecture")
     save_clip(tiny_clip(seed=8), directory)
     return directory
@@ -75,7 +75,7 @@ def assert_equal(ours: State, expected: State) -> None:
 
 
 def training_checkpoint(state: State, prefix: str = "") -> dict[str, Any]:
-    """What open_clip's training writes."""
+    """Return a checkpoint as open_clip's training writes it."""
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
     named = {f"{prefix}{name}": weight for name, weight in state.items()}
     return {"epoch": 5, "name": "run", "state_dict": named, "optimizer": optimizer.state_dict(), "scaler": {"scale": 2}}

@@ -43,7 +43,7 @@ TUNING = ["fsc-clip", "--batch-size", "4", *FAST]
 
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.ForkServerContext:
-    """Where jobs of their own start from in no time: what they import is imported once."""
+    """A context that starts job processes quickly: their modules are imported only once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["services.score.training.train", "services.nn.clip_model"])
     return context

@@ -1,4 +1,4 @@
-"""Search on a GPU: refused where there is none; the index in its place here has the same interface."""
+"""Search on a GPU: refused where there is none; the index used instead here has the same interface."""
 
 import faiss
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a VectorIndex promises whatever its size: answers as numpy gives them, deletions at once, nothing lost."""
+"""Guarantees of a VectorIndex of any size: answers equal to numpy's, immediate deletions, nothing lost."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def exact_index(width: int) -> VectorIndex:
 
 
 def approximate_index(width: int) -> VectorIndex:
-    """Takes inverted lists early, and looks into all that it may."""
+    """Build inverted lists early, and probe as many as possible."""
     return VectorIndex(width, SMALL)
 
 

@@ -1,4 +1,4 @@
-"""One writer and some readers share a file: nobody sees a transaction before it ends, and nobody waits to read."""
+"""One writer and some readers share a file: no reader sees a transaction before it ends, or waits for one."""
 
 import sqlite3
 import threading
@@ -113,7 +113,7 @@ def replaced(path: Path) -> None:
 def test_nothing_is_written_to_or_read_from_a_file_that_is_gone(
     database: Database, tmp_path: Path, damage: Callable[[Path], None], name: str
 ) -> None:
-    """It would be acknowledged, and nobody could read it again."""
+    """A write would be acknowledged, and could never be read again."""
     put(database, 1)
     damage(tmp_path / name)
     for use in (lambda: put(database, 2), lambda: numbers(database), database.give_back):

@@ -1,4 +1,4 @@
-"""What was stored is there, whole, until it is deleted: also after the process was killed or the disk full."""
+"""Stored data is intact until it is deleted, also after the process was killed or the disk full."""
 
 import random
 import sqlite3

@@ -35,7 +35,7 @@ def put(cache: StateCache, *rows: int) -> None:
 
 
 def rows_found(cache: StateCache, rows: list[int] | range) -> list[int]:
-    """Which rows have a state; each state that is found is the right one."""
+    """Return the rows that have a state, after checking that each state is the right one."""
     found = cache.get(list(rows))
     for row, state in found.items():
         np.testing.assert_array_equal(state, state_of(row, cache.record_bytes))
@@ -243,7 +243,7 @@ def test_a_record_whose_entry_names_another_row_belongs_to_no_row(path: Path) ->
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """Where the system refuses to let a file grow further, as a full disk does."""
+    """Limit the size of files in the block, which then fail to grow as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
