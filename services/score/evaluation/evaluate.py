@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
-from services.jobs.options import output_file, results_file
+from services.jobs.checkpoints import Device
+from services.jobs.options import StoreUrl, output_file, results_file
 from services.jobs.published_data import MissingData
-from services.nn.devices import DeviceName
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks import (
     load_imagecode,
@@ -70,8 +70,6 @@ Output = Annotated[
     ),
 ]
 Resamples = Annotated[int, typer.Option(min=0, help="Draw the records so often anew, for intervals of 95 %.")]
-Device = Annotated[DeviceName, typer.Option(help="Where models run: auto, cuda, mps or cpu.")]
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 BaseUrl = Annotated[str, typer.Option(help="Where the endpoint listens, with --judge chat.")]
 KeyVariable = Annotated[
     str | None, typer.Option(help="The environment variable that holds its key.", show_default="no key")

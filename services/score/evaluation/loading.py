@@ -7,10 +7,8 @@ from typing import Literal
 
 from safetensors import SafetensorError
 
-from services.core.settings import ServiceSettings
 from services.core.store.errors import StoreError
-from services.core.store.starters import packaged_starters
-from services.core.store.store import Store
+from services.jobs.checkpoints import find_checkpoint
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.chat_endpoint import Endpoint, Pace
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
@@ -79,10 +77,7 @@ def _find(reference: str, options: JudgeOptions) -> Path | str:
     if ":" in reference:
         return reference
     try:
-        store = Store.open(options.store_url or ServiceSettings(port=0).store_url)
-        store.publish_starters(packaged_starters())
-        name, _, version = reference.partition("@")
-        return store.fetch(name, store.resolve(name, version or "latest"), ServiceSettings(port=0).checkpoint_cache_dir)
+        return find_checkpoint(reference, options.store_url).directory
     except StoreError as error:
         raise CannotJudge(str(error)) from error
 
