@@ -28,7 +28,6 @@ from services.score.evaluation.benchmarks import (
     load_valse,
     load_winoground,
 )
-from services.score.evaluation.chat_endpoint import Pace
 from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges
@@ -104,7 +103,7 @@ def sugarcrepe(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Of two captions that differ by little, the true one: SugarCrepe's seven types (Tables 4.5, 4.6)."""
     options = dict(locals())
@@ -131,7 +130,7 @@ def valse(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """A caption or its foil: VALSE's eleven files.
 
@@ -158,7 +157,7 @@ def aro(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """A caption among swaps of its own words: the captions that ARO's authors validated NegCLIP with."""
     options = dict(locals())
@@ -225,7 +224,7 @@ def records(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Any benchmark, written as records: captions of an image, images of a caption, or pairs of both."""
     options = dict(locals())
@@ -306,9 +305,9 @@ def _models(options: Mapping[str, Any]) -> list[str]:
 
 def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
     """What the options say; those of an endpoint are not among all commands'."""
-    same = {name: options[name] for name in ("device", "store_url", "similarity", "base_url", "log") if name in options}
-    pace = Pace(options.get("concurrency", Pace.concurrency))
-    return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")), pace=pace)
+    names = ("device", "store_url", "similarity", "base_url", "log", "concurrency")
+    same = {name: options[name] for name in names if name in options}
+    return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")))
 
 
 def _key(variable: str | None) -> str | None:
