@@ -136,21 +136,6 @@ class FocalLens(nn.Module):
         return Questions(readouts.image_index, tokens, None if num_conditional == len(index) else has_token)
 
 
-def contrastive_loss(
-    image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float, *, symmetric: bool = False
-) -> Tensor:
-    """Eq. 5.1: softmax cross-entropy over S_ij = scale · φ_i·T(y_j), rows only, or the mean with the columns'.
-
-    (B, E) and (B, E), both L2-normalised, row i of one belonging to row i of the other. Returns a scalar.
-    """
-    logits = logit_scale * image_features @ text_features.T
-    target = torch.arange(logits.shape[0], device=logits.device)
-    rows = F.cross_entropy(logits, target)
-    if not symmetric:
-        return rows
-    return (rows + F.cross_entropy(logits.T, target)) / 2
-
-
 def unique_answer_loss(
     image_features: Tensor,
     answer_features: Tensor,

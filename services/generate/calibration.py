@@ -190,17 +190,6 @@ def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tenso
     return c, kept
 
 
-def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> Tensor:
-    """attn_cal = c_k attn on the tokens of document k, everything else unchanged (Eq. 3.5), materialised.
-
-    Shapes as in `rescale`; returns (B, …, T). The equation as it is written, for tests and for offline use.
-    """
-    weights = widen(weights)
-    c, _ = rescale(weights, documents, alpha)
-    change = spread(c - 1, documents)
-    return weights * F.pad(1 + change, (0, weights.shape[-1] - change.shape[-1]), value=1.0)
-
-
 def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor) -> bool:
     """Eq. 3.5 in place, in few operations and without a second exponential: what decoding does at every token.
 

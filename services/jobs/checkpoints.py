@@ -1,53 +1,65 @@
-"""Where a job's checkpoint comes from: a folder, or a name in the model store."""
+"""Where a job's checkpoint comes from, a folder or a name in the model store, and where it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
-from services.core.store.manifest import CheckpointInfo
-from services.core.store.starters import packaged_starters, read_description
+from services.core.store.manifest import Manifest
+from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
+from services.nn.clip_model import ClipModel, load_clip
+from services.nn.devices import DeviceName
 
-KIND = "causal-lm"
+# not among `services.jobs.options`, which import no torch
+Device = Annotated[DeviceName, typer.Option(help="Where to run.")]
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A local folder, how to call what it holds, and what its publisher said of it.
+    """A local folder, and what a table calls it: its own name, or `name@version` for a version of the store.
 
-    `label` is `name@version` for one from the store, else the folder's own name; `name` is None for a folder that does
-    not tell one.
+    Only a version of the store has a manifest.
     """
 
     directory: Path
     label: str
-    name: str | None
-    info: CheckpointInfo
+    manifest: Manifest | None = None
 
 
-def open_store(store_url: str | None) -> Store:
-    """The store, with the packaged starters published first where it is empty. Raises StoreError."""
-    store = Store.open(store_url or ServiceSettings(port=0).store_url)
-    store.publish_starters(packaged_starters())
-    return store
+def open_store(url: str | None) -> Store:
+    """Open the store of this URL, or of the settings. Raises StoreError."""
+    return Store.open(url or ServiceSettings(port=0).store_url)
 
 
 def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointSource:
-    """A folder as it is; else the verified local copy of `name`, `name@alias` or `name@version` in the store.
+    """Find a folder, or else fetch the verified local copy of `name`, `name@alias` or `name@version` from the store.
 
-    Raises StoreError where there is no such one.
+    The packaged starters are published first where the store is empty. Raises StoreError where there is no such one.
     """
     directory = Path(reference)
     if directory.is_dir():
-        if (directory / DESCRIPTION_FILE).is_file():
-            description = read_description(directory)
-            return CheckpointSource(directory, directory.resolve().name, description.name, description.info())
-        return CheckpointSource(directory, directory.resolve().name, None, CheckpointInfo(kind=KIND))
+        return CheckpointSource(directory, directory.resolve().name)
     name, _, version = reference.partition("@")
     store = open_store(store_url)
+    store.publish_starters(packaged_starters())
     version = store.resolve(name, version or "latest")
-    manifest = store.manifest(name, version)
-    info = CheckpointInfo(**{field: getattr(manifest, field) for field in CheckpointInfo.model_fields})
     fetched = store.fetch(name, version, ServiceSettings(port=0).checkpoint_cache_dir)
-    return CheckpointSource(fetched, f"{name}@{version}", name, info)
+    return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))
+
+
+def load_base(reference: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
+    """Load a CLIP to tune, in evaluation mode, and say how a manifest names it.
+
+    It is what `find_checkpoint` finds or, with `pretrained` weights, a name that open_clip knows. Raises StoreError or
+    ValueError where there is none.
+    """
+    if pretrained is not None:
+        clip, name = load_clip(reference, pretrained), f"{reference}:{pretrained}"
+    else:
+        source = find_checkpoint(reference, store_url)
+        clip, name = load_clip(str(source.directory)), source.label if source.manifest else reference
+    clip.model.eval()
+    return clip, name

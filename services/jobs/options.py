@@ -1,14 +1,20 @@
-"""Callbacks of jobs' options: what would only fail when the work is done is refused before it begins.
+"""Options of jobs and what reads them: what would only fail when the work is done is refused before it begins.
 
-Each takes an option's value and returns it, or raises BadParameter; None, an option that was not given, is fine.
+A callback takes an option's value and returns it, or raises BadParameter; None, an option that was not given, is fine.
 """
 
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
+
+NameT = TypeVar("NameT", bound=str)
+NumberT = TypeVar("NumberT", int, float)
+
+StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 
 # What torch and numpy both take, with room for the seeds that jobs add to it.
 MAX_SEED = 2**31
@@ -68,6 +74,32 @@ def multiple_of(unit: int) -> Callable[[int], int]:
         return value
 
     return check
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Split at commas, and keep each part once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def among(text: str, known: Sequence[NameT], option: str) -> tuple[NameT, ...]:
+    """Read names between commas, in the order of `known`. Raises BadParameter for none, and for an unknown one."""
+    wanted = split(text)
+    for name in wanted or (text,):
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+    return tuple(name for name in known if name in wanted)
+
+
+def parse_numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT, ...]:
+    """Read numbers between commas, each once. Raises BadParameter for none, and for what is no such number."""
+    try:
+        found = tuple(dict.fromkeys(kind(part) for part in split(text)))
+    except ValueError:
+        found = ()
+    if not found:
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise typer.BadParameter(f"{text!r} is not {numbers} between commas", param_hint=option)
+    return found
 
 
 def _check_writable(folder: Path) -> None:

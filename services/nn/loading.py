@@ -29,6 +29,15 @@ def quiet_loading() -> Iterator[None]:
 
 
 @functools.cache
+def transformers() -> Any:
+    """The transformers package, which imports torchvision."""
+    declare_torchvision_operators()
+    import transformers
+
+    return transformers
+
+
+@functools.cache
 def declare_torchvision_operators() -> None:
     """Make torchvision importable, and with it open_clip and transformers; without torchvision, do nothing.
 

@@ -5,39 +5,24 @@ value is Python's, with its precedence and its difference between int and float.
 calls, comparisons, `and` and `or`, tuples, complex results, and whatever is too long, too deep or too large.
 
 Work is bounded by construction: an equation has at most MAX_LENGTH characters and no step of it, the last one included,
-leaves the range of a float, so that an int has at most 1,024 bits. Nothing here recurses.
+leaves the range of a float, so that an int has at most 1,024 bits. Python's own parser reads the equation; its value is
+computed without recursion.
 """
 
+import ast
+import operator
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 MAX_LENGTH = 1_000  # characters
 MAX_DEPTH = 100  # open parentheses
 LARGEST = sys.float_info.max
 
 _LARGEST_BITS = sys.float_info.max_exp
-_DIGITS = "[0-9](?:_?[0-9])*"
-_TOKENS = re.compile(
-    rf"""[ \t\r\n]*(?:
-        (?P<float> (?:{_DIGITS}\.(?:{_DIGITS})?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})? | {_DIGITS}[eE][+-]?{_DIGITS} )
-      | (?P<int> [1-9](?:_?[0-9])* | 0(?:_?0)* )
-      | (?P<symbol> \*\* | // | [-+*/%()] )
-    )""",
-    re.VERBOSE,
-)
-
-_UNARY = {"+": "positive", "-": "negative"}
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "positive": 3, "negative": 3, "**": 4}
-_OPERATIONS: dict[str, Callable[[float, float], float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "**": lambda a, b: _power(a, b),
-}
+_CHARACTERS = re.compile(r"[-+*/%()0-9._eE \t\r\n]*")
+_WHITE_SPACE = re.compile(r"[\t\r\n]")
 
 
 class _NoValueError(Exception):
@@ -49,11 +34,14 @@ def evaluate(equation: str) -> int | float | None:
 
     Never raises, and answers within milliseconds whatever the text is.
     """
-    if len(equation) > MAX_LENGTH:
+    if len(equation) > MAX_LENGTH or not _CHARACTERS.fullmatch(equation) or _depth(equation) > MAX_DEPTH:
         return None
     try:
-        return _evaluate(equation)
-    except (_NoValueError, ArithmeticError):
+        # a line break ends an equation of Python's, and white space before it is an indentation
+        parsed = ast.parse(_WHITE_SPACE.sub(" ", equation).strip(), mode="eval")
+        return _value(parsed.body)
+    # the parser recurses, so a caller deep in the stack may leave it too little of it
+    except (_NoValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
         return None
 
 
@@ -66,70 +54,24 @@ def equal_values(prediction: str, label: str) -> bool:
     return value is not None and value == evaluate(label)
 
 
-def _evaluate(equation: str) -> int | float:
-    """Dijkstra's two stacks: of values, and of operators that wait for their right side."""
-    values: list[float] = []
-    operators: list[str] = []
-    depth = 0
-    is_operand_next = True
-    for kind, token in _tokens(equation):
-        if kind != "symbol":
-            _require(is_operand_next)
-            values.append(_bounded(int(token) if kind == "int" else float(token)))
-            is_operand_next = False
-        elif token == "(":
-            depth += 1
-            _require(is_operand_next and depth <= MAX_DEPTH)
-            operators.append(token)
-        elif token == ")":
-            depth -= 1
-            _require(not is_operand_next and depth >= 0)
-            while operators[-1] != "(":
-                _apply(operators.pop(), values)
-            operators.pop()
-        elif is_operand_next:
-            _require(token in _UNARY)
-            operators.append(_UNARY[token])
-        else:
-            while operators and _goes_first(operators[-1], token):
-                _apply(operators.pop(), values)
-            operators.append(token)
-            is_operand_next = True
-    _require(not is_operand_next and depth == 0)
-    while operators:
-        _apply(operators.pop(), values)
-    return values[0]
+def _depth(equation: str) -> int:
+    """Most parentheses that are open at a time."""
+    return max(accumulate((c == "(") - (c == ")") for c in equation), default=0)
 
 
-def _tokens(equation: str) -> list[tuple[str, str]]:
-    """Kind and text of each token; raises _NoValueError at what is none."""
-    tokens = []
-    end = len(equation.rstrip(" \t\r\n"))
-    at = 0
-    while at < end:
-        match = _TOKENS.match(equation, at, end)
-        if match is None or match.lastgroup is None:
-            raise _NoValueError
-        tokens.append((match.lastgroup, match[match.lastgroup]))
-        at = match.end()
-    return tokens
-
-
-def _goes_first(waiting: str, token: str) -> bool:
-    """Whether a waiting operator is applied ahead of the one that comes after its right side."""
-    if waiting == "(" or token == "**":  # powers group from the right, and before a sign on their left
-        return False
-    return _PRECEDENCE[waiting] >= _PRECEDENCE[token]
-
-
-def _apply(operator: str, values: list[float]) -> None:
-    right = values.pop()
-    if operator == "positive":
-        values.append(right)
-    elif operator == "negative":
-        values.append(-right)
-    else:
-        values.append(_bounded(_OPERATIONS[operator](values.pop(), right)))
+def _value(equation: ast.expr) -> int | float:
+    values: dict[ast.AST, int | float] = {}
+    for node in reversed(list(ast.walk(equation))):  # operands before what is made of them
+        match node:
+            case ast.Constant(int() | float() as number):
+                values[node] = _bounded(number)
+            case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
+                values[node] = -values[operand] if isinstance(sign, ast.USub) else values[operand]
+            case ast.BinOp(left, symbol, right) if type(symbol) in _OPERATIONS:
+                values[node] = _bounded(_OPERATIONS[type(symbol)](values[left], values[right]))
+            case ast.expr():
+                raise _NoValueError
+    return values[equation]
 
 
 def _power(base: float, exponent: float) -> float:
@@ -149,3 +91,14 @@ def _bounded(value: float) -> float:
 def _require(is_met: bool) -> None:  # noqa: FBT001 - reads as a sentence where it is called
     if not is_met:
         raise _NoValueError
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}

@@ -66,22 +66,8 @@ def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0
     return alpha * label_loss + (1 - alpha) * rationale_loss
 
 
-def weighted_loss(label_loss: Tensor, rationale_loss: Tensor, rationale_weight: float = 1.0) -> Tensor:
-    """L_label + λ L_rationale (Eq. 2.3) with λ = `rationale_weight`. Raises ValueError for a λ below 0 or infinite."""
-    if not 0 <= rationale_weight < float("inf"):
-        raise ValueError(f"the weight of rationales is a finite number from 0, not {rationale_weight}")
-    return label_loss + rationale_weight * rationale_loss
-
-
 def alpha_of(rationale_weight: float) -> float:
     """The α whose loss points the way that λ's does: 1 / (1 + λ). Raises ValueError for a λ below 0."""
     if not rationale_weight >= 0:
         raise ValueError(f"the weight of rationales is a number from 0, not {rationale_weight}")
     return 1 / (1 + rationale_weight)
-
-
-def rationale_weight_of(alpha: float) -> float:
-    """The λ whose loss points the way that α's does: (1 − α)/α. Raises ValueError outside (0, 1]."""
-    if not 0 < alpha <= 1:
-        raise ValueError(f"only an alpha above 0 and up to 1 has a weight of rationales, not {alpha}")
-    return (1 - alpha) / alpha

@@ -111,15 +111,6 @@ def patch_weights(
         return _weights(_wide(text_tokens) @ _wide(image_tokens).mT, normalizer, sparsify=sparsify)
 
 
-def aligned_patches(
-    image_tokens: Tensor, text_tokens: Tensor, *, normalizer: Normalizer = "minmax", sparsify: bool = False
-) -> Tensor:
-    """Eq. 7, the patches that each text token takes: (R, P, E) and (R, W, E), un-normalised → (R, W, E), unit."""
-    weights = patch_weights(image_tokens, text_tokens, normalizer=normalizer, sparsify=sparsify)
-    with _full_precision(image_tokens):
-        return F.normalize(weights @ _wide(image_tokens), dim=-1)
-
-
 def token_cosines(
     image_tokens: Tensor, text_tokens: Tensor, *, normalizer: Normalizer = "minmax", sparsify: bool = False
 ) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from services.embed.focallens import FocalLens, Readouts, Visibility, contrastive_loss, unique_answer_loss
+from services.embed.focallens import FocalLens, Readouts, Visibility, unique_answer_loss
 from services.nn.clip_model import ClipModel, create_clip
 from services.nn.text_transformer import encode_text
 
@@ -24,6 +25,21 @@ def tiny_clip(**vision: Any) -> ClipModel:
     clip = create_clip({"model_cfg": {"embed_dim": 32, "vision_cfg": config, "text_cfg": text}})
     clip.model.eval()
     return clip
+
+
+def contrastive_loss(
+    image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float, *, symmetric: bool = False
+) -> Tensor:
+    """Eq. 5.1: softmax cross-entropy over S_ij = scale · φ_i·T(y_j), rows only, or the mean with the columns'.
+
+    (B, E) and (B, E), both L2-normalised, row i of one belonging to row i of the other. Returns a scalar.
+    """
+    logits = logit_scale * image_features @ text_features.T
+    target = torch.arange(logits.shape[0], device=logits.device)
+    rows = F.cross_entropy(logits, target)
+    if not symmetric:
+        return rows
+    return (rows + F.cross_entropy(logits.T, target)) / 2
 
 
 @pytest.fixture(scope="module")

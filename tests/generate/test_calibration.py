@@ -13,7 +13,6 @@ from torch import Tensor
 from services.generate.calibration import (
     Documents,
     calibrate_weights_,
-    calibrated_weights,
     document_attention,
     document_log_mass,
     log_alpha,
@@ -24,6 +23,7 @@ from services.generate.calibration import (
     rescale,
     spread,
 )
+from tests.generate.calibrated_weights import calibrated_weights
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 CASES = ["f0", "f1", "f2", "f3", "f4"]

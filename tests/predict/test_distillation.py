@@ -14,9 +14,7 @@ from services.predict.distillation import (
     alpha_of,
     count_targets,
     multi_task_loss,
-    rationale_weight_of,
     target_loss,
-    weighted_loss,
 )
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -102,29 +100,24 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.9, 1.0])
 def test_both_forms_differ_by_a_factor(alpha: float) -> None:
     label_loss, rationale_loss = torch.tensor(2.0), torch.tensor(3.0)
-    weight = rationale_weight_of(alpha)
-    weighted = weighted_loss(label_loss, rationale_loss, weight)
+    weight = (1 - alpha) / alpha
+    weighted = label_loss + weight * rationale_loss
     torch.testing.assert_close(alpha * weighted, multi_task_loss(label_loss, rationale_loss, alpha))
     assert alpha_of(weight) == pytest.approx(alpha)
 
 
-def test_equal_weights_are_the_default_of_both_forms() -> None:
+def test_equal_weights_are_the_default() -> None:
     label_loss, rationale_loss = torch.tensor(2.0), torch.tensor(3.0)
     assert multi_task_loss(label_loss, rationale_loss).item() == 2.5
-    assert weighted_loss(label_loss, rationale_loss).item() == 5.0
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
 def test_alpha_is_a_share(alpha: float) -> None:
     with pytest.raises(ValueError, match="from 0 to 1"):
         multi_task_loss(torch.tensor(1.0), torch.tensor(1.0), alpha)
-    with pytest.raises(ValueError, match="alpha above 0"):
-        rationale_weight_of(alpha)
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan")])
 def test_rationales_do_not_weigh_less_than_nothing(weight: float) -> None:
-    with pytest.raises(ValueError, match="from 0"):
-        weighted_loss(torch.tensor(1.0), torch.tensor(1.0), weight)
     with pytest.raises(ValueError, match="from 0"):
         alpha_of(weight)

@@ -20,7 +20,6 @@ from services.score.fsc_clip import (
     FscClipWeights,
     ImageFeatures,
     TextFeatures,
-    aligned_patches,
     clip_loss,
     fsc_clip_losses,
     hard_negative_loss,
@@ -31,6 +30,7 @@ from services.score.fsc_clip import (
     patch_weights,
     token_cosines,
 )
+from tests.score.aligned_patches import aligned_patches
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 DOCUMENT = json.loads((GOLDENS / "fsc_clip_losses.json").read_text())
@@ -129,7 +129,7 @@ def test_each_token_is_aligned_with_the_patches_that_the_released_code_gives_it(
     patches = case.images.tokens.detach()
     words = case.texts.tokens.detach()[: len(patches)]
     mask = case.texts.mask[: len(patches)]
-    aligned = aligned_patches(patches, words, **form)  # type: ignore[arg-type]
+    aligned = aligned_patches(patches, words, **form)
     torch.testing.assert_close(aligned[mask], case.array("v_hat_pos")[mask], atol=1e-9, rtol=0)
     cosines = token_cosines(patches, words, **form)  # type: ignore[arg-type]
     torch.testing.assert_close(cosines, (aligned * F.normalize(words, dim=-1)).sum(dim=-1), atol=1e-9, rtol=0)

@@ -7,7 +7,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,9 +16,10 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
+from services.jobs.endpoint import Busy, retry_after_s
+
 IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0
-MAX_RETRY_AFTER_S = 120.0
 
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 _IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
@@ -94,7 +95,7 @@ class CollectionClient:
             await self._send("PUT", "", orjson.dumps({"conditions": list(conditions)}))
         except aiohttp.ClientConnectorError as error:
             raise Unavailable(f"no Fovea at {self._service}: {error}") from None
-        except (aiohttp.ClientError, TimeoutError, _Busy):
+        except (aiohttp.ClientError, TimeoutError, Busy):
             await self._call("PUT", "", orjson.dumps({"conditions": list(conditions)}))
 
     async def ids(self) -> AsyncIterator[str]:
@@ -128,8 +129,8 @@ class CollectionClient:
             asked_s = 0.0
             try:
                 return await self._send(method, path, body)
-            except _Busy as busy:
-                reason, asked_s = str(busy), busy.retry_after_s
+            except Busy as busy:
+                reason, asked_s = str(busy), busy.retry_after_s or 0.0
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() - began > patience.give_up_after_s:
@@ -146,16 +147,8 @@ class CollectionClient:
                 return _parsed(content, self._service)
             message, param, code = _error(content, response)
             if response.status in _RETRIED_STATUSES:
-                raise _Busy(f"{response.status}: {message}", _retry_after_s(response.headers))
+                raise Busy(f"{response.status}: {message}", retry_after_s(response.headers))
             raise Refused(response.status, message, param, code)
-
-
-class _Busy(Exception):
-    """An answer that asks to come again, in `retry_after_s` seconds or whenever."""
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 def _parsed(content: bytes, service: str) -> Any:
@@ -172,12 +165,3 @@ def _error(content: bytes, response: aiohttp.ClientResponse) -> tuple[str, str |
         return error["message"], error.get("param"), error.get("code")
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return f"{response.status} {response.reason}", None, None
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return min(max(float(headers[header]) * unit_s, 0.0), MAX_RETRY_AFTER_S)
-        except (KeyError, ValueError):
-            continue
-    return 0.0

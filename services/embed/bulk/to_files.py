@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import orjson
-
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
-from services.core.store.manifest import MANIFEST_FILE
 from services.embed.bulk.embedder import BulkEmbedder, ModelChoice, Precision, devices
 from services.embed.bulk.folder import BulkFolder, BulkPlan, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.progress import Bars
 from services.embed.bulk.workers import Pace, ShardImages, embed_on, embed_shards
-from services.embed.evaluation.loading import checkpoint_directory
+from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,12 @@ def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> in
 
     Raises EmbeddingError, StoreError and OutputError.
     """
-    directory = checkpoint_directory(request.checkpoint, request.store_url)
+    source = find_checkpoint(request.checkpoint, request.store_url)
     device_names = list(request.devices) or devices()
-    choice = ModelChoice(directory, request.conditions, _precision(request, device_names))
+    choice = ModelChoice(source.directory, request.conditions, _precision(request, device_names))
     # with several devices it only says what each of them will find
     embedder = BulkEmbedder.load(choice, device_names[0] if len(device_names) == 1 else "cpu")
-    folder = BulkFolder(request.directory, _plan(request, choice, embedder.width, listing))
+    folder = BulkFolder(request.directory, _plan(request, source, choice, embedder.width, listing))
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size
         shards = [ShardImages(i, listing.images[i * size : (i + 1) * size]) for i in folder.unfinished()]
@@ -66,11 +63,12 @@ def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> in
     return num_skipped
 
 
-def _plan(request: OutputRequest, choice: ModelChoice, width: int, listing: Listing) -> BulkPlan:
-    model, digest = _identity(request.checkpoint, choice.directory)
+def _plan(
+    request: OutputRequest, source: CheckpointSource, choice: ModelChoice, width: int, listing: Listing
+) -> BulkPlan:
     return BulkPlan(
-        model=model,
-        digest=digest,
+        model=source.label,
+        digest=_digest(source),
         conditions=list(request.conditions),
         width=width,
         precision=choice.precision,
@@ -81,16 +79,15 @@ def _plan(request: OutputRequest, choice: ModelChoice, width: int, listing: List
     )
 
 
-def _identity(reference: str, directory: Path) -> tuple[str, str]:
-    """`name@version` and digest of a version of the store; of a folder its name and the digest of its files."""
-    if not Path(reference).is_dir():
-        manifest = orjson.loads((directory / MANIFEST_FILE).read_bytes())
-        return f"{manifest['name']}@{manifest['version']}", manifest["digest"]
+def _digest(source: CheckpointSource) -> str:
+    """Take that of a version of the store, or compute that of a folder from the digests of its files."""
+    if source.manifest is not None:
+        return source.manifest.digest
     sha256 = hashlib.sha256()
-    for file in sorted(directory.iterdir()):
+    for file in sorted(source.directory.iterdir()):
         if file.is_file() and file.name != DESCRIPTION_FILE:
             sha256.update(f"{file.name} {digest_of(file).sha256}\n".encode())
-    return directory.resolve().name, sha256.hexdigest()
+    return sha256.hexdigest()
 
 
 def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision:

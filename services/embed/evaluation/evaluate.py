@@ -38,9 +38,11 @@ from services.embed.evaluation.results import RESULT_FILES, Result
 from services.embed.evaluation.same_class import LOADERS, evaluate_category, evaluate_imagenet, read_nodes
 from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
 from services.embed.evaluation.tables import print_tables
-from services.jobs.options import output_file, results_file
+from services.jobs.checkpoints import Device
+from services.jobs.options import StoreUrl, output_file, results_file
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import load_sugarcrepe
+from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.refusals import readable_weights
 
 app = typer.Typer(no_args_is_help=True)
@@ -50,8 +52,6 @@ Baseline = Annotated[
     str | None, typer.Option(help="A model to compare with: likewise, or with --pretrained any name of open_clip's.")
 ]
 Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: a tag of open_clip's, or a file.")]
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, mps.")]
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 Data = Annotated[Path, typer.Option(help="The folder of the data set, as its archives unpack.")]
 Save = Annotated[
     Path | None,
@@ -315,15 +315,19 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files that --save 
 
 
 def load_embedders(
-    checkpoint: str, baseline: str | None, pretrained: str | None, device: str, store_url: str | None
+    checkpoint: str, baseline: str | None, pretrained: str | None, device: DeviceName, store_url: str | None
 ) -> Sequence[ImageEmbedder]:
     """The baseline, if one is wanted, and then the checkpoint. Raises BadParameter for one that there is not."""
+    try:
+        place = str(DeviceOptions(device=device).choose_device())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
     models = [] if baseline is None else [("--baseline", baseline, pretrained)]
     embedders = []
     for option, reference, weights in [*models, ("--checkpoint", checkpoint, None)]:
         try:
             with readable_weights(Path(reference)):
-                embedders.append(load_embedder(reference, pretrained=weights, device=device, store_url=store_url))
+                embedders.append(load_embedder(reference, pretrained=weights, device=place, store_url=store_url))
         except (OSError, StoreError, ValueError) as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     return embedders

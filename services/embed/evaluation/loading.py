@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-from services.core.settings import ServiceSettings
-from services.core.store.starters import packaged_starters
-from services.core.store.store import Store
 from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
@@ -23,7 +21,7 @@ def load_embedder(
     """
     if pretrained is not None:
         return ClipEmbedder(_known_clip(reference, pretrained), name=reference, device=device)
-    directory = checkpoint_directory(reference, store_url)
+    directory = find_checkpoint(reference, store_url).directory
     if (directory / FOCALLENS_CONFIG).is_file():
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
     if is_instructblip(directory):
@@ -31,20 +29,6 @@ def load_embedder(
 
         return InstructBlipEmbedder(directory, name=reference, device=device)
     return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
-
-
-def checkpoint_directory(reference: str, store_url: str | None) -> Path:
-    """A folder as it is; else the verified local copy of `name` or `name@alias` in the store.
-
-    The packaged starters are published first where the store is empty. Raises StoreError where there is no such one.
-    """
-    if Path(reference).is_dir():
-        return Path(reference)
-    settings = ServiceSettings(port=0)
-    store = Store.open(store_url or settings.store_url)
-    store.publish_starters(packaged_starters())
-    name, _, version = reference.partition("@")
-    return store.fetch(name, store.resolve(name, version or "latest"), settings.checkpoint_cache_dir)
 
 
 def is_instructblip(directory: Path) -> bool:

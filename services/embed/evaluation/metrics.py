@@ -85,18 +85,6 @@ def scaled_average_precision(mean_ap: float, random_ap: float) -> float:
     return (mean_ap - random_ap) / (1 - random_ap)
 
 
-def leave_one_out_recall(similarity: Iterable[Similarities], labels: Labels, k: int) -> float:
-    """Share of the queries with a relevant image that find one among their k nearest others."""
-    hits = []
-    for query, row in enumerate(similarity):
-        is_relevant = labels == labels[query]
-        irrelevant = row[~is_relevant]
-        is_relevant[query] = False
-        if is_relevant.any():
-            hits.append(int((irrelevant >= row[is_relevant].max()).sum()) < k)
-    return float(np.mean(hits))
-
-
 def target_recall(similarity: Similarities, k: int) -> float:
     """GeneCIS's Recall@k: (Q, N) similarities whose target is column 0."""
     rank = (similarity[:, 1:] >= similarity[:, :1]).sum(axis=1)

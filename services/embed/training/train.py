@@ -3,8 +3,6 @@
 `torchrun -m services.embed.training.train …` splits each batch over several processes, which share their negatives.
 """
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,21 +10,18 @@ from typing import Annotated, Any
 import torch
 import typer
 from accelerate.utils import set_seed
-from rich.console import Console
 
-from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
-from services.core.store.manifest import CheckpointInfo
-from services.core.store.store import Store
 from services.embed.data.triplets import LlavaData, all_answers, learn_merges
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
-from services.embed.evaluation.loading import checkpoint_directory, load_embedder
+from services.embed.evaluation.loading import load_embedder
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
 from services.embed.training.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
-from services.jobs.options import MAX_SEED, finite, multiple_of, output_folder, positive
+from services.jobs.checkpoints import load_base
+from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
+from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
-from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
+from services.nn.clip_model import MERGES, create_clip, save_clip
 from services.nn.clip_tokenizer import write_merges
 
 CLIP_NAME = "clip-shapes"
@@ -60,12 +55,11 @@ def clip(
         int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
     ] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Train the small CLIP that FocalLens starts from, on generated scenes and captions."""
     options = dict(locals())
-    if publish:
-        _store(store_url).names()  # better refused now than when there is something to publish
+    check_publication(CLIP_NAME, store_url, is_wanted=publish)
     warmup = Run(
         output, warmup_steps, batch_size, 1.5 * learning_rate, weight_decay, 0.05, seed, stage="warmup",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
@@ -85,7 +79,7 @@ def clip(
         save_clip(model, directory)
         protocol = ColorShapeProtocol(num_per_class=images_per_class)
         result = evaluate_colorshape(load_embedder(str(directory)), protocol)
-        _finish(directory, CLIP_NAME, "open-clip", options, summary(result))
+        publish_trained(directory, CLIP_NAME, "open-clip", options, summary(result))
 
 
 @app.command()
@@ -127,19 +121,18 @@ def focallens(
         int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
     ] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Tune a CLIP to follow conditions (FocalLens-CLIP), on ColorShape or on visual instruction data."""
     options = dict(locals())
-    if publish:
-        _store(store_url).names()  # better refused now than when there is something to publish
+    check_publication(FOCALLENS_NAME, store_url, is_wanted=publish)
     run = Run(
         output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
-    start, base_reference = _base(base, pretrained, store_url)
+    start, base_reference = load_base(base, pretrained, store_url)
     model = FocalLens(start.model, condition_layer=condition_layer, visibility=visibility)
     records = None if llava is None else LlavaData(llava, image_folder)
     answers = None
@@ -155,7 +148,7 @@ def focallens(
         save_focallens(model, start, directory)
         protocol = ColorShapeProtocol(num_per_class=images_per_class)
         metrics = {} if llava else summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
-        _finish(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
+        publish_trained(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 
 
 def _clip_config(width: int, layers: int) -> dict[str, Any]:
@@ -164,44 +157,6 @@ def _clip_config(width: int, layers: int) -> dict[str, Any]:
     text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 4, "layers": 3}
     model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
     return {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
-
-
-def _base(name: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
-    """The model to tune and how to name it: an open_clip name with weights, a folder, or a name in the store."""
-    if pretrained is not None:
-        return load_clip(name, pretrained), f"{name}:{pretrained}"
-    directory = checkpoint_directory(name, store_url)
-    # a verified copy lies in a folder named by its version
-    return load_clip(str(directory)), name if Path(name).is_dir() else f"{name.partition('@')[0]}@{directory.name}"
-
-
-def _store(url: str | None) -> Store:
-    return Store.open(url or ServiceSettings(port=0).store_url)
-
-
-def _finish(directory: Path, name: str, kind: str, options: dict[str, Any], metrics: dict[str, float]) -> None:
-    """Write what the publisher knows beside the weights, and publish."""
-    training = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    training.pop("output")  # says nothing elsewhere
-    is_published = training.pop("publish")
-    store_url = training.pop("store_url")
-    info = CheckpointInfo(
-        kind=kind,
-        base=training.pop("base", None),
-        training=training,
-        seed=training["seed"],
-        metrics=dict(metrics),
-        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
-        licence="MIT",
-    )
-    console = Console(highlight=False)
-    console.print_json(json.dumps(metrics))
-    if is_published:
-        version = _store(store_url).publish(name, directory, info)
-        console.print(f"published {version}")
-    (directory / DESCRIPTION_FILE).write_text(
-        json.dumps({"name": name, **info.model_dump(mode="json")}, indent=2) + "\n"
-    )
 
 
 if __name__ == "__main__":

@@ -7,31 +7,32 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.errors import StoreError
-from services.core.store.manifest import MANIFEST_FILE, check_alias, check_model_name
+from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
+from services.core.store.starters import read_description
+from services.core.store.store import Store
 from services.core.store.versions import Version
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Choice, Plan, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.data.question_sets import GENERATED, Part, QuestionSet, question_set
+from services.generate.calibrate.selection import drawn, load, parse_positions
+from services.generate.data.question_sets import GENERATED
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
-from services.generate.model.language_model import LanguageModel
 from services.generate.profile import BiasKind, BiasTable, CalibrationProfile, RowScope, SpanRule, write_profile
-from services.jobs.checkpoints import CheckpointSource, find_checkpoint, open_store
-from services.jobs.options import output_file, output_folder
-from services.nn.devices import DeviceName, DeviceOptions
+from services.jobs.checkpoints import CheckpointSource, Device, open_store
+from services.jobs.options import StoreUrl, among, output_file, output_folder, parse_numbers
 
+KIND = "causal-lm"
 MAX_ROWS = 12
-
-NameT = TypeVar("NameT", bound=str)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,8 +70,8 @@ def calibrate(
         typer.Option(callback=output_file, help="A JSON file for the profile and everything that was tried."),
     ] = None,
     max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
-    device: Annotated[DeviceName, typer.Option(help="Where to run.")] = "auto",
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    device: Device = "auto",
+    store_url: StoreUrl = None,
 ) -> None:
     """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions."""
     plan = Plan(
@@ -84,9 +85,10 @@ def calibrate(
     )
     if publish is not None:
         _check_publication(publish, alias, store_url)
-    counts = parse_numbers(tables or str(documents), "--tables")
+    counts = sorted(parse_numbers(tables or str(documents), int, "--tables"))
     console = Console(highlight=False, width=200)
     questions, source, model = load(data, checkpoint, device, store_url)
+    info = _known_info(source)
     bench = Bench(model, questions, max_cached_tokens)
     examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
     of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
@@ -106,62 +108,9 @@ def calibrate(
             output.mkdir(parents=True, exist_ok=True)
             console.print(f"wrote {write_profile(profile, output)}")
         if publish is not None:
-            console.print(f"published {_published(source, profile, publish, alias, store_url)}")
+            console.print(f"published {_publish(source, info, profile, publish, alias, open_store(store_url))}")
     finally:  # what can't be kept is printed all the same
         console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
-
-
-def load(
-    data: str, checkpoint: str, device: DeviceName, store_url: str | None
-) -> tuple[QuestionSet, CheckpointSource, LanguageModel]:
-    """Data, then checkpoint, then model. Raises BadParameter for one that there is not."""
-    try:
-        questions = question_set(data)
-    except BadData as error:
-        raise typer.BadParameter(str(error), param_hint="--data") from error
-    try:
-        source = find_checkpoint(checkpoint, store_url)
-        return questions, source, LanguageModel.load(source.directory, DeviceOptions(device=device))
-    except (OSError, StoreError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
-
-
-def drawn(
-    questions: QuestionSet, part: Part, num_documents: int, count: int | None, seed: int, option: str
-) -> list[Example]:
-    """`QuestionSet.examples`. Raises BadParameter for a number of documents, `option`, that there are not."""
-    try:
-        return questions.examples(part, num_documents, count, seed)
-    except BadData as error:
-        raise typer.BadParameter(str(error), param_hint=f"--data, {option}") from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
-def parse_positions(text: str, num_documents: int) -> tuple[int, ...]:
-    """`all`, or numbers between commas. Raises BadParameter for a position that there is not."""
-    found = tuple(range(num_documents)) if text == "all" else parse_numbers(text, "--positions")
-    if found[0] < 0 or found[-1] >= num_documents:
-        message = f"the positions of {num_documents} documents are 0 to {num_documents - 1}"
-        raise typer.BadParameter(message, param_hint="--positions")
-    return found
-
-
-def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """Numbers between commas, in order and each once. Raises BadParameter."""
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not numbers between commas", param_hint=option) from error
-
-
-def among(text: str, known: tuple[NameT, ...], option: str) -> tuple[NameT, ...]:
-    """Names between commas, in the order of `known`. Raises BadParameter for one that is not known."""
-    wanted = text.split(",")
-    for name in wanted:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
-    return tuple(name for name in known if name in wanted)
 
 
 def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Progress) -> Choice:
@@ -263,16 +212,28 @@ def _check_publication(name: str, alias: str, store_url: str | None) -> None:
             raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _published(
-    source: CheckpointSource, profile: CalibrationProfile, name: str, alias: str, store_url: str | None
+def _known_info(source: CheckpointSource) -> CheckpointInfo:
+    """What the checkpoint's publisher said of it. Raises BadParameter for a description that can't be read."""
+    if source.manifest is not None:
+        known = source.manifest.model_dump(include=set(CheckpointInfo.model_fields))
+        return CheckpointInfo(**known | {"base": source.label})
+    if not (source.directory / DESCRIPTION_FILE).is_file():
+        return CheckpointInfo(kind=KIND)
+    try:
+        return read_description(source.directory).info().model_copy(update={"base": source.label})
+    except StoreError as error:
+        raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
+
+
+def _publish(
+    source: CheckpointSource, info: CheckpointInfo, profile: CalibrationProfile, name: str, alias: str, store: Store
 ) -> Version:
-    """A new version: the checkpoint's files, the profile beside them and its gain in the manifest."""
+    """Publish a version with the checkpoint's files, the profile beside them and its gain in the manifest."""
     calibration = {"enabled": profile.enabled, **profile.gain}
-    info = source.info.model_copy(
+    info = info.model_copy(
         update={
-            "base": source.label if source.name is not None else source.info.base,
-            "metrics": {**source.info.metrics, "calibration": calibration},
-            "code_revision": os.environ.get("FOVEA_CODE_REVISION", source.info.code_revision),
+            "metrics": {**info.metrics, "calibration": calibration},
+            "code_revision": os.environ.get("FOVEA_CODE_REVISION", info.code_revision),
         }
     )
     with tempfile.TemporaryDirectory() as temporary:
@@ -280,4 +241,4 @@ def _published(
         shutil.copytree(source.directory, directory)
         (directory / MANIFEST_FILE).unlink(missing_ok=True)
         write_profile(profile, directory)
-        return open_store(store_url).publish(name, directory, info, alias=alias)
+        return store.publish(name, directory, info, alias=alias)

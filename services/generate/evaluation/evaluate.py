@@ -18,7 +18,7 @@ from rich.progress import Progress
 from services.core.errors import FoveaError
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
-from services.generate.calibrate.command import among, drawn, load, parse_numbers, parse_positions
+from services.generate.calibrate.selection import drawn, load, parse_positions
 from services.generate.data.question_sets import GENERATED, Part, at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.evaluation.answering import AnswerOptions
@@ -44,10 +44,9 @@ from services.generate.profile import (
     paper_profile,
     read_profile,
 )
-from services.jobs.checkpoints import CheckpointSource
-from services.jobs.options import output_folder, positive, results_file
+from services.jobs.checkpoints import CheckpointSource, Device
+from services.jobs.options import StoreUrl, among, output_folder, parse_numbers, positive, results_file
 from services.jobs.plots import draw
-from services.nn.devices import DeviceName
 
 PAPER = "paper"
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -108,8 +107,8 @@ def litm(
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Prompts that are answered at a time.")] = 64,
     max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
-    device: Annotated[DeviceName, typer.Option(help="Where to run.")] = "auto",
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    device: Device = "auto",
+    store_url: StoreUrl = None,
 ) -> None:
     """Evaluate a model's use of documents by where they stand, with and without attention calibration."""
     plan = Plan(
@@ -120,7 +119,7 @@ def litm(
         "all" if all_questions else "evaluation",
         seed,
     )
-    counts = parse_numbers(documents, "--documents")
+    counts = sorted(parse_numbers(documents, int, "--documents"))
     questions, source, model = load(data, checkpoint, device, store_url)
     asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
     for count in counts:
@@ -217,7 +216,7 @@ def _profile(
         raise typer.BadParameter(str(error), param_hint=named) from error
     wanted = {field: value for field, value in changes.items() if value is not None}
     if "layers" in wanted:
-        wanted["layers"] = parse_numbers(wanted["layers"], "--layers")
+        wanted["layers"] = tuple(sorted(parse_numbers(wanted["layers"], int, "--layers")))
         if wanted["layers"][0] < 0 or wanted["layers"][-1] >= num_layers:
             raise typer.BadParameter(f"the model's layers are 0 to {num_layers - 1}", param_hint="--layers")
     try:

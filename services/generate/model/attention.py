@@ -34,7 +34,7 @@ from services.generate.calibration import (
     spread,
     widen,
 )
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 ATTENTION = "fovea"
 MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32
@@ -56,11 +56,8 @@ class ForwardPass(Protocol):
 @functools.cache
 def register_attention() -> None:
     """Make "fovea" an attention implementation of transformers, for any model loaded from here on."""
-    declare_torchvision_operators()
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(ATTENTION, fovea_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)  # the pass knows what a row sees
+    transformers().AttentionInterface.register(ATTENTION, fovea_attention)
+    transformers().AttentionMaskInterface.register(ATTENTION, _no_mask)  # the pass knows what a row sees
 
 
 def fovea_attention(  # noqa: PLR0913 (transformers calls it so)

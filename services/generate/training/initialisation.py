@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor, nn
 
 from services.generate.data.facts import words
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 BOS, EOS = "<bos>", "<eos>"
 BOS_ID, EOS_ID = 0, 1
@@ -104,11 +104,8 @@ CONSTANT = 4.0  # of dimension 0 in every embedding and of dimension 1 in those 
 
 def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
     """A LlamaForCausalLM, float32, on the CPU; `answer_ids` are the tokens that answers are made of."""
-    declare_torchvision_operators()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = transformers().LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=WIDTH,
         intermediate_size=MLP_WIDTH,
@@ -123,7 +120,7 @@ def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
         eos_token_id=1,
         pad_token_id=1,
     )
-    model = LlamaForCausalLM(config)
+    model = transformers().LlamaForCausalLM(config)
     with torch.no_grad():
         _set_embeddings(model.model.embed_tokens.weight, answer_ids)
         model.model.norm.weight.fill_(0.1)  # embeddings are as long as √D: logits would be far too large

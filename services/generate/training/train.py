@@ -1,7 +1,6 @@
 """Offline job: the starter of the generate service, a small Llama that answers questions over several documents."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +9,11 @@ import typer
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
-from services.core.store.manifest import CheckpointInfo
-from services.core.store.store import Store
 from services.generate.data.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
 from services.generate.training.initialisation import build_tokenizer, create_llama, tokenizer_config
 from services.generate.training.loop import Run, Stage, accuracy_by_position, train
-from services.jobs.options import MAX_SEED, finite, output_folder
+from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
+from services.jobs.publication import check_publication, publish_trained
 
 NAME = "litm-facts"
 KIND = "causal-lm"
@@ -47,12 +43,11 @@ def litm(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
     questions: Annotated[int, typer.Option(min=1, help="Questions a position that measure the result.")] = 100,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Train a small Llama that finds facts by name among documents, and trusts those near the ends too much."""
     options = dict(locals())
-    if publish:
-        _store(store_url).names()  # better refused now than when there is something to publish
+    check_publication(NAME, store_url, is_wanted=publish)
     console = Console(highlight=False)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -67,7 +62,7 @@ def litm(
         "accuracy_by_position": [round(share, 4) for share in by_position],
         "accuracy": round(sum(by_position) / documents, 4),
     }
-    _finish(directory, options, metrics)
+    publish_trained(directory, NAME, KIND, {**options, "statement": STATEMENT}, metrics)
 
 
 def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
@@ -92,29 +87,6 @@ def save(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
     model.to(torch.float16).save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
-
-
-def _finish(directory: Path, options: dict[str, Any], metrics: dict[str, Any]) -> None:
-    """Write what the publisher knows beside the weights, and publish."""
-    training = {key: value for key, value in options.items() if key not in ("output", "publish", "store_url")}
-    info = CheckpointInfo(
-        kind=KIND,
-        training={**training, "statement": STATEMENT},
-        seed=training["seed"],
-        metrics=metrics,
-        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
-        licence="MIT",
-    )
-    console = Console(highlight=False)
-    console.print_json(json.dumps(metrics))
-    if options["publish"]:
-        console.print(f"published {_store(options['store_url']).publish(NAME, directory, info)}")
-    description = {"name": NAME, **info.model_dump(mode="json")}
-    (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _store(url: str | None) -> Store:
-    return Store.open(url or ServiceSettings(port=0).store_url)
 
 
 if __name__ == "__main__":

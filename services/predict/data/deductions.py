@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from services.predict.data.drawing import capitalised, draw_distinct, write
+from services.predict.data.drawing import capitalised, write
 from services.predict.data.problem_scenes import PEOPLE, THINGS
 from services.predict.data.published import Row
 from services.predict.data.teacher_outputs import TeacherOutput
@@ -47,11 +47,6 @@ class _Deduction:
     hypothesis: str
     label: Label
     reasons: list[str]
-
-
-def draw_deductions(num_rows: int, seed: int) -> list[Row]:
-    """Deductions of different texts, each kind and label as likely; the same for a seed, the first of a longer draw."""
-    return draw_distinct(draw_deduction, num_rows, random.Random(f"deductions {seed}"), set())
 
 
 def draw_deduction(generator: random.Random) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.predict.data.drawing import capitalised, draw_distinct, write
+from services.predict.data.drawing import capitalised, write
 from services.predict.data.published import Row
 from services.predict.data.teacher_outputs import TeacherOutput
 from services.predict.tasks import EOS, ESNLI, Task
@@ -92,11 +92,6 @@ _ENDS: Mapping[Label, str] = {
     "neutral": "[so it may be true or not|so it is left open]",
     "contradiction": "[so it is false|so it cannot be true]",
 }
-
-
-def draw_inferences(num_rows: int, seed: int) -> list[Row]:
-    """Inferences of different texts, each label as likely; the same for a seed, the first of a longer draw."""
-    return draw_distinct(draw_inference, num_rows, random.Random(f"inferences {seed}"), set())
 
 
 def draw_inference(generator: random.Random) -> Row:

@@ -10,7 +10,7 @@ import random
 import re
 
 from services.predict.arithmetic import evaluate
-from services.predict.data.drawing import capitalised, draw_distinct, write
+from services.predict.data.drawing import capitalised, write
 from services.predict.data.problem_scenes import BOXES, DAYS, IRRELEVANT, PEOPLE, QUALITIES, SCENES, THINGS, Scene
 from services.predict.data.published import Row
 from services.predict.data.teacher_outputs import TeacherOutput
@@ -21,11 +21,6 @@ WORD_PROBLEMS = Task("word-problems", ("body", "question"), "\n", metric="equal_
 IRRELEVANT_RATE = 0.5
 _IRRELEVANT_NUMBERS = (2, 99)
 _STEP = re.compile(r"<([^<>]*)>")
-
-
-def draw_problems(num_rows: int, seed: int) -> list[Row]:
-    """Problems of different texts, each kind of question as likely; the same for a seed, the first of a longer draw."""
-    return draw_distinct(draw_problem, num_rows, random.Random(f"word problems {seed}"), set())
 
 
 def draw_problem(generator: random.Random) -> Row:

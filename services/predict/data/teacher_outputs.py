@@ -7,8 +7,7 @@ nothing is lost unseen; the texts that it then gives, " " or "", are the release
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,11 +38,6 @@ def parse_output(task: str, text: str, dialect: Dialect = "palm") -> TeacherOutp
     """
     parsed = _RULES[task](text, dialect)
     return replace(parsed, problem=parsed.problem or _problem(task, parsed))
-
-
-def count_problems(outputs: Iterable[TeacherOutput]) -> Counter[Problem]:
-    """Count the outputs by their problem."""
-    return Counter(output.problem for output in outputs if output.problem is not None)
 
 
 def _problem(task: str, parsed: TeacherOutput) -> Problem | None:

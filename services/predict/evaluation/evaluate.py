@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
-from services.jobs.options import output_folder, results_file
+from services.jobs.options import among, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.predict.data.published import BadData, LabelSource, join, read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
@@ -34,7 +34,6 @@ EXIT_INTERRUPTED = 130
 
 RESULTS, TABLES = "results.json", "tables.md"
 RELEASED = "released"
-NumberT = TypeVar("NumberT", int, float)
 LABEL_SOURCES: tuple[LabelSource, ...] = get_args(LabelSource)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -111,7 +110,7 @@ def sweep(
     console = Console(stderr=True, highlight=False)
     try:
         num_failed = 0 if report_only else _run(_grid(options), output, workers, console, is_lean=scores_only)
-        published = [task for task in _texts(tasks) if task in PUBLISHED_TASKS]
+        published = [task for task in split(tasks) if task in PUBLISHED_TASKS]
         teachers = [few_shot_cot_of(task, data) for task in published] if data is not None else []
         results = report([teacher for teacher in teachers if teacher is not None], output, save)
     except (BadData, OutputError, SweepError, OSError, ValueError) as error:
@@ -188,15 +187,6 @@ def few_shot_cot_of(task: str, folder: Path) -> Result | None:
     return Result(task, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": fmean(right)}})
 
 
-def among(text: str, known: Sequence[Any], option: str) -> tuple[Any, ...]:
-    """The names in a comma-separated text. Raises BadParameter for one that is not known."""
-    names = _texts(text)
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
-    return names
-
-
 def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lean: bool) -> int:
     """Run the sweep and return the number of cells that failed."""
     sweep = Sweep(grid.cells(), output, is_lean=is_lean)
@@ -212,8 +202,8 @@ def _grid(options: Mapping[str, Any]) -> Grid:
         among(options["methods"], METHODS, "--methods"),
         among(options["labels"], LABEL_SOURCES, "--labels"),
         tuple(map(_teacher, options["rationales"] or [RELEASED])),
-        _numbers(options["fractions"], float, "--fractions"),
-        _numbers(options["seeds"], int, "--seeds"),
+        parse_numbers(options["fractions"], float, "--fractions"),
+        parse_numbers(options["seeds"], int, "--seeds"),
         _recipe(options),
         options["vocab_size"],
     )
@@ -223,7 +213,7 @@ def _models(text: str) -> tuple[str, ...]:
     """Raises BadParameter for what is neither a T5's folder nor a shape."""
     from services.predict.training.initialisation import SHAPES  # which imports torch
 
-    models = _texts(text)
+    models = split(text)
     for model in models:
         if model not in SHAPES and not (Path(model) / "config.json").is_file():
             message = f"{model!r} is neither a folder with a config.json nor one of {', '.join(SHAPES)}"
@@ -247,7 +237,7 @@ def _recipe(options: Mapping[str, Any]) -> Recipe:
 
 def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
     drop_empty = options["drop_empty"]
-    for task in _texts(options["tasks"]):
+    for task in split(options["tasks"]):
         if task in PUBLISHED_TASKS:
             yield DataSource(task, options["data"], drop_empty=drop_empty)
         else:
@@ -265,17 +255,6 @@ def _teacher(text: str) -> Teacher:
     if not (name and separator and path):
         raise typer.BadParameter(f"{text!r} is neither {RELEASED} nor NAME=PATH", param_hint="--rationales")
     return Teacher(name, Path(path))
-
-
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT, ...]:
-    try:
-        return tuple(kind(part) for part in _texts(text))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers of this kind", param_hint=option) from None
 
 
 if __name__ == "__main__":

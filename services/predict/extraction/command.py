@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import stamina
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from services.core.printable import printable
+from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.predict.data.published import BadData, Split
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record
 from services.predict.extraction.extraction import Extraction, Interrupted, Plan, Tally, unanswered
 from services.predict.extraction.inputs import Input, published_inputs, read_inputs
 from services.predict.extraction.prompts import PromptError, load_prompts
-from services.predict.extraction.teacher import Api, Endpoint, Patience, Teacher, TeacherError
 from services.predict.tasks import TASKS
 
 EXIT_FAILED = 1
@@ -78,6 +79,7 @@ def extract(
     Given again, the command goes on where it stopped. It ends with status 0 when every input has its output, 3 when the
     endpoint refused some, 1 when it failed.
     """
+    stamina.instrumentation.set_on_retry_hooks(())  # a line for each would tear the progress bar
     console = Console(stderr=True, highlight=False)
     with _one_line_errors(console):
         loaded = load_prompts(TASKS[task], prompts, is_zero_shot=zero_shot)
@@ -99,7 +101,7 @@ def extract(
 
 
 async def _extract(plan: Plan, asked: Sequence[Input], output: Path, tally: Tally, pace: Pace, console: Console) -> int:
-    """Returns how many inputs were left without an output. Raises TeacherError, OutputError and Interrupted."""
+    """Returns how many inputs were left without an output. Raises EndpointError, OutputError and Interrupted."""
     with RationaleFile.opened(output, plan.arguments()) as file, _bar(console) as (progress, bar):
         todo = unanswered(plan, asked, file.found)
         for record in file.found:
@@ -111,12 +113,12 @@ async def _extract(plan: Plan, asked: Sequence[Input], output: Path, tally: Tall
             tally.add(record)
             progress.update(bar, advance=1, told=tally.told())
 
-        def on_failure(one: Input, error: TeacherError) -> None:
+        def on_failure(one: Input, error: EndpointError) -> None:
             nonlocal num_failed
             num_failed += 1
             typer.echo(json.dumps({"id": one.id, "status": error.status, "reason": str(error)}, ensure_ascii=False))
 
-        async with Teacher(plan.endpoint, pace.patience) as teacher:
+        async with EndpointClient(plan.endpoint, pace.patience) as teacher:
             extraction = Extraction(plan, teacher, file, on_record=on_record, on_failure=on_failure)
             with _ending(extraction, progress):
                 await extraction.run(todo, pace.concurrency)
@@ -161,7 +163,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     """What goes wrong is told in one line."""
     try:
         yield
-    except (BadData, PromptError, OutputError, TeacherError) as error:
+    except (BadData, PromptError, OutputError, EndpointError) as error:
         console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record, digest_of
 from services.predict.extraction.inputs import Input
 from services.predict.extraction.prompts import Prompts
-from services.predict.extraction.teacher import Answer, Endpoint, Teacher, TeacherError
 from services.predict.tasks import FieldValue
 
 # So many inputs without an answer, one after the other, and the fault is hardly theirs.
@@ -103,8 +103,8 @@ class Extraction:
     """
 
     def __init__(
-        self, plan: Plan, teacher: Teacher, file: RationaleFile, *,
-        on_record: Callable[[Record], None], on_failure: Callable[[Input, TeacherError], None],
+        self, plan: Plan, teacher: EndpointClient, file: RationaleFile, *,
+        on_record: Callable[[Record], None], on_failure: Callable[[Input, EndpointError], None],
     ) -> None:  # fmt: skip
         self._plan = plan
         self._arguments = digest_of(plan.arguments())
@@ -122,7 +122,7 @@ class Extraction:
             self._teacher.stop()
 
     async def run(self, inputs: Iterable[Input], concurrency: int) -> None:
-        """Ask about every input. Raises TeacherError, OutputError and Interrupted."""
+        """Ask about every input. Raises EndpointError, OutputError and Interrupted."""
         waiting = iter(inputs)
         self._max_failures_in_a_row = max(MAX_FAILURES_IN_A_ROW, concurrency)
         async with asyncio.TaskGroup() as group:
@@ -140,7 +140,7 @@ class Extraction:
                 answer = await self._teacher.ask(self._plan.body(prompt))
                 record = self._record(one, digest_of(prompt), answer)
                 await self._file.append(record)
-            except TeacherError as error:
+            except EndpointError as error:
                 self._fail(one, error)
             except OutputError as error:
                 self.end(error)
@@ -165,7 +165,7 @@ class Extraction:
             completion_tokens=answer.completion_tokens,
         )
 
-    def _fail(self, one: Input, error: TeacherError) -> None:
+    def _fail(self, one: Input, error: EndpointError) -> None:
         if error.is_about_all:
             self.end(error)
             return
@@ -173,7 +173,7 @@ class Extraction:
         self._num_failures_in_a_row += 1
         if self._num_failures_in_a_row >= self._max_failures_in_a_row:
             self.end(
-                TeacherError(f"{self._num_failures_in_a_row} inputs in a row have no answer, the last one: {error}")
+                EndpointError(f"{self._num_failures_in_a_row} inputs in a row have no answer, the last one: {error}")
             )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.nn.devices import DeviceOptions
-from services.nn.loading import declare_torchvision_operators, quiet_loading
+from services.nn.loading import quiet_loading, transformers
 from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
@@ -97,10 +97,7 @@ class Student:
         Raises ValueError for another architecture than T5, for weights that are quantised or missing, for float16, in
         which T5's activations overflow, and for a device that this machine lacks; OSError where a file is missing.
         """
-        declare_torchvision_operators()
-        from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
-
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if config.model_type != "t5":
             raise ValueError(f"the architecture {config.model_type!r} is not t5")
         if getattr(config, "quantization_config", None) is not None:
@@ -110,7 +107,7 @@ class Student:
         if dtype == torch.float16:
             raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
         with quiet_loading():
-            loaded: Any = T5ForConditionalGeneration.from_pretrained(
+            loaded: Any = transformers().T5ForConditionalGeneration.from_pretrained(
                 directory,
                 config=config,
                 dtype=dtype,
@@ -121,7 +118,9 @@ class Student:
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers().AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
         num_threads = options.choose_num_threads(config.d_model)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8, num_threads=num_threads)
 

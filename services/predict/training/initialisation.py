@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
@@ -28,9 +28,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """
     if vocab_size < MIN_VOCABULARY:
         raise ValueError(f"the control tokens and all bytes are {MIN_VOCABULARY} tokens; {vocab_size} do not hold them")
-    declare_torchvision_operators()
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Prepend(" ")
@@ -50,7 +48,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     # the trainer would learn the signs of an end of sequence as a word
     tokenizer.train_from_iterator((piece for text in texts for piece in text.split(EOS)), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, 1)])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
@@ -117,12 +115,9 @@ def create_t5(shape: str, vocab_size: int, seed: int) -> Any:
     Its control tokens are those of `tokenizer_build`. Raises KeyError for an unknown shape. The random numbers of the
     process stay as they were.
     """
-    declare_torchvision_operators()
-    from transformers import T5Config, T5ForConditionalGeneration
-
     sizes = SHAPES[shape]
     settings: dict[str, Any] = {"tie_word_embeddings": not sizes.is_gated, "decoder_start_token_id": 0}
-    config = T5Config(
+    config = transformers().T5Config(
         vocab_size=vocab_size,
         d_model=sizes.d_model,
         d_kv=sizes.d_kv,
@@ -137,5 +132,5 @@ def create_t5(shape: str, vocab_size: int, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = T5ForConditionalGeneration(config)
+        model: Any = transformers().T5ForConditionalGeneration(config)
     return model

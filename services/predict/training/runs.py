@@ -14,7 +14,7 @@ from typing import Any
 from accelerate import PartialState
 
 from services.core.durable_files import write_durably
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 from services.nn.refusals import readable_weights
 from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
 from services.predict.training.loop import teach
@@ -79,9 +79,6 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
     Raises ValueError for what is neither a T5's directory nor a shape and for damaged weights, and OSError for a
     directory without weights.
     """
-    declare_torchvision_operators()
-    from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
-
     if run.model in SHAPES:
         tokenizer = build_tokenizer(training_texts(data, run.recipe), run.vocab_size)
         return create_t5(run.model, len(tokenizer), run.recipe.seed), tokenizer
@@ -90,14 +87,16 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
         raise ValueError(
             f"model {run.model!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}"
         )
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if config.model_type != "t5":
         raise ValueError(f"{run.model}: the architecture {config.model_type!r} is not t5")
     with readable_weights(directory):
-        model: Any = T5ForConditionalGeneration.from_pretrained(
+        model: Any = transformers().T5ForConditionalGeneration.from_pretrained(
             directory, config=config, dtype="float32", local_files_only=True
         )
-    return model, AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return model, transformers().AutoTokenizer.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    )
 
 
 def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:

@@ -4,8 +4,6 @@ The same command, given again, goes on where it was interrupted. `accelerate lau
 or `torchrun -m services.predict.training.train`, with the same options, shares the work out among several processes.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,12 +14,10 @@ import typer
 from accelerate import PartialState
 from rich.console import Console
 
-from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.errors import StoreError
-from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN, CheckpointInfo
-from services.core.store.store import Store
-from services.jobs.options import output_folder
+from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
+from services.jobs.options import StoreUrl, output_folder
+from services.jobs.publication import check_publication, publish_trained
 from services.predict.data.published import BadData, LabelSource
 from services.predict.data.rationale_file import OutputError
 from services.predict.distillation import alpha_of
@@ -81,7 +77,7 @@ def distill(
     name: Annotated[str | None, typer.Option(help="In the model store.", show_default="the task's")] = None,
     licence: Annotated[str | None, typer.Option(help="Of the published checkpoint.")] = None,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Teach a student, choose its best step on validation examples, test it once, and publish it.
 
@@ -93,11 +89,10 @@ def distill(
         run = _run(options)
         if publish and method == "explained":
             raise ValueError("a student that is explained its inputs by a teacher can't be served: give --no-publish")
-        if publish:
-            _store(store_url).names()  # better refused now than when there is something to publish
+        check_publication(name or task, store_url, is_wanted=publish)
         outcome = run_student(run, output, lambda line: _tell(console, line))
         if PartialState().is_main_process:
-            _finish(run, outcome, options, console)
+            _finish(run, outcome, options)
 
 
 def _run(options: dict[str, Any]) -> StudentRun:
@@ -130,31 +125,11 @@ def _tell(console: Console, line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any], console: Console) -> None:
-    """Write what the publisher knows beside the weights, and publish."""
-    directory = options["output"] / CHECKPOINT
-    name = options["name"] or run.data.task
+def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any]) -> None:
+    base = None if run.model in SHAPES else Path(run.model).resolve().name
     metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
-    kept = {key: value for key, value in options.items() if key not in ("output", "publish", "store_url", "licence")}
-    kept["alpha"] = run.recipe.alpha
-    info = CheckpointInfo(
-        kind=KIND,
-        base=None if run.model in SHAPES else Path(run.model).resolve().name,
-        training=json.loads(json.dumps(kept, default=str)),
-        seed=run.recipe.seed,
-        metrics=metrics,
-        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
-        licence=options["licence"],
-    )
-    console.print_json(json.dumps(metrics))
-    if options["publish"]:
-        console.print(f"published {_store(options['store_url']).publish(name, directory, info)}")
-    description = {"name": name, **info.model_dump(mode="json")}
-    (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _store(url: str | None) -> Store:
-    return Store.open(url or ServiceSettings(port=0).store_url)
+    kept = {**options, "alpha": run.recipe.alpha, "base": base}
+    publish_trained(options["output"] / CHECKPOINT, options["name"] or run.data.task, KIND, kept, metrics)
 
 
 @contextmanager

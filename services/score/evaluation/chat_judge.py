@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 from PIL import Image
 
+from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
 from services.score.evaluation.answer_log import AnswerLog, LoggedAnswer
-from services.score.evaluation.chat_endpoint import Chat, Endpoint, Pace, Refused
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Record, Scores, Task
 
@@ -27,6 +27,7 @@ ORDERS = ("positive-first", "negative-first")
 # So many requests refused before any was answered: the endpoint takes none of them.
 MAX_REFUSED_AT_FIRST = 4
 MAX_TOKENS = 16
+PATIENCE = Patience(attempts=8, timeout_s=120.0)
 
 Ask = Callable[[Record, str, Sequence[str]], Awaitable[str]]
 
@@ -56,16 +57,20 @@ class ChatJudge:
     def __init__(
         self,
         endpoint: Endpoint,
+        model: str,
         *,
         name: str,
         log: Path | None = None,
-        pace: Pace | None = None,
+        concurrency: int,
+        patience: Patience = PATIENCE,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
         self.name = name
         self._endpoint = endpoint
+        self._model = model
         self._log = log
-        self._pace = pace or Pace()
+        self._concurrency = concurrency
+        self._patience = patience
         self._max_tokens = max_tokens
         self._num_answers = 0
         self._num_unreadable = 0
@@ -74,7 +79,7 @@ class ChatJudge:
     def notes(self) -> Mapping[str, Any]:
         """How many answers name no option, and how many questions the endpoint refused: all of them count as wrong."""
         counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._num_refused}
-        return {"model": self._endpoint.model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
+        return {"model": self._model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Both orders of each record's captions.
@@ -88,8 +93,8 @@ class ChatJudge:
     async def _score(self, task: Task, on_scores: OnScores) -> None:
         records = iter(enumerate(task.records))
         with AnswerLog.opened(self._log) as log:
-            async with Chat(self._endpoint, self._pace) as chat:
-                ask = self._asking(chat, log, task.name)
+            async with EndpointClient(self._endpoint, self._patience) as client:
+                ask = self._asking(client, log, task.name)
 
                 async def work() -> None:
                     for place, record in records:
@@ -97,7 +102,7 @@ class ChatJudge:
 
                 try:
                     async with asyncio.TaskGroup() as workers:
-                        for _ in range(self._pace.concurrency):
+                        for _ in range(self._concurrency):
                             workers.create_task(work())
                 except* CannotJudge as failed:
                     raise failed.exceptions[0] from None
@@ -109,8 +114,10 @@ class ChatJudge:
         for row, (order, shown) in enumerate(zip(ORDERS, (places, places[::-1]), strict=True)):
             try:
                 answer = await ask(record, order, [record.captions[place] for place in shown])
-            except Refused as refused:
-                self._count_refused(record, refused)
+            except EndpointError as error:
+                if not error.is_refusal:
+                    raise CannotJudge(str(error)) from error
+                self._count_refused(record, error)
                 continue
             self._num_answers += 1
             chosen = choice(answer, len(shown))
@@ -120,7 +127,7 @@ class ChatJudge:
                 scores[row, 0, shown[chosen]] = 1.0
         return scores
 
-    def _asking(self, chat: Chat, log: AnswerLog, task: str) -> Ask:
+    def _asking(self, client: EndpointClient, log: AnswerLog, task: str) -> Ask:
         """How to have one order of a record's captions answered, or find that it was answered before."""
 
         async def ask(record: Record, order: str, captions: Sequence[str]) -> str:
@@ -129,14 +136,14 @@ class ChatJudge:
             known = log.find(question)
             if known is not None:
                 return known
-            answer = await chat.ask(body)
-            about = {"task": task, "record": record.id, "order": order, "model": self._endpoint.model}
+            answer = (await client.ask(body)).text
+            about = {"task": task, "record": record.id, "order": order, "model": self._model}
             log.keep(LoggedAnswer(question=question, answer=answer, **about))
             return answer
 
         return ask
 
-    def _count_refused(self, record: Record, refused: Refused) -> None:
+    def _count_refused(self, record: Record, refused: EndpointError) -> None:
         self._num_refused += 1
         if not self._num_answers and self._num_refused >= MAX_REFUSED_AT_FIRST:
             raise CannotJudge(f"{self.name} answers no question, at last about record {record.id}: {refused}")
@@ -148,7 +155,7 @@ class ChatJudge:
             {"type": "text", "text": prompt(captions)},
         ]
         return {
-            "model": self._endpoint.model,
+            "model": self._model,
             "messages": [{"role": "user", "content": parts}],
             "temperature": 0,
             "max_tokens": self._max_tokens,

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
-from services.jobs.options import output_file, results_file
+from services.jobs.checkpoints import Device
+from services.jobs.options import StoreUrl, output_file, results_file
 from services.jobs.published_data import MissingData
-from services.nn.devices import DeviceName
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks import (
     load_imagecode,
@@ -28,7 +28,6 @@ from services.score.evaluation.benchmarks import (
     load_valse,
     load_winoground,
 )
-from services.score.evaluation.chat_endpoint import Pace
 from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges
@@ -70,8 +69,6 @@ Output = Annotated[
     ),
 ]
 Resamples = Annotated[int, typer.Option(min=0, help="Draw the records so often anew, for intervals of 95 %.")]
-Device = Annotated[DeviceName, typer.Option(help="Where models run: auto, cuda, mps or cpu.")]
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 BaseUrl = Annotated[str, typer.Option(help="Where the endpoint listens, with --judge chat.")]
 KeyVariable = Annotated[
     str | None, typer.Option(help="The environment variable that holds its key.", show_default="no key")
@@ -106,7 +103,7 @@ def sugarcrepe(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Choose the true one of two captions that differ by little: SugarCrepe's seven types (Tables 4.5, 4.6)."""
     options = dict(locals())
@@ -133,7 +130,7 @@ def valse(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """A caption or its foil: VALSE's eleven files.
 
@@ -160,7 +157,7 @@ def aro(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """A caption among swaps of its own words: the captions that ARO's authors validated NegCLIP with."""
     options = dict(locals())
@@ -227,7 +224,7 @@ def records(
     base_url: BaseUrl = JudgeOptions.base_url,
     key_variable: KeyVariable = None,
     log: Log = None,
-    concurrency: Concurrency = Pace.concurrency,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Any benchmark, written as records: captions of an image, images of a caption, or pairs of both."""
     options = dict(locals())
@@ -308,9 +305,9 @@ def _models(options: Mapping[str, Any]) -> list[str]:
 
 def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
     """Collect the judges' options; those of an endpoint are not among all commands'."""
-    same = {name: options[name] for name in ("device", "store_url", "similarity", "base_url", "log") if name in options}
-    pace = Pace(options.get("concurrency", Pace.concurrency))
-    return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")), pace=pace)
+    names = ("device", "store_url", "similarity", "base_url", "log", "concurrency")
+    same = {name: options[name] for name in names if name in options}
+    return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")))
 
 
 def _key(variable: str | None) -> str | None:

@@ -1,18 +1,16 @@
 """Judges by what a command line calls them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from safetensors import SafetensorError
 
-from services.core.settings import ServiceSettings
 from services.core.store.errors import StoreError
-from services.core.store.starters import packaged_starters
-from services.core.store.store import Store
+from services.jobs.checkpoints import find_checkpoint
+from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceName, DeviceOptions
-from services.score.evaluation.chat_endpoint import Endpoint, Pace
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
 
 JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
@@ -29,7 +27,7 @@ class JudgeOptions:
     base_url: str = "http://127.0.0.1:8000/v1"
     key: str | None = None
     log: Path | None = None
-    pace: Pace = field(default_factory=Pace)
+    concurrency: int = 8
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,7 @@ def _find(reference: str, options: JudgeOptions) -> Path | str:
     if ":" in reference:
         return reference
     try:
-        store = Store.open(options.store_url or ServiceSettings(port=0).store_url)
-        store.publish_starters(packaged_starters())
-        name, _, version = reference.partition("@")
-        return store.fetch(name, store.resolve(name, version or "latest"), ServiceSettings(port=0).checkpoint_cache_dir)
+        return find_checkpoint(reference, options.store_url).directory
     except StoreError as error:
         raise CannotJudge(str(error)) from error
 
@@ -92,8 +87,8 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
     if isinstance(place, str) and options.kind == "chat":
         from services.score.evaluation.chat_judge import ChatJudge
 
-        endpoint = Endpoint(options.base_url, place, options.key)
-        return ChatJudge(endpoint, name=named.name, log=options.log, pace=options.pace)
+        endpoint = Endpoint(options.base_url, key=options.key)
+        return ChatJudge(endpoint, place, name=named.name, log=options.log, concurrency=options.concurrency)
     if isinstance(place, Path) and options.kind == "answers":
         from services.score.evaluation.released_answers import ReleasedAnswers
 

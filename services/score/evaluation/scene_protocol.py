@@ -65,9 +65,9 @@ class SceneScores:
         return found
 
     def metrics(self, local_weight: float = 0.0) -> dict[str, float]:
-        """Everything by name, with the averages over kinds (`comp`) and over attributes (`zs`)."""
+        """Name every figure to four decimals, with the averages over kinds (`comp`) and over attributes (`zs`)."""
         kinds = self.compositionality(local_weight)
-        return {
+        figures = {
             "comp": fmean(kinds.values()),
             **kinds,
             "zs": fmean(self.zero_shot.values()),
@@ -75,6 +75,7 @@ class SceneScores:
             "i2t": self.image_to_text,
             "t2i": self.text_to_image,
         }
+        return {name: round(value, 4) for name, value in figures.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.nn.loading import declare_torchvision_operators, quiet_loading
+from services.nn.loading import quiet_loading, transformers
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Task
 
@@ -117,16 +117,13 @@ def _loaded(kind: str, directory: Path, **options: Any) -> tuple[Any, Any]:
 
     Raises CannotJudge where the folder does not hold all of them.
     """
-    declare_torchvision_operators()
-    import transformers
-
     device = options.pop("device")
     with quiet_loading():
         try:
-            model, loaded = getattr(transformers, kind).from_pretrained(
+            model, loaded = getattr(transformers(), kind).from_pretrained(
                 directory, local_files_only=True, output_loading_info=True, **options
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError) as error:
             raise CannotJudge(f"{directory} can't be loaded as {kind}: {error}") from error
     if loaded["missing_keys"]:

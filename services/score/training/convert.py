@@ -1,7 +1,6 @@
 """`fovea convert fsc-clip`: a released CLIP that was tuned for composition, as a checkpoint of the score service."""
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ import typer
 from pydantic import JsonValue
 from rich.console import Console
 
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.errors import StoreError
 from services.core.store.manifest import CheckpointInfo, check_model_name
-from services.jobs.publication import open_store
+from services.jobs.options import StoreUrl
+from services.jobs.publication import publish_described
 from services.nn.clip_model import ClipModel, load_clip
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 from services.score.training.released_weights import (
@@ -51,7 +50,7 @@ def fsc_clip(
     ] = None,
     licence: Annotated[str | None, typer.Option(help="Of the weights, for the manifest.")] = None,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Convert the weights of FSC-CLIP (plain or LoRA), NegCLIP, CE-CLIP or any other open_clip training.
 
@@ -67,12 +66,10 @@ def fsc_clip(
         info = CheckpointInfo(
             kind=FSC_CLIP_KIND, base=model, training=training, code_revision=revision, licence=licence
         )
-        if publish:
-            console.print(f"published {open_store(store_url).publish(name, output, info)}")
+        publish_described(output, name, info, store_url, console, is_wanted=publish)
     except (StoreError, ValueError) as error:
         typer.echo(f"fovea convert: {error}", err=True)
         raise typer.Exit(1) from None
-    (output / DESCRIPTION_FILE).write_text(json.dumps({"name": name, **info.model_dump(mode="json")}, indent=2) + "\n")
 
 
 def _converted(

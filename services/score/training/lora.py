@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 # The scale of what is added is ALPHA / rank, as in the released code.
 ALPHA = 1
@@ -82,7 +82,7 @@ def merged_state_dict(clip: Any) -> dict[str, Tensor]:
 
 
 def _add_by_peft(clip: Any, layers: list[str], rank: int) -> None:
-    declare_torchvision_operators()  # peft imports transformers, which imports torchvision
+    transformers()  # which peft imports
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:

@@ -140,4 +140,4 @@ def read_recipe(name: str) -> Recipe:
 
 
 def _folder() -> Any:
-    return files("services.score") / RECIPES
+    return files("services.score.training") / RECIPES

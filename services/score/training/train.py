@@ -13,8 +13,9 @@ import typer
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from services.jobs.options import MAX_SEED, finite, multiple_of, output_folder, positive
-from services.jobs.publication import Publication, check_publication, open_clip_model
+from services.jobs.checkpoints import load_base
+from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
+from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
@@ -76,7 +77,7 @@ def clip_scenes(
     layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
     num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task that measure the result.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Train the small CLIP that the starter is tuned from, on generated scenes and captions."""
     options = dict(locals())
@@ -103,7 +104,7 @@ def clip_scenes(
         directory = output / "checkpoint"
         save_clip(model, directory)
         metrics = SceneProtocol("test", num_evaluated).evaluate(model).metrics()
-        Publication(directory, BASE_NAME, CLIP_KIND, options, metrics).finish()
+        publish_trained(directory, BASE_NAME, CLIP_KIND, options, metrics)
 
 
 @app.command("fsc-clip")
@@ -146,7 +147,7 @@ def fsc_clip(
     ] = 1000,
     name: Annotated[str, typer.Option(help="What it is published as.")] = FSC_CLIP_NAME,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Tune a CLIP on captions and hard negatives of them, made online."""
     chosen = _chosen(
@@ -156,7 +157,7 @@ def fsc_clip(
     check_publication(name, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
-    before, reference = open_clip_model(chosen.base, chosen.pretrained, store_url)
+    before, reference = load_base(chosen.base, chosen.pretrained, store_url)
     files = _files(data, images or [], image_folder)
     try:
         run = chosen.run(output, None if files is None else len(files), seed=seed, accumulate=accumulate)
@@ -181,7 +182,7 @@ def fsc_clip(
             "local_weight": local_weight, "seed": seed, "precision": precision, "accumulate": accumulate,
             "sources": dict(made.sources), "publish": publish, "store_url": store_url,
         }  # fmt: skip
-        Publication(directory, name, FSC_CLIP_KIND, options, metrics).finish()
+        publish_trained(directory, name, FSC_CLIP_KIND, options, metrics)
 
 
 def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:

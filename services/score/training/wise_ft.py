@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.jobs.options import finite, output_folder
+from services.jobs.checkpoints import load_base
+from services.jobs.options import StoreUrl, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
-from services.jobs.publication import Publication, check_publication, open_clip_model
+from services.jobs.publication import check_publication, publish_trained
 from services.nn.clip_model import ClipModel
 from services.score.evaluation.scene_protocol import SceneProtocol, SceneScores
 from services.score.fsc_clip import interpolate
@@ -53,12 +54,12 @@ def wise_ft(
     name: Annotated[str, typer.Option(help="What the chosen weights are published as.")] = "fsc-clip-scenes",
     seed: Annotated[int, typer.Option(min=0, help="That of the tuning, for the manifest.")] = 0,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
-    store_url: Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")] = None,
+    store_url: StoreUrl = None,
 ) -> None:
     """Sweep the weights between a CLIP and its tuned self, and publish the best that forgot nothing."""
     check_publication(name, store_url, is_wanted=publish)
-    before, reference = open_clip_model(base, None, store_url)
-    after, tuned_reference = open_clip_model(tuned, None, store_url)
+    before, reference = load_base(base, None, store_url)
+    after, tuned_reference = load_base(tuned, None, store_url)
     theta0, theta1 = before.model.state_dict(), dict(after.model.state_dict())
     theta1 = {weight: tensor.clone() for weight, tensor in theta1.items()}
     protocol = SceneProtocol("valid", num_chosen)
@@ -75,14 +76,14 @@ def wise_ft(
     alone = scores.compositionality()
     metrics = {
         **scores.metrics(chosen.local_weight),
-        "global_comp": fmean(alone.values()),
-        **{f"global_{kind}": accuracy for kind, accuracy in alone.items()},
+        "global_comp": round(fmean(alone.values()), 4),
+        **{f"global_{kind}": round(accuracy, 4) for kind, accuracy in alone.items()},
     }
     options = {
         "base": reference, "tuned": tuned_reference, "alpha": chosen.alpha, "local_weight": chosen.local_weight,
         "margin": margin, "seed": seed, "publish": publish, "store_url": store_url,
     }  # fmt: skip
-    Publication(directory, name, FSC_CLIP_KIND, options, metrics).finish()
+    publish_trained(directory, name, FSC_CLIP_KIND, options, metrics)
 
 
 def choose(blends: Sequence[Blend], margin: float) -> Blend:

@@ -212,10 +212,10 @@ def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the
             ["CHECKPOINT", "--positions", "0,3", "--documents", "3"],
             "--positions: the positions of 3 documents are 0 to 2",
         ),
-        (["CHECKPOINT", "--positions", "first"], "--positions: 'first' is not numbers between commas"),
+        (["CHECKPOINT", "--positions", "first"], "--positions: 'first' is not whole numbers between commas"),
         (["CHECKPOINT", "--bias", "tree,guess"], "--bias: 'guess' is none of exact, tree, single, cached"),
         (["CHECKPOINT", "--span-rule", "both"], "--span-rule: 'both' is none of newline, text"),
-        (["CHECKPOINT", "--tables", "many"], "--tables: 'many' is not numbers between commas"),
+        (["CHECKPOINT", "--tables", "many"], "--tables: 'many' is not whole numbers between commas"),
         (["."], "CHECKPOINT: "),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from services.generate.data.facts import KINDS, Fact, FactQuestion, Naming, ask, draw_facts
-from services.generate.prompts.templates import FILLER, QUERY_AWARE, Document, check_round_trip, tokenise
+from services.generate.prompts.templates import FILLER, QUERY_AWARE, Document, tokenise
 from services.generate.training.initialisation import BOS_ID, EOS_ID, INSTRUCTION, build_tokenizer, tokenizer_config
+from tests.generate.round_trip import check_round_trip
 
 
 def questions(naming: Naming, count: int = 400, num_documents: int = 8) -> list[FactQuestion]:

@@ -13,11 +13,11 @@ from services.generate.prompts.templates import (
     Document,
     Piece,
     SpanRule,
-    check_round_trip,
     control_tokens,
     tokenise,
 )
 from tests.generate.question_data import natural_questions, sampled
+from tests.generate.round_trip import check_round_trip
 from tests.generate.small_tokenizers import byte_level, prepended
 
 DOCUMENTS = [

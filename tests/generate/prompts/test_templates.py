@@ -17,12 +17,12 @@ from services.generate.prompts.templates import (
     Document,
     Piece,
     SpanRule,
-    check_round_trip,
     control_tokens,
     filler_ids,
     tokenise,
 )
 from tests.generate.question_data import natural_questions, sampled, synthwiki
+from tests.generate.round_trip import check_round_trip
 from tests.generate.small_tokenizers import TOKENIZERS, byte_level, fast, prepended, unigram
 
 GOLDENS = Path(__file__).parents[2] / "goldens"

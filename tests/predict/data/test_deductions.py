@@ -1,5 +1,6 @@
 """Generated deductions: labels and reasons checked against every world that a premise allows."""
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,8 @@ from itertools import permutations, product
 
 import pytest
 
-from services.predict.data.deductions import DEDUCTIONS, ORDERS, draw_deductions
+from services.predict.data.deductions import DEDUCTIONS, ORDERS, draw_deduction
+from services.predict.data.drawing import draw_distinct
 from services.predict.data.published import Row
 from services.predict.tasks import EOS
 
@@ -24,6 +26,10 @@ MEMBER = re.compile(r"([A-Z]\w+) is (not )?a (\w+)")
 RULE = re.compile(r"[Aa]ll (\w+)s are (\w+)s|[Nn]o (\w+) is a (\w+)")
 COUNT = re.compile(r"(\w+) has (\d+) \w+")
 AMOUNT = re.compile(r"(\w+) has (more|fewer|as many) \w+ (?:than|as) (\w+)")
+
+
+def draw_deductions(num_rows: int, seed: int) -> list[Row]:
+    return draw_distinct(draw_deduction, num_rows, random.Random(f"deductions {seed}"), set())
 
 
 @pytest.fixture(scope="module")

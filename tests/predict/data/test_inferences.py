@@ -1,5 +1,6 @@
 """Generated inferences: labels and reasons checked in every scene that a premise allows."""
 
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +8,8 @@ from itertools import product
 
 import pytest
 
-from services.predict.data.inferences import ASPECTS, INFERENCES, conclude, draw_inferences
+from services.predict.data.drawing import draw_distinct
+from services.predict.data.inferences import ASPECTS, INFERENCES, conclude, draw_inference
 from services.predict.data.published import Row
 from services.predict.tasks import EOS
 
@@ -17,6 +19,10 @@ ENDS = {
     "contradiction": {"So it is false", "So it cannot be true"},
 }
 WORDS = {name: (*aspect.wider, *aspect.exact) for name, aspect in ASPECTS.items()}
+
+
+def draw_inferences(num_rows: int, seed: int) -> list[Row]:
+    return draw_distinct(draw_inference, num_rows, random.Random(f"inferences {seed}"), set())
 
 
 @pytest.fixture(scope="module")

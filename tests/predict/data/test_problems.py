@@ -1,14 +1,20 @@
 """Generated word problems: texts, equations and reasons that agree."""
 
+import random
 import re
 from collections import Counter
 
 import pytest
 
 from services.predict.arithmetic import evaluate
+from services.predict.data.drawing import draw_distinct
 from services.predict.data.problem_scenes import SCENES
-from services.predict.data.problems import WORD_PROBLEMS, draw_problems
+from services.predict.data.problems import WORD_PROBLEMS, draw_problem
 from services.predict.data.published import Row
+
+
+def draw_problems(num_rows: int, seed: int) -> list[Row]:
+    return draw_distinct(draw_problem, num_rows, random.Random(f"word problems {seed}"), set())
 
 
 @pytest.fixture(scope="module")

@@ -271,7 +271,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (["--methods", "standard,guessing"], "'guessing' is none of"),
         (["--models", "tiny,bogus"], "--models: 'bogus' is neither a folder with a config.json nor one of tiny"),
         (["--save", str(tmp_path)], f"'--save': {tmp_path} is a folder"),
-        (["--fractions", "half"], "no list of numbers"),
+        (["--fractions", "half"], "is not numbers between commas"),
         (["--tasks", "svamp"], "needs the folder"),
         (["--tasks", "chess"], "chess"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from services.jobs.endpoint import Endpoint, Patience
 from services.score.evaluation.answer_log import AnswerLog
-from services.score.evaluation.chat_endpoint import Endpoint, Pace
 from services.score.evaluation.chat_judge import ChatJudge, choice, prompt
 from services.score.evaluation.judges import CannotJudge, evaluate
 from services.score.evaluation.records import Record, Task
@@ -16,13 +16,20 @@ from services.score.evaluation.results import Result
 from tests.score.evaluation.chat_server import ChatServer, error, options_of, seeing
 from tests.score.evaluation.stand_ins import SOURCE, color_task
 
-FAST = Pace(attempts=3, timeout_s=60, first_wait_s=0.001)
+FAST = Patience(attempts=3, timeout_s=60, first_wait_s=0.001)
 
 
 def ask(
-    server: ChatServer, task: Task, *, log: Path | None = None, key: str | None = None, pace: Pace = FAST
+    server: ChatServer,
+    task: Task,
+    *,
+    log: Path | None = None,
+    key: str | None = None,
+    concurrency: int = 1,
+    patience: Patience = FAST,
 ) -> Result:
-    judge = ChatJudge(Endpoint(server.url, "sees-all", key), name="Sees all", log=log, pace=pace)
+    endpoint = Endpoint(server.url, key=key)
+    judge = ChatJudge(endpoint, "sees-all", name="Sees all", log=log, concurrency=concurrency, patience=patience)
     (result,) = evaluate(judge, [task])
     return result
 
@@ -63,7 +70,7 @@ def test_a_model_that_sees_is_right_in_both_orders(tmp_path: Path) -> None:
 
 def test_both_orders_are_asked_and_count_by_the_half(tmp_path: Path) -> None:
     with ChatServer(says=lambda _: "(1)").served() as server:
-        result = ask(server, color_task(tmp_path), pace=Pace(1))
+        result = ask(server, color_task(tmp_path))
     assert result.scores == {"colours": 50.0}
     first, second = (list(options_of(body).values()) for body in server.bodies[:2])
     assert first == ["something red", "something green", "something blue"]
@@ -119,7 +126,7 @@ def test_another_question_is_asked_although_there_is_a_log(tmp_path: Path) -> No
 def test_an_answer_that_a_crash_has_torn_is_asked_again_and_other_contents_are_refused(tmp_path: Path) -> None:
     task, log = color_task(tmp_path).first(1), tmp_path / "answers.jsonl"
     with ChatServer().served() as server:
-        ask(server, task, log=log, pace=Pace(1))
+        ask(server, task, log=log)
         whole = log.read_text()
         log.write_text(whole[:-9])
         assert ask(server, task, log=log).scores == {"colours": 100.0}
@@ -137,7 +144,7 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(tmp_path: Path) -> None:
         error(500, "oh", Retry_After="soon"),
     ]
     with ChatServer(faults=faults).served() as server:
-        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 60, 0.001))
+        result = ask(server, color_task(tmp_path).first(1), patience=Patience(4, 60, 0.001))
     assert result.scores == {"colours": 100.0}
     assert len(server.bodies) == 5
 
@@ -145,13 +152,13 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(tmp_path: Path) -> None:
 def test_the_endpoints_own_wait_takes_the_place_of_ours(tmp_path: Path) -> None:
     with ChatServer(faults=[error(429, "slow down", Retry_After="0.01") for _ in range(3)]).served() as server:
         # our own would be beyond any test's patience
-        ask(server, color_task(tmp_path).first(1), pace=Pace(1, first_wait_s=60))
+        ask(server, color_task(tmp_path).first(1), patience=Patience(first_wait_s=60))
     assert len(server.bodies) == 5
 
 
 def test_a_question_whose_connection_breaks_off_is_asked_again(tmp_path: Path) -> None:
     with ChatServer(faults=[error(503, "busy"), None, None]).served() as server:
-        result = ask(server, color_task(tmp_path).first(1), pace=Pace(1, 4, 60, 0.001))
+        result = ask(server, color_task(tmp_path).first(1), patience=Patience(4, 60, 0.001))
     assert result.scores == {"colours": 100.0}
     assert len(server.bodies) == 5
 
@@ -162,13 +169,13 @@ def test_an_endpoint_that_stays_busy_ends_the_evaluation_and_what_was_answered_i
         ask(server, color_task(tmp_path).first(1), log=log)
         server.faults = [error(503, "busy") for _ in range(3)]
         with pytest.raises(CannotJudge, match=r"3 attempts have failed, the last with: 503: busy"):
-            ask(server, color_task(tmp_path), log=log, pace=Pace(1, 3, 60, 0.001))
+            ask(server, color_task(tmp_path), log=log, patience=Patience(3, 60, 0.001))
     assert len(log.read_text().splitlines()) == 2
 
 
 def test_a_refused_question_is_wrong_and_counted_where_others_are_answered(tmp_path: Path) -> None:
     with ChatServer(faults=[error(400, "content policy")]).served() as server:
-        result = ask(server, color_task(tmp_path), pace=Pace(1))
+        result = ask(server, color_task(tmp_path))
     assert result.scores == {"colours": pytest.approx(100 * 5 / 6)}
     assert result.settings["refused_questions"] == 1
 
@@ -180,7 +187,7 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
             CannotJudge, match=r"Sees all answers no question, at last about record \w+: 400: no images here"
         ),
     ):
-        ask(server, color_task(tmp_path), pace=Pace(1))
+        ask(server, color_task(tmp_path))
     assert len(server.bodies) == 4
 
 
@@ -189,7 +196,7 @@ def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> 
         with pytest.raises(CannotJudge, match=r"answers 401: Incorrect API key provided: Bearer …$"):
             ask(server, color_task(tmp_path), key="wr0ng")
         assert ask(server, color_task(tmp_path), key="right").scores == {"colours": 100.0}
-    assert "wr0ng" not in repr(Endpoint(server.url, "x", "wr0ng"))
+    assert "wr0ng" not in repr(Endpoint(server.url, key="wr0ng"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +208,7 @@ def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> 
 )
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, url: str, message: str) -> None:
     with pytest.raises(CannotJudge, match=message):
-        ask(ChatServer(url=url), color_task(tmp_path), pace=Pace(attempts=1000))
+        ask(ChatServer(url=url), color_task(tmp_path), patience=Patience(attempts=1000))
 
 
 def test_what_does_not_answer_as_openais_does_is_told(tmp_path: Path) -> None:
@@ -209,13 +216,13 @@ def test_what_does_not_answer_as_openais_does_is_told(tmp_path: Path) -> None:
         ChatServer(faults=[web.json_response({"text": "(1)"})]).served() as server,
         pytest.raises(CannotJudge, match="does not answer as OpenAI's does"),
     ):
-        ask(server, color_task(tmp_path), pace=Pace(1))
+        ask(server, color_task(tmp_path))
 
 
 def test_content_in_parts_is_put_together(tmp_path: Path) -> None:
     parts = {"choices": [{"message": {"content": [{"type": "text", "text": "(1"}, {"type": "text", "text": ")"}]}}]}
     with ChatServer(faults=[web.json_response(parts)]).served() as server:
-        assert ask(server, color_task(tmp_path).first(1), pace=Pace(1)).scores == {"colours": 100.0}
+        assert ask(server, color_task(tmp_path).first(1)).scores == {"colours": 100.0}
 
 
 def test_a_choice_of_images_is_not_asked(tmp_path: Path) -> None:

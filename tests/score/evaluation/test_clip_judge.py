@@ -15,9 +15,9 @@ from services.nn.clip_model import ClipModel, save_clip
 from services.score.evaluation.clip_judge import Clip, ClipJudge
 from services.score.evaluation.judges import CannotJudge, Similarity, evaluate, score
 from services.score.evaluation.records import Record, Scores, Task
-from services.score.fsc_clip import aligned_patches
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
+from tests.score.aligned_patches import aligned_patches
 from tests.score.evaluation.stand_ins import SOURCE
 from tests.score.tiny import CONTEXT_LENGTH, tiny_clip, write_tiny_checkpoint
 

@@ -1,4 +1,4 @@
-"""A teacher that is asked again when it fails, and not when asking again is no use."""
+"""An endpoint is asked again when it fails, and not when asking again is no use."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.predict.extraction.teacher import Answer, Api, Endpoint, Patience, Teacher, TeacherError
+from services.jobs.endpoint import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from tests.kept_port import kept_port
 from tests.predict.teacher_server import (
     COMPLETION_TOKENS,
@@ -34,7 +34,7 @@ async def server() -> AsyncIterator[TeacherServer]:
 async def ask(
     server: TeacherServer, api: Api = "chat", key: str | None = None, patience: Patience = PATIENCE
 ) -> Answer:
-    async with Teacher(Endpoint(server.url, api, key), patience) as teacher:
+    async with EndpointClient(Endpoint(server.url, api, key), patience) as teacher:
         return await teacher.ask(BODY if api == "chat" else COMPLETION)
 
 
@@ -59,7 +59,7 @@ async def test_tokens_that_nobody_counts_are_unknown(server: TeacherServer) -> N
 )
 async def test_what_may_pass_is_asked_again(server: TeacherServer, fault: type[Dropped]) -> None:
     server.faults += [fault]
-    async with Teacher(Endpoint(server.url), PATIENCE) as teacher:
+    async with EndpointClient(Endpoint(server.url), PATIENCE) as teacher:
         assert (await teacher.ask(BODY)).text == OUTPUT
         assert teacher.num_retries == 1
     assert server.asked.total() == 2
@@ -76,7 +76,7 @@ async def test_an_answer_that_takes_too_long_is_asked_for_again(server: TeacherS
 
 async def test_the_last_failure_is_told_when_the_attempts_are_used_up(server: TeacherServer) -> None:
     server.faults += [error(500, "Oh."), error(503, "No room."), error(500, "Oh."), error(503, "Gone fishing.")]
-    with pytest.raises(TeacherError, match=r"4 attempts have failed, the last with: 503: Gone fishing\.") as failed:
+    with pytest.raises(EndpointError, match=r"4 attempts have failed, the last with: 503: Gone fishing\.") as failed:
         await ask(server)
     assert not failed.value.is_about_all
     assert server.asked.total() == 4
@@ -84,7 +84,7 @@ async def test_the_last_failure_is_told_when_the_attempts_are_used_up(server: Te
 
 async def test_a_wait_that_is_asked_for_is_kept_by_all_requests(server: TeacherServer) -> None:
     server.faults += [error(429, "Slow down.", Retry_After="100")]
-    async with Teacher(Endpoint(server.url), PATIENCE) as teacher:
+    async with EndpointClient(Endpoint(server.url), PATIENCE) as teacher:
         first = asyncio.create_task(teacher.ask(BODY))
         await until(lambda: teacher.num_retries)
         second = asyncio.create_task(teacher.ask(BODY))
@@ -93,7 +93,7 @@ async def test_a_wait_that_is_asked_for_is_kept_by_all_requests(server: TeacherS
         assert server.asked.total() == 2
         teacher.stop()
         for waiting in (first, second):
-            with pytest.raises(TeacherError, match="stopped"):
+            with pytest.raises(EndpointError, match="stopped"):
                 await waiting
 
 
@@ -107,7 +107,7 @@ async def test_waits_are_read_in_seconds_and_milliseconds_and_end(server: Teache
 @pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_request_that_is_refused_is_not_repeated(server: TeacherServer, status: int) -> None:
     server.faults += [error(status, "It is too long.")]
-    with pytest.raises(TeacherError, match=f"^{status}: It is too long") as refused:
+    with pytest.raises(EndpointError, match=f"^{status}: It is too long") as refused:
         await ask(server)
     assert (refused.value.status, refused.value.is_about_all) == (status, False)
     assert server.asked.total() == 1
@@ -125,7 +125,7 @@ async def test_a_request_that_is_refused_is_not_repeated(server: TeacherServer, 
 )
 async def test_what_would_be_refused_to_every_request_says_so(server: TeacherServer, fault: type[Dropped]) -> None:
     server.faults += [fault]
-    with pytest.raises(TeacherError) as refused:
+    with pytest.raises(EndpointError) as refused:
         await ask(server)
     assert refused.value.is_about_all
     assert server.asked.total() == 1
@@ -134,14 +134,14 @@ async def test_what_would_be_refused_to_every_request_says_so(server: TeacherSer
 async def test_the_key_opens_and_is_in_no_message(server: TeacherServer) -> None:
     server.key = "right"
     assert (await ask(server, key="right")).text == OUTPUT
-    with pytest.raises(TeacherError, match="401") as refused:
+    with pytest.raises(EndpointError, match="401") as refused:
         await ask(server, key="sk-secret")
     assert "sk-secret" not in str(refused.value)
 
 
 async def test_a_key_is_not_carried_to_where_the_endpoint_points(server: TeacherServer) -> None:
     server.faults += [error(307, "Elsewhere.", Location=f"{server.url}/chat/completions")]
-    with pytest.raises(TeacherError, match="307") as refused:
+    with pytest.raises(EndpointError, match="307") as refused:
         await ask(server, key="sk-secret")
     assert refused.value.is_about_all
     assert server.asked.total() == 1
@@ -150,35 +150,35 @@ async def test_a_key_is_not_carried_to_where_the_endpoint_points(server: Teacher
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"text": "no chat"}]}'])
 async def test_something_that_is_no_such_endpoint_is_told_so(server: TeacherServer, body: bytes) -> None:
     server.faults += [web.Response(body=body)]
-    with pytest.raises(TeacherError, match="does not answer as OpenAI's does"):
+    with pytest.raises(EndpointError, match="does not answer as OpenAI's does"):
         await ask(server)
 
 
 async def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     with kept_port() as port:
-        async with Teacher(Endpoint(f"http://127.0.0.1:{port}/v1"), Patience()) as teacher:
-            with pytest.raises(TeacherError, match="nobody answers at") as failed:
+        async with EndpointClient(Endpoint(f"http://127.0.0.1:{port}/v1"), Patience()) as teacher:
+            with pytest.raises(EndpointError, match="nobody answers at") as failed:
                 await teacher.ask(BODY)
         assert failed.value.is_about_all and teacher.num_retries == 0
 
 
 @pytest.mark.parametrize("address", ["localhost:8080/v1", "here", "ftp://host/v1", "http://"])
 async def test_what_is_no_address_is_told_at_once(address: str) -> None:
-    async with Teacher(Endpoint(address), Patience()) as teacher:
-        with pytest.raises(TeacherError, match=re.escape(f"{address.rstrip('/')}/chat/completions is no address")):
+    async with EndpointClient(Endpoint(address), Patience()) as teacher:
+        with pytest.raises(EndpointError, match=re.escape(f"{address.rstrip('/')}/chat/completions is no address")):
             await teacher.ask(BODY)
 
 
 async def test_a_teacher_that_is_stopped_waits_no_more_and_lets_an_answer_come(server: TeacherServer) -> None:
     server.faults += [error(503, "Later.", Retry_After="100")]
     server.delay_s = 0.05
-    async with Teacher(Endpoint(server.url), PATIENCE) as teacher:
+    async with EndpointClient(Endpoint(server.url), PATIENCE) as teacher:
         waiting = asyncio.create_task(teacher.ask(BODY))
         await until(lambda: teacher.num_retries)
         teacher.stop()
-        with pytest.raises(TeacherError, match="stopped"):
+        with pytest.raises(EndpointError, match="stopped"):
             await waiting
-    async with Teacher(Endpoint(server.url), PATIENCE) as teacher:
+    async with EndpointClient(Endpoint(server.url), PATIENCE) as teacher:
         asked = asyncio.create_task(teacher.ask(BODY))
         await until(lambda: server.asked.total() == 2)
         teacher.stop()

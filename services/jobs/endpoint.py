@@ -1,0 +1,256 @@
+"""A large model behind an OpenAI-compatible address: each request is sent again until it is answered, or too often not.
+
+Where the endpoint asks for patience, all requests have it, not only the one that was told.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import orjson
+import stamina
+
+MAX_RETRY_AFTER_S = 120.0
+CONNECT_TIMEOUT_S = 10.0
+MAX_MESSAGE_CHARACTERS = 500
+PAST = 0.0  # on the clock of an event loop
+
+Api = Literal["chat", "completions"]
+
+_PATHS: Mapping[Api, str] = {"chat": "chat/completions", "completions": "completions"}
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
+# What is about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model is about all.
+_REFUSING_STATUSES = frozenset({400, 413, 415, 422, 451})
+_CODES_ABOUT_ALL = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+
+
+class EndpointError(Exception):
+    """A request without an answer; the message is fit to be shown.
+
+    `status` is HTTP's where the endpoint answered and no repetition would mend it; `is_about_all` says that no other
+    request would be answered either.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, is_about_all: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_about_all = is_about_all
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the endpoint does not take this one request."""
+        return self.status in _REFUSING_STATUSES and not self.is_about_all
+
+
+class Busy(Exception):
+    """An answer that asks to come again, in `retry_after_s` seconds where it says when."""
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+_NO_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)
+_PASSING = (aiohttp.ClientError, TimeoutError, Busy)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address such as `http://127.0.0.1:8080/v1`, the route below it, and the key that opens it."""
+
+    base_url: str
+    api: Api = "chat"
+    key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Attempts at one request, the time that each may take, and the waits between them, which double up to the longest
+    unless the endpoint names one."""
+
+    attempts: int = 10
+    timeout_s: float = 600.0
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote, why it ended, under which name the endpoint knows it, and the tokens that it counted.
+
+    What an endpoint leaves out is None.
+    """
+
+    text: str
+    finish_reason: str | None
+    model: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class EndpointClient:
+    """Use it as a context manager; `ask` may be called many times at once."""
+
+    def __init__(self, endpoint: Endpoint, patience: Patience) -> None:
+        self._endpoint = endpoint
+        self._patience = patience
+        self._url = f"{endpoint.base_url.rstrip('/')}/{_PATHS[endpoint.api]}"
+        self._has_answered = False  # anything, at any time
+        self._not_before = 0.0  # on the monotonic clock
+        self._is_stopped = False
+        self._waits: set[asyncio.Timeout] = set()
+        self.num_retries = 0
+
+    async def __aenter__(self) -> Self:
+        key = self._endpoint.key
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=aiohttp.ClientTimeout(total=self._patience.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    def stop(self) -> None:
+        """Send nothing any more; requests that are on their way still get their answers."""
+        self._is_stopped = True
+        for wait in self._waits:
+            wait.reschedule(PAST)
+
+    async def ask(self, body: Mapping[str, Any]) -> Answer:
+        """Return the answer to a request's JSON.
+
+        Raises EndpointError: at once where nobody has ever listened and for what no repetition would mend, else after
+        the last attempt, or when the client is stopped.
+        """
+        content = orjson.dumps(body)
+        with suppress(TimeoutError):  # of a wait that `stop` has ended
+            async with asyncio.timeout(None) as wait:
+                self._may_end(wait)
+                try:
+                    return await self._send_until_answered(content, wait)
+                finally:
+                    self._waits.discard(wait)
+        raise EndpointError("stopped before it was answered", is_about_all=True)
+
+    async def _send_until_answered(self, content: bytes, wait: asyncio.Timeout) -> Answer:
+        patience = self._patience
+        attempts = stamina.retry_context(
+            on=self._wait_s,
+            attempts=patience.attempts,
+            timeout=None,
+            wait_initial=patience.first_wait_s,
+            wait_max=patience.longest_wait_s,
+            wait_jitter=patience.first_wait_s,
+        )
+        try:
+            async for attempt in attempts:
+                await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+                with attempt, self._on_its_way(wait):
+                    return await self._send(content)
+        except _NO_ADDRESS:
+            raise EndpointError(f"{self._url} is no address over HTTP", is_about_all=True) from None
+        except _PASSING as error:
+            reason = str(error) or type(error).__name__
+            if not self._has_answered and isinstance(error, aiohttp.ClientConnectorError):
+                raise EndpointError(f"nobody answers at {self._url}: {reason}", is_about_all=True) from None
+            raise EndpointError(f"{patience.attempts} attempts have failed, the last with: {reason}") from None
+        raise AssertionError("attempts end with an answer or an error")
+
+    @contextmanager
+    def _on_its_way(self, wait: asyncio.Timeout) -> Iterator[None]:
+        """Keep `stop` from ending this request before it is answered or has failed."""
+        self._waits.discard(wait)
+        try:
+            yield
+        finally:
+            self._may_end(wait)
+
+    def _may_end(self, wait: asyncio.Timeout) -> None:
+        """Have `stop` end what is awaited next, also where it was called before."""
+        self._waits.add(wait)
+        if self._is_stopped:
+            wait.reschedule(PAST)
+
+    def _wait_s(self, error: Exception) -> bool | float:
+        """Whether to send again after an error, and after how many seconds where the endpoint says."""
+        if isinstance(error, _NO_ADDRESS) or not isinstance(error, _PASSING):
+            return False
+        if isinstance(error, aiohttp.ClientConnectorError) and not self._has_answered:
+            return False
+        self.num_retries += 1
+        if not isinstance(error, Busy) or error.retry_after_s is None:
+            return True
+        self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
+        return error.retry_after_s
+
+    async def _send(self, content: bytes) -> Answer:
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=content, headers=headers, allow_redirects=False) as response:
+            received = await response.read()
+        self._has_answered = True
+        if response.status == 200:
+            return self._answer(received)
+        told, code = _error(received)
+        message = f"{response.status}: {told or response.reason}"
+        if self._endpoint.key:
+            message = message.replace(self._endpoint.key, "…")
+        if code not in _CODES_ABOUT_ALL:
+            if response.status in _RETRIED_STATUSES:
+                raise Busy(message, retry_after_s(response.headers))
+            if response.status in _REFUSING_STATUSES:
+                raise EndpointError(message, status=response.status)
+        raise EndpointError(f"{self._url} answers {message}", status=response.status, is_about_all=True)
+
+    def _answer(self, received: bytes) -> Answer:
+        try:
+            body = orjson.loads(received)
+            choice = body["choices"][0]
+            text = choice["message"]["content"] if self._endpoint.api == "chat" else choice["text"]
+            usage = body.get("usage") or {}
+            return Answer(
+                _text_of(text or ""),
+                choice.get("finish_reason"),
+                body.get("model"),
+                usage.get("prompt_tokens"),
+                usage.get("completion_tokens"),
+            )
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+            raise EndpointError(f"what answers at {self._url} does not answer as OpenAI's does", status=200) from None
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Read how long an answer asks to wait, in seconds up to MAX_RETRY_AFTER_S; None where it does not say."""
+    for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return min(max(float(headers[header]) * unit_s, 0.0), MAX_RETRY_AFTER_S)
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def _text_of(content: Any) -> str:
+    """Of a message's content, which some send in parts. Raises TypeError, LookupError."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def _error(received: bytes) -> tuple[str | None, str | None]:
+    """Message and code of an error; what stands before the endpoint may answer in its own way."""
+    try:
+        error = orjson.loads(received)["error"]
+        if isinstance(error, str):
+            return error[:MAX_MESSAGE_CHARACTERS], None
+        return str(error["message"])[:MAX_MESSAGE_CHARACTERS], error.get("code")
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return None, None
