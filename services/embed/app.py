@@ -24,8 +24,8 @@ from services.core.serving.served_checkpoint import Followed, ServedCheckpoint
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.http.routes import EmbedService, embed_router, models_router
-from services.embed.service import CallLimits, Embedder
+from services.embed.http.routes import embed_router, models_router
+from services.embed.service import CallLimits, Embedder, EmbedService
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, is_out_of_memory
 

@@ -23,11 +23,11 @@ from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions, is_out_of_memory
 from services.score.engine import ScoreEngine
-from services.score.http.routes import ScoreService, models_router, negatives_router, score_router
+from services.score.http.routes import models_router, negatives_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
-from services.score.negative_maker import NegativeMaker
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.scorer import CallLimits, ScoreBatchers, Scorer
+from services.score.service import NegativeMaker, ScoreService
 from services.score.settings import ScoreSettings
 
 
@@ -48,7 +48,7 @@ def create_score(settings: ScoreSettings) -> FastAPI:
     inputs = _inputs(settings, limits.images, metrics)
     negatives = _negatives(settings, metrics)
     scorer = Scorer(cache, inputs, metrics, max_heatmap_numbers=limits.max_heatmap_numbers)
-    service = ScoreService(checkpoint, scorer, negatives, limits, settings.max_negative_characters, metrics)
+    service = ScoreService(checkpoint, scorer, negatives, limits, metrics)
     health.add_liveness_check("compute", lambda: check_compute(thread, settings.stall_timeout_s))
     health.add_readiness_check("checkpoint", checkpoint.check)
 
@@ -115,6 +115,7 @@ def _call_limits(settings: ScoreSettings) -> CallLimits:
         max_images=settings.max_images,
         max_explained_captions=settings.max_explained_captions,
         max_heatmap_numbers=settings.max_heatmap_numbers,
+        max_negative_characters=settings.max_negative_characters,
         images=ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
     )
 

@@ -106,6 +106,11 @@ class Served(Generic[EngineT, BatcherT]):
         return self.manifest.version
 
     @property
+    def label(self) -> str:
+        """`name@version`."""
+        return f"{self.name}@{self.version}"
+
+    @property
     def digest(self) -> str:
         return self.manifest.digest
 
@@ -225,7 +230,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
         """Raises NotFound for a model that is not the served one, by any name that it has; None asks for no model."""
-        names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
+        names = (served.name, self.alias, f"{served.name}@{self.alias}", served.label)
         if asked and asked not in names:
             raise NotFound(
                 f"There is no model {asked!r}: this service answers with {served.name!r}.",

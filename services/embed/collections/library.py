@@ -13,7 +13,7 @@ from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
 from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference
@@ -66,7 +66,7 @@ class Library:
         """
         check_name(name)
         with self._serving.checkpoint.lease() as served:
-            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", f"{served.name}@{served.version}")
+            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", served.label)
             if model is not None and model not in known:
                 raise NotFound(
                     f"There is no model {model!r}: this service answers with {served.name!r}.",
@@ -101,9 +101,7 @@ class Library:
         self._get(name)
         await asyncio.shield(self._delete(_key(name)))
 
-    async def add(
-        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
-    ) -> Added:
+    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
         """Store images; they survive a crash when this returns. All are stored, or none is.
 
         With `wait`, returns when every index has them, or shortly before the deadline. Raises what is wrong with one
@@ -114,10 +112,10 @@ class Library:
         began = perf_counter()
         added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
         seconds = perf_counter() - began
-        timing.add("store", seconds)
+        context.timing.add("store", seconds)
         self._serving.metrics.stage_seconds.labels("store").observe(seconds)
         if wait:
-            await collection.wait_until_indexed(deadline)
+            await collection.wait_until_indexed(context.deadline)
         return added
 
     async def image(self, name: str, image_id: str) -> bytes:
@@ -131,8 +129,8 @@ class Library:
         async with self._get(name).in_use() as store:
             return await asyncio.to_thread(store.images, after, limit)
 
-    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
-        return await self._get(name).search(query, deadline=deadline, timing=timing)
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
+        return await self._get(name).search(query, context)
 
     async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
         """Their bytes, once it is sure that they decode; their pixels are left where the indexer finds them."""

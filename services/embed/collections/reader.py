@@ -20,7 +20,7 @@ from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
 from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem
-from services.embed.service import Checkpoint
+from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 
@@ -140,14 +140,14 @@ class ImageReader:
 
         return [(source.row, items) for source in sources if (items := items_of(source))]
 
-    async def run(self, checkpoint: Checkpoint, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
+    async def run(self, served: ServedEmbed, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
         """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
-        engine = checkpoint.engine
+        engine = served.engine
         items = [item for _, some in prepared.items for item in some]
         costs = [engine.cost(item) for item in items]
         if not items:
             return []
-        answers = await checkpoint.batcher.submit(
+        answers = await served.batcher.submit(
             [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=deadline
         )
         readings = (answer.result for answer in answers)
@@ -178,10 +178,10 @@ class ImageReader:
         finally:
             coming.cancel()
 
-    async def read(self, checkpoint: Checkpoint, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
+    async def read(self, served: ServedEmbed, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
         """All that is wanted, piece by piece. Raises what `run` raises."""
-        async with aclosing(self.in_pieces(checkpoint.engine, wanted)) as some:
-            return [read async for prepared in some for read in await self.run(checkpoint, prepared, deadline=deadline)]
+        async with aclosing(self.in_pieces(served.engine, wanted)) as some:
+            return [read async for prepared in some for read in await self.run(served, prepared, deadline=deadline)]
 
     def _decode(self, engine: EmbedEngine, source: Source) -> Pixels | None:
         assert source.data is not None, "there are bytes to decode"

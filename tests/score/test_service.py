@@ -8,10 +8,10 @@ import pytest
 from services.core.errors import Overloaded
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
-from services.score.negative_maker import NegativeMaker
 from services.score.negatives.annotation import Annotation, Annotator, best_annotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.lexicon import Vocabulary
+from services.score.service import NegativeMaker
 
 CAPTION = "a red circle left of a blue square"
 
