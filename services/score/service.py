@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -78,8 +79,13 @@ class NegativeMaker:
         """Load the tagger and the words, and use them once, so that no request pays for first calls."""
         self._negatives = await asyncio.get_running_loop().run_in_executor(self._threads, self._load_warm)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """End the threads when the block ends."""
+        try:
+            yield
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
         """What `HardNegatives.make` makes. Raises Overloaded where nothing is loaded yet or too many captions wait."""

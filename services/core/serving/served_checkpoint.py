@@ -24,9 +24,20 @@ from services.core.serving.candidates import Candidate, CheckpointEngine, Refuse
 from services.core.serving.freed_memory import return_freed_memory
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
 from services.core.store.manifest import Manifest
-from services.core.store.store import Store
 
 LOADING_RETRY_AFTER_S = 5.0
+
+
+class Versions(Protocol):
+    """Where checkpoints come from: what is asked of a Store."""
+
+    def resolve(self, name: str, alias_or_version: str) -> str:
+        """The id of the version that an alias names, or the id itself."""
+
+    def manifest(self, name: str, version: str) -> Manifest: ...
+
+    def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
+        """A verified local copy of a version's folder."""
 
 
 class Answering(Protocol):
@@ -152,7 +163,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def __init__(
         self,
-        store: Store,
+        store: Versions,
         followed: Followed,
         *,
         load: Callable[[Path, Manifest], EngineT],
