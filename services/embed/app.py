@@ -14,7 +14,7 @@ from services.core.serving.model_service import ModelService, image_inputs
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_router, models_router
-from services.embed.service import CallLimits, Embedder, EmbedService
+from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedService
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
 
@@ -29,7 +29,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     host = ModelService("embed", settings, kind=CHECKPOINT_KIND)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
-    def load(folder: Path) -> EmbedEngine:
+    def load(folder: Path) -> EmbedModel:
         return EmbedEngine.load(folder, options)
 
     checkpoint = host.follow(settings.model, settings.alias, load=load, make_batcher=host.batcher)
@@ -58,7 +58,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
 
 def _library(
     settings: EmbedSettings,
-    checkpoint: ServedCheckpoint[EmbedEngine],
+    checkpoint: ServedCheckpoint[EmbedModel],
     inputs: ImageInputs,
     embedder: Embedder,
     metrics: Metrics,
@@ -67,7 +67,7 @@ def _library(
     if find_spec("faiss") is None:
         structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
         return None
-    from services.embed.collections.composition import create_library
+    from services.embed.collections.library import create_library
 
     return create_library(settings, checkpoint, inputs, embedder, metrics)
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+from PIL import Image
 
-from services.core.batching.batcher import Batcher, BatchLimits, Submission
+from services.core.batching.batcher import Batcher, BatchLimits, Engine, Submission
 from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import InvalidField, blaming
@@ -21,8 +22,9 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
+from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
-from services.embed.engine import Embeddings, EmbedEngine, Item, Reading
+from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
 EMBEDDINGS_PER_INPUT = 4
@@ -32,7 +34,34 @@ MAX_INLINE_TEXTS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
 
 EncodingFormat = Literal["float", "base64"]
-ServedEmbed = Served[EmbedEngine, Batcher[Item, Reading]]
+
+
+class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
+    """What embeds for a service and its collections: the engine of a checkpoint. All but batches run on any thread."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def embedding_width(self) -> int: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def state_bytes(self) -> int | None: ...
+
+    def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
+
+    def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
+
+    def transform(self, image: Image.Image) -> Pixels: ...
+
+    def prepare_pixels(
+        self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
+    ) -> Sequence[Item]: ...
+
+    def cost(self, item: Item) -> int: ...
+
+
+ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +169,7 @@ class Embedder:
             model=served.label,
         )
 
-    async def _tokenise_conditions(self, engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+    async def _tokenise_conditions(self, engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
         def tokenise() -> list[Text]:
             return [
                 self._tokenise(engine, text, f"condition.{index}" if index else "condition")
@@ -191,7 +220,7 @@ class Embedder:
             job.context.timing.add("tokenize", time.perf_counter() - began)
         return known
 
-    def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
+    def _tokenise(self, engine: EmbedModel, text: str, param: str, *, truncate: bool = False) -> Text:
         with blaming(param), self._tokenize_seconds.time():
             return engine.prepare_text(text, truncate=truncate)
 
@@ -216,7 +245,7 @@ class Embedder:
         rows = np.concatenate([answer.result.rows for answer in answers]).astype("<f4", copy=False)
         return [row.tobytes() for row in rows]
 
-    async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
+    async def _prepare(self, engine: EmbedModel, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
         if isinstance(one, Text):
             return [one]
         return await self._inputs.decode(
@@ -228,7 +257,7 @@ class Embedder:
 class EmbedService:
     """Answers calls by the checkpoint that serves; `batch_limits` are those of its batcher."""
 
-    checkpoint: ServedCheckpoint[EmbedEngine]
+    checkpoint: ServedCheckpoint[EmbedModel]
     embedder: Embedder
     limits: CallLimits
     batch_limits: BatchLimits

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from services.core.errors import FoveaError
 from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.reader import FreshPixels, Source
+from services.embed.collections.sources import FreshPixels, Source
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed

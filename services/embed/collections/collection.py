@@ -30,14 +30,14 @@ from services.embed.collections.conditions import Conditions
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.open_indexes import OpenIndexes
-from services.embed.collections.reader import FreshPixels, ImageReader
+from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
+from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
-from services.embed.engine import EmbedEngine
-from services.embed.service import Embedder, ServedEmbed
+from services.embed.service import Embedder, EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
@@ -66,7 +66,7 @@ class CollectionOptions:
 class Serving:
     """What collections use of the service."""
 
-    checkpoint: ServedCheckpoint[EmbedEngine]
+    checkpoint: ServedCheckpoint[EmbedModel]
     inputs: ImageInputs
     embedder: Embedder
     reader: ImageReader
@@ -373,7 +373,7 @@ class Collection:
         )
 
 
-def prepare_conditions(engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
     """Raises what the tokenizer refuses, naming the condition."""
     texts = []
     for index, condition in enumerate(conditions):

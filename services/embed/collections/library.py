@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from time import perf_counter, time
@@ -15,8 +16,12 @@ from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
 from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
-from services.core.images.inputs import DECODED_AT_ONCE
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
+from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import ServedCheckpoint
+from services.core.settings import MEBIBYTE
+from services.core.thread_priority import step_back
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -24,12 +29,29 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, Serving, prepare_conditions
+from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.open_collections import OpenCollections
+from services.embed.collections.reader import ImageReader
+from services.embed.collections.search import SearchOptions
+from services.embed.collections.sources import FreshPixels
+from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
-from services.embed.collections.storage.image_store import Added, CollectionInfo, NewImage, StoredImage
+from services.embed.collections.storage.image_store import (
+    Added,
+    CollectionInfo,
+    CollectionLimits,
+    NewImage,
+    StoredImage,
+)
+from services.embed.service import Embedder, EmbedModel
+from services.embed.settings import EmbedSettings
 
+# Pixels that wait for the index, over all collections.
+MAX_FRESH_BYTES = 256 * MEBIBYTE
+# No collection's name begins with a dot.
+BALLAST_NAME = ".ballast"
 # The audit log names so many images of one request, and tells how many there were.
 MAX_NAMED_IMAGES = 16
 
@@ -193,3 +215,47 @@ class Library:
 def _key(name: str) -> CollectionKey:
     """Of the collection that the current request means by this name."""
     return CollectionKey(current_caller().tenant, name)
+
+
+def create_library(
+    settings: EmbedSettings,
+    checkpoint: ServedCheckpoint[EmbedModel],
+    inputs: ImageInputs,
+    embedder: Embedder,
+    metrics: Metrics,
+) -> Library:
+    """The library over the folder that the settings name, which is opened later.
+
+    Raises ValueError where indexes shall be on a GPU and can't.
+    """
+    index = IndexOptions(
+        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
+    )
+    VectorIndex(1, index)  # refuses a GPU that is not there, before anything is served
+    options = CollectionOptions(
+        limits=CollectionLimits(
+            settings.collection_max_images,
+            settings.collection_max_bytes,
+            settings.collection_max_conditions,
+            settings.collection_max_metadata_bytes,
+        ),
+        index=index,
+        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
+        max_state_bytes=settings.collection_state_bytes,
+        poll_s=settings.store_poll_s,
+        save_every_s=settings.index_save_every_s,
+    )
+    serving = Serving(
+        checkpoint,
+        inputs,
+        embedder,
+        ImageReader(
+            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
+        ),
+        FreshPixels(MAX_FRESH_BYTES),
+        ThreadPoolExecutor(settings.search_threads, "search"),
+        metrics,
+        Ballast(settings.collections_dir / BALLAST_NAME),
+    )
+    collections = OpenCollections(settings.collections_dir, serving, options, max_collections=settings.max_collections)
+    return Library(collections, serving, AuditLog(settings.audit_log))

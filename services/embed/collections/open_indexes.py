@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.reader import FreshPixels
+from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 

@@ -22,7 +22,7 @@ from services.core.images.inputs import ImageInput
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.engine import Embeddings
+from services.embed.model.items import Embeddings
 from services.embed.service import EmbedCall, Embedder, ServedEmbed, TextInput
 from services.nn.clip_texts import Text
 
