@@ -13,7 +13,7 @@ from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService, image_inputs
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.engine import EmbedEngine
-from services.embed.http.routes import embed_router, models_router
+from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedService
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
@@ -49,7 +49,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         host.health.add_readiness_check("collections", library.check)
     return host.create_app(
         checkpoint,
-        [embed_router(service), *_collection_routers(library, limits), models_router(service)],
+        [embed_router(service), *_collection_routers(library, limits), embed_models_router(service)],
         title="Fovea embed",
         description="Image embeddings conditioned on a text, and texts in the same space.",
         resources=[lambda: inputs, *([library.opened] if library is not None else [])],

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.serving.model_service import ModelService
 from services.generate.engine import EngineOptions, GenerateEngine
-from services.generate.http.generate_routes import generate_router, models_router
+from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router
 from services.generate.http.rerank_routes import rerank_router
 from services.generate.service import CallLimits, GenerateService, GenerateStepper
@@ -48,7 +48,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     service = GenerateService(checkpoint, limits, host.metrics)
     return host.create_app(
         checkpoint,
-        [generate_router(service), openai_router(service), rerank_router(service), models_router(service)],
+        [generate_router(service), openai_router(service), rerank_router(service), generate_models_router(service)],
         title="Fovea generate",
         description="Answers over documents, with the bias of their places taken off, and rankings of documents.",
     )

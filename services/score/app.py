@@ -9,7 +9,7 @@ from services.core.images.references import ImageLimits
 from services.core.serving.model_service import ModelService, image_inputs
 from services.nn.devices import DeviceOptions
 from services.score.engine import ScoreEngine
-from services.score.http.routes import models_router, negatives_router, score_router
+from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.scorer import CallLimits, ScoreBatchers, Scorer
@@ -42,7 +42,7 @@ def create_score(settings: ScoreSettings) -> FastAPI:
     service = ScoreService(checkpoint, scorer, negatives, limits, host.metrics)
     return host.create_app(
         checkpoint,
-        [score_router(service), negatives_router(service), models_router(service)],
+        [score_router(service), negatives_router(service), score_models_router(service)],
         title="Fovea score",
         description="Which caption is true of an image, what its words look at, and captions made false.",
         resources=[negatives.opened, lambda: inputs],

@@ -122,7 +122,7 @@ async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
     async with service_of(engine) as service, service_of(other) as second:
         call = EmbedCall([picture(1), TextInput("one", "t")])
         first = await service.embed(call)
-        successor = Served(other, second.served.batcher, manifest(seed=1))
+        successor: ServedEmbed = Served(other, second.served.batcher, manifest(seed=1))
         assert np.abs((await service.embed(call, successor)).rows - first.rows).max() > 1e-3
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.serving.model_object import model_fields
+from services.core.serving.model_object import model_fields, models_router
 from services.embed.http.calls import read_embed, read_embeddings
 from services.embed.http.schemas import (
     EmbeddingList,
@@ -79,20 +80,9 @@ def embed_router(service: EmbedService) -> APIRouter:
     return router
 
 
-def models_router(service: EmbedService) -> APIRouter:
+def embed_models_router(service: EmbedService) -> APIRouter:
     """What is served, in OpenAI's and in TEI's words."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[_model(served, service.limits)])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.checkpoint.check_model(served, model_id)
-            return _model(served, service.limits)
+    router = models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
     @router.get("/info")
     async def info() -> TeiInfo:
@@ -165,7 +155,7 @@ def _tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds:
     return tei_headers(request, num_characters=num_characters, num_tokens=embedded.prompt_tokens, seconds=seconds)
 
 
-def _model(served: ServedEmbed, limits: CallLimits) -> Model:
+def _model(limits: CallLimits, served: ServedEmbed) -> Model:
     return Model(
         **model_fields(served),
         max_model_len=served.engine.context_length,

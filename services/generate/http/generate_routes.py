@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
-from services.core.serving.model_object import model_fields
+from services.core.serving.model_object import model_fields, models_router
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
@@ -32,7 +32,7 @@ from services.generate.http.generate_schemas import (
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.prompts.templates import Document
-from services.generate.service import Charged, GenerateService, ServedGenerate
+from services.generate.service import CallLimits, Charged, GenerateService, ServedGenerate
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
@@ -105,22 +105,9 @@ def generate_router(service: GenerateService) -> APIRouter:
     return router
 
 
-def models_router(service: GenerateService) -> APIRouter:
+def generate_models_router(service: GenerateService) -> APIRouter:
     """What is served, in OpenAI's words."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[_model(service, served)])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.checkpoint.check_model(served, model_id)
-            return _model(service, served)
-
-    return router
+    return models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
 def _prepare(body: GenerateRequest, documents: tuple[Document, ...], engine: GenerateEngine) -> list[Charged]:
@@ -146,7 +133,7 @@ async def _events(
     yield DONE
 
 
-def _model(service: GenerateService, served: ServedGenerate) -> Model:
+def _model(limits: CallLimits, served: ServedGenerate) -> Model:
     engine, profile = served.engine, served.engine.profile
     return Model(
         **model_fields(served),
@@ -155,8 +142,8 @@ def _model(service: GenerateService, served: ServedGenerate) -> Model:
             enabled=profile.enabled, bias=profile.bias, temperature=profile.temperature, layers=list(profile.layers)
         ),
         limits=ModelLimits(
-            max_documents=service.limits.max_documents,
-            max_tokens=service.limits.max_tokens,
-            max_choices=service.limits.max_choices,
+            max_documents=limits.max_documents,
+            max_tokens=limits.max_tokens,
+            max_choices=limits.max_choices,
         ),
     )

@@ -1,13 +1,14 @@
 """The routes of the score service."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, request_schema
-from services.core.serving.model_object import model_fields
+from services.core.serving.model_object import model_fields, models_router
 from services.score.http.answers import num_numbers, render
 from services.score.http.calls import captions_of, read_score
 from services.score.http.schemas import (
@@ -77,25 +78,12 @@ def negatives_router(service: ScoreService) -> APIRouter:
     return router
 
 
-def models_router(service: ScoreService) -> APIRouter:
+def score_models_router(service: ScoreService) -> APIRouter:
     """What is served, in OpenAI's words."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[_model(served, service)])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.checkpoint.check_model(served, model_id)
-            return _model(served, service)
-
-    return router
+    return models_router(service.checkpoint, partial(_model, service), one=Model, listing=ModelList)
 
 
-def _model(served: ServedScore, service: ScoreService) -> Model:
+def _model(service: ScoreService, served: ServedScore) -> Model:
     engine, limits = served.engine, service.limits
     return Model(
         **model_fields(served),
