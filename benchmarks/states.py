@@ -25,14 +25,8 @@ from rich.table import Table
 import services.embed.engine
 from benchmarks.record import record, summary
 from services.embed.collections.storage.image_states import StateCache
-from services.embed.engine import (
-    EmbedEngine,
-    ImageItem,
-    ImageState,
-    Pixels,
-    Reading,
-    StateItem,
-)
+from services.embed.engine import EmbedEngine
+from services.embed.model.items import ImageItem, ImageState, Pixels, Reading, StateItem
 from services.jobs.colorshape import render, sample_scenes
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

@@ -14,6 +14,7 @@ from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
 from gateway.settings import Service
 from gateway.upstream import Upstream, UpstreamRequest
 from services.core.errors import Overloaded, Unauthenticated
+from services.core.exchange import context_of
 
 
 class Proxy:
@@ -65,8 +66,8 @@ class Proxy:
         send: Send,
     ) -> None:
         # Before the body is read: to refuse it then would cost as much as to serve it.
-        upstream.gate.check(visitor.identity, scope["state"]["deadline"])
-        timing = scope["state"]["timing"]
+        context = context_of(scope)
+        upstream.gate.check(visitor.identity, context.deadline)
         body = ClientBody(self.body_memory, visitor.identity)
         try:
             request = UpstreamRequest(
@@ -74,7 +75,7 @@ class Proxy:
                 target=_target(scope),
                 headers=request_headers(scope, visitor.caller),
                 body=await body.read(scope, receive),
-                deadline=scope["state"]["deadline"],
+                deadline=context.deadline,
                 client=visitor.identity,
             )
             sent_at = time.perf_counter()
@@ -82,12 +83,12 @@ class Proxy:
                 # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is relayed.
                 request.body = None
                 body.release()
-                headers = response_headers(response.raw_headers, response.status, timing)
+                headers = response_headers(response.raw_headers, response.status, context.timing)
                 if not visitor.may(f"{upstream.service}:admin"):
                     # The durations of stages reveal whether another client has asked the same before.
-                    timing.is_private = True
+                    context.timing.is_private = True
                     headers = [(name, value) for name, value in headers if name != b"server-timing"]
-                timing.add("upstream", time.perf_counter() - sent_at)
+                context.timing.add("upstream", time.perf_counter() - sent_at)
                 if allowance is not None:
                     headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": headers})

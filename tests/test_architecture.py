@@ -53,7 +53,11 @@ ROOMS = (
     ),
     Room("services/*/data/**", (*KNOWN, "services.{service}.{data,negatives}", "services.jobs", CORE_OF_JOBS), HTTP),
     Room("services/*/collections/{storage,index}/**", ("services.{service}.collections", "services.core"), HEAVY),
-    Room("services/*/collections/**", ("services.{service}", "services.core", "services.nn"), HEAVY),
+    Room(
+        "services/*/collections/**",
+        ("services.{service}.{collections,http,model,service,settings}", "services.core", "services.nn"),
+        HEAVY,
+    ),
     Room(
         "services/*/{training,evaluation,calibrate,bulk,extraction}/**",
         (
@@ -152,6 +156,8 @@ def test_every_file_imports_only_what_its_room_may() -> None:
         ("services/embed/training/train.py", "from services.embed.engine import Engine"),
         ("services/cli/main.py", "import torch.nn"),
         ("services/embed/service.py", "from services.embed.http.schemas import EmbedRequest"),
+        ("services/embed/collections/reader.py", "from services.embed.engine import EmbedEngine"),
+        ("services/predict/service.py", "from fastapi import Request"),
         ("services/jobs/options.py", "from services.predict.tasks import Task"),
     ],
 )

@@ -1,5 +1,6 @@
 """The state of one request while it is answered; the outermost middleware creates it, the others read it."""
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -31,12 +32,25 @@ class Timing:
 
 
 @dataclass(slots=True)
+class RequestContext:
+    """What the objects that answer a request know of it; they see nothing of HTTP.
+
+    `deadline` is a reading of `time.monotonic()`. `model` is the `name@version` that answers, set once it is known.
+    """
+
+    deadline: float = math.inf
+    timing: Timing = field(default_factory=Timing)
+    model: str | None = None
+
+
+@dataclass(slots=True)
 class Exchange:
     """One request and its response; `path` is as the client wrote it, `status` None until the response begins."""
 
     request_id: str
     path: str
     is_probe: bool
+    context: RequestContext = field(default_factory=RequestContext)
     started_s: float = field(default_factory=time.perf_counter)
     status: int | None = None
     content_type: bytes = b""
@@ -76,3 +90,7 @@ def announces_body(scope: Scope) -> bool:
 def exchange_of(scope: Scope) -> Exchange:
     exchange: Exchange = scope[SCOPE_KEY]
     return exchange
+
+
+def context_of(scope: Scope) -> RequestContext:
+    return exchange_of(scope).context

@@ -35,6 +35,8 @@ COMMAND_LINE_VARIABLES = frozenset(
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
 MEBIBYTE = 1024 * 1024
+DeviceName = Literal["auto", "cuda", "mps", "cpu"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DEFAULT_STORE_URL = "file://~/.fovea/store"
 
 
@@ -207,6 +209,34 @@ class ServiceSettings(ProcessSettings):
         return path and path.expanduser()
 
 
+class ModelSettings(ServiceSettings):
+    """What a service that follows one checkpoint has besides; each gives `model` a default."""
+
+    model: str = Field(description="Name of the served model in the store.")
+    alias: str = Field("latest", description="Alias that the service follows.")
+    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    num_threads: int = Field(
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+    )
+
+
+class ImageSettings(ModelSettings):
+    """What a service that reads images has besides."""
+
+    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
+    max_decode_pixels: int = Field(
+        64_000_000,
+        ge=1,
+        description="Pixels of images over 12.6 million pixels that are decoded at a time, 8 bytes each;"
+        " a larger image is decoded alone.",
+    )
+    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
+    image_url_hosts: frozenset[str] = Field(
+        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
+    )
+
+
 SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
 
 
@@ -245,7 +275,7 @@ def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
             variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
             type=_type_name(field.annotation),
             default=None if field.is_required() else _as_given(field.get_default()),
-            description=field.description or _inherited_description(name),
+            description=field.description or _inherited_description(settings_cls, name),
         )
         for name, field in settings_cls.model_fields.items()
     ]
@@ -269,10 +299,11 @@ def _is_shared(field_name: str) -> bool:
     return field_name in ServiceSettings.model_fields and field_name not in PROCESS_ONLY_FIELDS
 
 
-def _inherited_description(field_name: str) -> str:
+def _inherited_description(settings_cls: type[ProcessSettings], field_name: str) -> str:
     """Return the base class's description, for a process that only changes the default (of its port, say)."""
-    inherited = ServiceSettings.model_fields.get(field_name)
-    return (inherited.description if inherited else None) or ""
+    classes = [one for one in settings_cls.__mro__ if issubclass(one, ProcessSettings)]
+    fields = [one.model_fields[field_name] for one in classes if field_name in one.model_fields]
+    return next((field.description for field in fields if field.description), "")
 
 
 def _own_prefix(settings_cls: type[ProcessSettings]) -> str:

@@ -20,61 +20,18 @@ from torch import Tensor
 
 from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
 from services.embed.model.encoder import Encoder
+from services.embed.model.items import Bytes, ImageItem, Item, Pixels, Reading, StateItem
 from services.embed.model.readout_plan import ReadoutPlan
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Pixels = Bytes
-# `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that made one can read it.
-ImageState = Bytes
-Embeddings = np.ndarray[Any, np.dtype[np.float32]]
-
 # To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-
-@dataclass(frozen=True, eq=False)
-class ImageItem:
-    """An image, transformed but still bytes (height, width, 3), to be read under each of `conditions`.
-
-    `digest` names the image: items of equal digest share one pass. None is the unconditional embedding.
-    `keeps_state` asks for the image's state beside the embeddings.
-    """
-
-    digest: str
-    pixels: Pixels
-    conditions: tuple[Text | None, ...]
-    keeps_state: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class StateItem:
-    """An image that was encoded before, to be read from its state under each of `conditions`."""
-
-    digest: str
-    state: ImageState
-    conditions: tuple[Text | None, ...]
-
-
-Item = ImageItem | StateItem | Text
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """What a batch answers for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
-
-    `state` is there where it was asked for, unless one of its numbers is too large for half precision or
-    `EmbedEngine.state_bytes` is None.
-    """
-
-    rows: Embeddings
-    state: ImageState | None = None
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+from PIL import Image
 
-from services.core.batching.batcher import Batcher, Submission
+from services.core.batching.batcher import Batcher, BatchLimits, Engine, Submission
 from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
-from services.core.errors import blaming
-from services.core.exchange import Timing
+from services.core.errors import InvalidField, blaming
+from services.core.exchange import RequestContext
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.embed.engine import Embeddings, EmbedEngine, Item, Reading
+from services.core.serving.candidates import CheckpointEngine
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
 EMBEDDINGS_PER_INPUT = 4
@@ -30,8 +33,35 @@ MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
 
-
 EncodingFormat = Literal["float", "base64"]
+
+
+class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
+    """What embeds for a service and its collections: the engine of a checkpoint. All but batches run on any thread."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def embedding_width(self) -> int: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def state_bytes(self) -> int | None: ...
+
+    def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
+
+    def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
+
+    def transform(self, image: Image.Image) -> Pixels: ...
+
+    def prepare_pixels(
+        self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
+    ) -> Sequence[Item]: ...
+
+    def cost(self, item: Item) -> int: ...
+
+
+ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
 
 
 @dataclass(frozen=True)
@@ -75,33 +105,27 @@ class EmbedCall:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The checkpoint that answers a call."""
-
-    digest: str
-    engine: EmbedEngine
-    batcher: Batcher[Item, Reading]
-
-
-@dataclass(frozen=True)
 class Embedded:
-    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions; `conditions` for each."""
+    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions; `conditions` for each.
+
+    `model` is the `name@version` that computed them.
+    """
 
     rows: Embeddings
     conditions: list[str | None]
     num_images: int
     prompt_tokens: int
+    model: str
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One call on its way: `conditions` as every image is read under them, `deadline` of `time.monotonic()`."""
+    """One call on its way: `conditions` as every image is read under them."""
 
-    checkpoint: Checkpoint
+    served: ServedEmbed
     conditions: tuple[Text | None, ...]
     is_truncating: bool
-    deadline: float
-    timing: Timing
+    context: RequestContext
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +148,14 @@ class Embedder:
         self._inputs = inputs
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
 
-    async def embed(self, checkpoint: Checkpoint, call: EmbedCall, *, deadline: float, timing: Timing) -> Embedded:
+    async def embed(self, served: ServedEmbed, call: EmbedCall, context: RequestContext) -> Embedded:
         """All embeddings of a call.
 
         Raises what is wrong with one of its inputs, naming it in `param`, or Overloaded; what was computed by then
         is in the cache for the next attempt.
         """
-        named = await self._tokenise_conditions(checkpoint.engine, call.conditions)
-        job = _Job(checkpoint, tuple(named) or (None,), call.truncate, deadline, timing)
+        named = await self._tokenise_conditions(served.engine, call.conditions)
+        job = _Job(served, tuple(named) or (None,), call.truncate, context)
         done = await in_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
@@ -142,9 +166,10 @@ class Embedder:
             ],
             num_images=sum(isinstance(one, ImageInput) for one in call.inputs),
             prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
+            model=served.label,
         )
 
-    async def _tokenise_conditions(self, engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+    async def _tokenise_conditions(self, engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
         def tokenise() -> list[Text]:
             return [
                 self._tokenise(engine, text, f"condition.{index}" if index else "condition")
@@ -159,10 +184,10 @@ class Embedder:
         """The rows of some inputs, and how many tokens their texts have."""
         known = await self._identify(job, inputs)
         wanted = [(one, c) for one in known for c in (job.conditions if isinstance(one, _Image) else (None,))]
-        engine = job.checkpoint.engine
+        engine = job.served.engine
         options = {"dtype": engine.dtype_name}
         keys = [
-            result_key(job.checkpoint.digest, _cache_digest(one), condition.digest if condition else None, options)
+            result_key(job.served.digest, _cache_digest(one), condition.digest if condition else None, options)
             for one, condition in wanted
         ]
         values = await self._cache.resolve(
@@ -179,7 +204,7 @@ class Embedder:
 
         def identify() -> list[_Known]:
             return [
-                self._tokenise(job.checkpoint.engine, one.text, one.param, truncate=job.is_truncating)
+                self._tokenise(job.served.engine, one.text, one.param, truncate=job.is_truncating)
                 if isinstance(one, TextInput)
                 else _Image(data_of[id(one)], content_digest(data_of[id(one)]), one.param)
                 for one in inputs
@@ -192,16 +217,16 @@ class Embedder:
         else:
             known = await asyncio.get_running_loop().run_in_executor(self._inputs.threads, identify)
         if texts:
-            job.timing.add("tokenize", time.perf_counter() - began)
+            job.context.timing.add("tokenize", time.perf_counter() - began)
         return known
 
-    def _tokenise(self, engine: EmbedEngine, text: str, param: str, *, truncate: bool = False) -> Text:
+    def _tokenise(self, engine: EmbedModel, text: str, param: str, *, truncate: bool = False) -> Text:
         with blaming(param), self._tokenize_seconds.time():
             return engine.prepare_text(text, truncate=truncate)
 
     async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
         """The rows that the cache lacks, each as little-endian float32."""
-        engine = job.checkpoint.engine
+        engine = job.served.engine
         needs = [
             (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
         ]
@@ -210,23 +235,47 @@ class Embedder:
             [self._prepare(engine, one, conditions) for one, conditions in needs], at_once=DECODED_AT_ONCE
         )
         if any(isinstance(one, _Image) for one, _ in needs):
-            job.timing.add("decode", time.perf_counter() - began)
+            job.context.timing.add("decode", time.perf_counter() - began)
         items = [item for some in prepared for item in some]
         costs = [engine.cost(item) for item in items]
-        answers = await job.checkpoint.batcher.submit(
-            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
-        )
-        job.timing.add("queue", max(answer.queue_s for answer in answers))
-        job.timing.add("infer", max(answer.infer_s for answer in answers))
+        submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
+        answers = await job.served.batcher.submit(submissions, deadline=job.context.deadline)
+        job.context.timing.add("queue", max(answer.queue_s for answer in answers))
+        job.context.timing.add("infer", max(answer.infer_s for answer in answers))
         rows = np.concatenate([answer.result.rows for answer in answers]).astype("<f4", copy=False)
         return [row.tobytes() for row in rows]
 
-    async def _prepare(self, engine: EmbedEngine, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
+    async def _prepare(self, engine: EmbedModel, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
         if isinstance(one, Text):
             return [one]
         return await self._inputs.decode(
             one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
         )
+
+
+@dataclass(frozen=True)
+class EmbedService:
+    """Answers calls by the checkpoint that serves; `batch_limits` are those of its batcher."""
+
+    checkpoint: ServedCheckpoint[EmbedModel]
+    embedder: Embedder
+    limits: CallLimits
+    batch_limits: BatchLimits
+    metrics: Metrics
+
+    async def embed(self, call: EmbedCall, context: RequestContext) -> Embedded:
+        """All embeddings of a call.
+
+        Raises NotFound for a model that is not the served one, InvalidField for a width that it does not have, and
+        what `Embedder.embed` raises.
+        """
+        with self.checkpoint.lease() as served:
+            context.model = served.label
+            self.checkpoint.check_model(served, call.model)
+            width = served.engine.embedding_width
+            if call.dimensions is not None and call.dimensions != width:
+                raise InvalidField(f"dimensions: This model's embeddings have {width} numbers.", param="dimensions")
+            return await self.embedder.embed(served, call, context)
 
 
 def _are_few_and_short(texts: Sequence[str]) -> bool:

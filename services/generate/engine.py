@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from services.core.errors import InvalidField, TooLarge, blaming
+from services.generate.generation.generation import Generation, Progress
 from services.generate.generation.options import AnswerOptions as AnswerOptions
 from services.generate.generation.options import EngineOptions as EngineOptions
 from services.generate.generation.passes import Passes, Preparations, finish
@@ -24,7 +25,7 @@ from services.generate.generation.ranking import (
     running_rankings,
 )
 from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
-from services.generate.generation.running_batch import Generation, Progress, RunningBatch, needs_many_passes
+from services.generate.generation.running_batch import RunningBatch, needs_many_passes
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel
 from services.generate.model.model_checks import check_last_token, next_logits
 from services.generate.profile import OFF, CalibrationProfile, read_profile

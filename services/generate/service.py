@@ -1,23 +1,25 @@
-"""What all routes of the generate service share: the checkpoint that answers, and one way to ask it."""
+"""Answers in steps and rankings by the checkpoint that serves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from fastapi import Request
-
-from services.core.batching.step_queue import Event, Stream
+from services.core.batching.step_queue import Event
 from services.core.batching.stepper import Stepper
 from services.core.caller import current_caller
+from services.core.errors import blaming
+from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.generate.engine import GenerateEngine, Item, Outcome
+from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.ranking import Ranking
-from services.generate.generation.running_batch import Generation, Progress, PromptFacts
 from services.generate.prompts.abandonment import in_thread
-from services.generate.prompts.ranking import RankingJob
+from services.generate.prompts.ranking import RankMethod
+from services.generate.prompts.templates import Document, shorten
 
 T = TypeVar("T")
 
@@ -39,85 +41,121 @@ class CallLimits:
     max_queue_cost: int = 262_144
 
 
+class Charged(NamedTuple):
+    """An answer to be generated, and what it is charged for its place in the queue."""
+
+    generation: Generation
+    cost: int
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """Documents to be ranked for a query; those of more tokens than `max_document_tokens` are cut."""
+
+    query: str
+    documents: Sequence[Document]
+    method: RankMethod
+    model: str | None = None
+    max_document_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A ranking; `model` is the `name@version` that made it, `cut` the places of the documents that were cut."""
+
+    ranking: Ranking
+    model: str
+    cut: Sequence[int] = ()
+
+
 @dataclass(frozen=True)
 class GenerateService:
-    """The parts that every route needs. A route leases the checkpoint once and keeps the lease until it has answered:
-
-    with service.lease(request, model) as served:
-        generation = await service.prepare(request, lambda: served.engine.prepare_…(…))
-        async with aclosing(service.run(request, served, generation)) as steps:
-            async for progress in steps: …
-    """
+    """Answers calls. The checkpoint is leased once a call and kept until the call is answered."""
 
     checkpoint: ServedCheckpoint[GenerateEngine, GenerateStepper]
     limits: CallLimits
     metrics: Metrics
 
+    async def generate(
+        self, model: str | None, prepare: Callable[[GenerateEngine], Sequence[Charged]], context: RequestContext
+    ) -> AsyncGenerator[tuple[int, Progress], None]:
+        """The steps of all answers that `prepare` asks for, as they come, each with the place of its answer.
+
+        `prepare` runs in a thread. Closing the generator frees the places of its answers within one step. Raises what
+        `_lease`, `prepare`, `Stepper.submit` and its streams raise.
+        """
+        with self._lease(model, context) as served:
+            asked = await self._prepare(lambda: prepare(served.engine), context)
+            # at the same time only one may add to the request's `Server-Timing`
+            runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
+            if len(runs) > 1:
+                async with aclosing(interleaved(runs)) as steps:
+                    async for step in steps:
+                        yield step
+            else:
+                async with aclosing(runs[0]) as only:
+                    async for progress in only:
+                        yield 0, progress
+
+    async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
+        """How relevant documents are to a query. Raises what `generate` raises."""
+        with self._lease(call.model, context) as served:
+            engine, documents = served.engine, call.documents
+            cut: dict[int, str] = {}
+            if call.max_document_tokens is not None:
+                shortened = partial(_shortened, engine.tokenizer, documents, call.max_document_tokens)
+                cut = await self._prepare(shortened, context)
+                documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
+            with blaming("documents"):
+                prepare = partial(engine.prepare_ranking, call.query, documents, call.method)
+                job = await self._prepare(prepare, context)
+            async with aclosing(served.batcher.submit(job, cost=engine.cost(job), deadline=context.deadline)) as stream:
+                event = await anext(stream)
+            assert isinstance(event.value, Ranking), "a ranking is answered at once"
+            _add_timing(context, event, None)
+            self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
+            return Ranked(event.value, served.label, tuple(cut))
+
     @contextmanager
-    def lease(self, request: Request, model: str | None) -> Iterator[ServedGenerate]:
-        """The version that answers this request, whose name goes into the response's headers.
+    def _lease(self, model: str | None, context: RequestContext) -> Iterator[ServedGenerate]:
+        """The version that answers this call.
 
         Raises NotFound for a model that is not the served one, Overloaded while there is none, and where the request
         would wait too long: nothing was done for it then.
         """
         with self.checkpoint.lease() as served:
-            request.state.model = f"{served.name}@{served.version}"
+            context.model = served.label
             self.checkpoint.check_model(served, model)
-            served.batcher.check_wait(request.state.deadline)
+            served.batcher.check_wait(context.deadline)
             yield served
 
-    async def prepare(self, request: Request, work: Callable[[], T]) -> T:
+    async def _prepare(self, work: Callable[[], T], context: RequestContext) -> T:
         """Tokenise in a thread, so that the event loop serves others meanwhile; a cancelled request ends there, too."""
         began = asyncio.get_running_loop().time()
         prepared = await in_thread(work)
         seconds = asyncio.get_running_loop().time() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
-        request.state.timing.add("tokenize", seconds)
+        context.timing.add("tokenize", seconds)
         return prepared
 
-    async def run(
-        self,
-        request: Request,
-        served: ServedGenerate,
-        generation: Generation,
-        *,
-        cost: int | None = None,
-        is_timed: bool = True,
+    async def _run(
+        self, served: ServedGenerate, asked: Charged, context: RequestContext, *, is_timed: bool
     ) -> AsyncGenerator[Progress, None]:
-        """The steps of one answer until its last; closing it frees the answer's place within one step.
-
-        Submits at the first step, for the engine's cost of the generation where none is given. `is_timed` adds to the
-        request's `Server-Timing`, which of several answers at the same time only one must do. Raises what
-        `Stepper.submit` and its streams raise.
-        """
+        """The steps of one answer until its last. Submits at the first step."""
         previous: Event[Outcome] | None = None
         num_tokens = 0
-        async with aclosing(self._submit(request, served, generation, cost)) as stream:
+        generation = replace(asked.generation, tenant=current_caller().tenant)
+        async with aclosing(served.batcher.submit(generation, cost=asked.cost, deadline=context.deadline)) as stream:
             async for event in stream:
                 progress = event.value
                 assert isinstance(progress, Progress), "a generation is answered in steps"
                 if is_timed:
-                    _add_timing(request, event, previous)
+                    _add_timing(context, event, previous)
                 self._measure(event, previous, progress.num_tokens - num_tokens)
                 if progress.facts is not None:
                     self._measure_prompt(progress.facts)
                 previous, num_tokens = event, progress.num_tokens
                 yield progress
-
-    async def rank(self, request: Request, served: ServedGenerate, job: RankingJob) -> Ranking:
-        """How relevant a job's documents are. Raises what `Stepper.submit` and its streams raise."""
-        async with aclosing(self._submit(request, served, job)) as stream:
-            event = await anext(stream)
-        assert isinstance(event.value, Ranking), "a ranking is answered at once"
-        _add_timing(request, event, None)
-        self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
-        return event.value
-
-    def _submit(self, request: Request, served: ServedGenerate, item: Item, cost: int | None = None) -> Stream[Outcome]:
-        if isinstance(item, Generation):
-            item = replace(item, tenant=current_caller().tenant)
-        charged = served.engine.cost(item) if cost is None else cost
-        return served.batcher.submit(item, cost=charged, deadline=request.state.deadline)
 
     def _measure(self, event: Event[Outcome], previous: Event[Outcome] | None, num_new_tokens: int) -> None:
         if previous is None:
@@ -132,8 +170,53 @@ class GenerateService:
         self.metrics.calibration_passes.inc(facts.calibration_passes)
 
 
-def _add_timing(request: Request, event: Event[Outcome], previous: Event[Outcome] | None) -> None:
+def _add_timing(context: RequestContext, event: Event[Outcome], previous: Event[Outcome] | None) -> None:
     """What came since the event before it. Once a stream's head is sent, nobody reads it any more but the log."""
     if previous is None:
-        request.state.timing.add("queue", event.queue_s)
-    request.state.timing.add("infer", event.elapsed_s - (previous.elapsed_s if previous else event.queue_s))
+        context.timing.add("queue", event.queue_s)
+    context.timing.add("infer", event.elapsed_s - (previous.elapsed_s if previous else event.queue_s))
+
+
+def _shortened(tokenizer: Any, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:
+    """The places and texts of those that are longer."""
+    texts = [shorten(tokenizer, document.text, max_tokens) for document in documents]
+    return {index: text for index, text in enumerate(texts) if text is not None}
+
+
+async def interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """What all streams yield, each with the place of its stream, until all have ended.
+
+    Raises what the first of them raises. All are closed however it ends.
+    """
+    async with AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(aclosing(stream))
+        async with aclosing(_as_they_come(streams)) as items:
+            async for place, item in items:
+                yield place, item
+
+
+async def _as_they_come(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    coming = {asyncio.create_task(_next(stream)): place for place, stream in enumerate(streams)}
+    try:
+        while coming:
+            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=coming.__getitem__):
+                items = task.result()
+                place = coming.pop(task)
+                if items:
+                    coming[asyncio.create_task(_next(streams[place]))] = place
+                    yield place, items[0]
+    finally:
+        for task in coming:
+            task.cancel()
+        # a stream is closed only once nobody reads it
+        await asyncio.gather(*coming, return_exceptions=True)
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> list[T]:
+    """The next item alone; empty after the last."""
+    try:
+        return [await anext(stream)]
+    except StopAsyncIteration:
+        return []

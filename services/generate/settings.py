@@ -3,23 +3,16 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.core.settings import MEBIBYTE, ServiceSettings
-from services.nn.devices import DeviceName, DtypeName
+from services.core.settings import MEBIBYTE, ModelSettings
 
 
-class GenerateSettings(ServiceSettings):
+class GenerateSettings(ModelSettings):
     """What the generate service adds to the settings of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
 
     port: int = Field(8102, ge=0, le=65535)
-    model: str = Field("litm-facts", description="Name of the served model in the store.")
-    alias: str = Field("latest", description="Alias that the service follows.")
-    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
-    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
-    num_threads: int = Field(
-        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
-    )
+    model: str = Field("litm-facts")
     max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")

@@ -1,27 +1,29 @@
-"""What all routes of the predict service share: which model answers, and one way to ask it."""
+"""Predictions by the model that fits what is asked: inputs with the fields of a task, or bare texts to classify."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
-
-from fastapi import Request
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import in_slices
-from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
+from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
+from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, Served
 from services.predict.engine import Item, PredictEngine, Prediction
 from services.predict.model.task_description import TaskDescription
 from services.predict.residency import Residency, Resident
+from services.predict.tasks import FieldValue
 
 T = TypeVar("T")
 
 PredictBatcher = Batcher[Item, Prediction]
 ServedPredict = Served[PredictEngine, PredictBatcher]
+Side = Literal["left", "right"]
 
 # Fewer characters than this are tokenised in less time than waking a thread takes.
 MAX_INLINE_CHARACTERS = 2048
@@ -30,12 +32,83 @@ PREPARED_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
+class PredictCall:
+    """Inputs of one task, each a value by field. `task` and `model` may be None where one alone fits."""
+
+    inputs: Sequence[Mapping[str, FieldValue]]
+    task: str | None = None
+    model: str | None = None
+    rationale: bool = False
+    probabilities: bool = False
+
+
+@dataclass(frozen=True)
+class ClassifyCall:
+    """Inputs of one or two texts. Those that are too long lose tokens at the side `cut`, or are refused if None."""
+
+    inputs: Sequence[Sequence[str]]
+    model: str | None = None
+    cut: Side | None = None
+
+    @property
+    def num_characters(self) -> int:
+        return sum(len(text) for texts in self.inputs for text in texts)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions in the order of the inputs; `model` is the `name@version` that made them."""
+
+    model: str
+    task: str
+    predictions: list[Prediction]
+
+
+@dataclass(frozen=True)
 class PredictService:
-    """The parts that every route needs. `max_inputs` is what one request may hold."""
+    """Answers calls; `max_inputs` is the most that one may hold."""
 
     residency: Residency[PredictEngine]
     max_inputs: int
     metrics: Metrics
+
+    async def predict(self, call: PredictCall, context: RequestContext) -> Predicted:
+        """Label the inputs of a task.
+
+        Raises what `_choose`, `_lease`, `PredictEngine.prepare` and `Batcher.submit` raise.
+        """
+        resident = self._choose(call.task, call.model)
+        num_characters = sum(
+            len(value) if isinstance(value, str) else sum(map(len, value))
+            for fields in call.inputs
+            for value in fields.values()
+        )
+
+        def prepare(engine: PredictEngine, place: int, fields: Mapping[str, FieldValue]) -> Item:
+            return engine.prepare(
+                fields, rationale=call.rationale, probabilities=call.probabilities, place=f"inputs.{place}"
+            )
+
+        async with self._lease(resident, call.model, context) as served:
+            return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
+
+    async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
+        """Label bare texts, with all probabilities.
+
+        Without `model`, the first model answers that has labels and as many fields as an input has texts. Raises
+        InvalidField where there is none, and what `predict` raises.
+        """
+        resident = self._choose_classifier(call)
+
+        def prepare(engine: PredictEngine, place: int, texts: Sequence[str]) -> Item:
+            fields = _fields_of(engine.description, texts, f"inputs.{place}")
+            if call.cut is None:
+                return engine.prepare(fields, place=f"inputs.{place}")
+            return prepare_cut(engine, fields, call.cut, f"inputs.{place}")
+
+        async with self._lease(resident, call.model, context) as served:
+            prepare_one = partial(prepare, served.engine)
+            return await self._answer(served, call.inputs, call.num_characters, prepare_one, context)
 
     def described(self) -> list[tuple[Resident[PredictEngine], TaskDescription]]:
         """The models that have served, in memory or not. Raises Overloaded before the first has."""
@@ -44,7 +117,7 @@ class PredictService:
             raise self._loading()
         return known
 
-    def choose(self, task: str | None, model: str | None) -> Resident[PredictEngine]:
+    def _choose(self, task: str | None, model: str | None) -> Resident[PredictEngine]:
         """The model that answers a task.
 
         Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
@@ -69,27 +142,50 @@ class PredictService:
             raise InvalidField(f"model: Several models have the task {task!r}: {names}.", param="model")
         return known[0][0]
 
+    def _choose_classifier(self, call: ClassifyCall) -> Resident[PredictEngine]:
+        if call.model is not None:
+            return self._choose(None, call.model)
+        num_texts = len(call.inputs[0])
+        for resident, description in self.described():
+            if description.labels is not None and len(description.fields) == num_texts:
+                return resident
+        what = "one text" if num_texts == 1 else "two texts"
+        raise InvalidField(f"inputs: No model gives labels to {what}.", param="inputs")
+
     @asynccontextmanager
-    async def lease(
-        self, request: Request, resident: Resident[PredictEngine], model: str | None
+    async def _lease(
+        self, resident: Resident[PredictEngine], model: str | None, context: RequestContext
     ) -> AsyncIterator[ServedPredict]:
-        """The version that answers this request, whose name goes into the response's headers.
+        """The version that answers this call.
 
         Raises what `Residency.lease` raises, and NotFound where `model` is a version that was replaced meanwhile.
         """
         began = time.perf_counter()
         was_loaded = resident.checkpoint.is_loaded
-        async with self.residency.lease(resident, request.state.deadline) as served:
+        async with self.residency.lease(resident, context.deadline) as served:
             if not was_loaded:
-                request.state.timing.add("load", time.perf_counter() - began)
-            request.state.model = f"{served.name}@{served.version}"
+                context.timing.add("load", time.perf_counter() - began)
+            context.model = served.label
             resident.checkpoint.check_model(served, model)
             yield served
 
-    async def prepare(
-        self, request: Request, inputs: Sequence[T], num_characters: int, prepare: Callable[[int, T], Item]
+    async def _answer(
+        self,
+        served: ServedPredict,
+        inputs: Sequence[T],
+        num_characters: int,
+        prepare: Callable[[int, T], Item],
+        context: RequestContext,
+    ) -> Predicted:
+        """Predict what `prepare` makes of each input and its place."""
+        items = await self._prepare(inputs, num_characters, prepare, context)
+        predictions = await self._run(served, items, context)
+        return Predicted(served.label, served.engine.description.task, predictions)
+
+    async def _prepare(
+        self, inputs: Sequence[T], num_characters: int, prepare: Callable[[int, T], Item], context: RequestContext
     ) -> list[Item]:
-        """What `prepare` makes of each input and its place; in a thread, so that the event loop serves others."""
+        """All items; in a thread where the texts are long, so that the event loop serves others."""
 
         def prepare_from(start: int, num: int) -> list[Item]:
             return [prepare(place, one) for place, one in enumerate(inputs[start : start + num], start)]
@@ -103,10 +199,10 @@ class PredictService:
                 items += await asyncio.to_thread(prepare_from, start, PREPARED_AT_ONCE)
         seconds = time.perf_counter() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
-        request.state.timing.add("tokenize", seconds)
+        context.timing.add("tokenize", seconds)
         return items
 
-    async def run(self, request: Request, served: ServedPredict, items: Sequence[Item]) -> list[Prediction]:
+    async def _run(self, served: ServedPredict, items: Sequence[Item], context: RequestContext) -> list[Prediction]:
         """A prediction of each item. Raises what `Batcher.submit` raises.
 
         Many items are submitted a few batches at a time, so that the largest request takes no more of the queue than
@@ -118,14 +214,14 @@ class PredictService:
         async def submit(some: Sequence[Item]) -> list[Prediction]:
             costs = [served.engine.cost(item) for item in some]
             submissions = [Submission(item, cost, item.prompt_tokens) for item, cost in zip(some, costs, strict=True)]
-            answers = await served.batcher.submit(submissions, deadline=request.state.deadline)
+            answers = await served.batcher.submit(submissions, deadline=context.deadline)
             queue_s.append(min(answer.queue_s for answer in answers))
             return [answer.result for answer in answers]
 
         predictions = [one for some in await in_slices(items, submit) for one in some]
         waited_s = min(queue_s)  # until the first batch
-        request.state.timing.add("queue", waited_s)
-        request.state.timing.add("infer", time.perf_counter() - began - waited_s)
+        context.timing.add("queue", waited_s)
+        context.timing.add("infer", time.perf_counter() - began - waited_s)
         self.metrics.prompt_tokens.inc(sum(one.prompt_tokens for one in predictions))
         return predictions
 
@@ -160,3 +256,54 @@ def names_of(resident: Resident[PredictEngine]) -> tuple[str, ...]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, dict.fromkeys(names)))
+
+
+def _fields_of(description: TaskDescription, texts: Sequence[str], place: str) -> dict[str, str]:
+    """The texts of an input by field. Raises InvalidField for a model without labels or with another number of them."""
+    names = description.fields
+    if description.labels is None or len(names) != len(texts):
+        what = "no labels, and" if description.labels is None else "labels for"
+        raise InvalidField(f"{place}: {description.task} has {what} {len(names)} texts, not {len(texts)}.", param=place)
+    return dict(zip(names, texts, strict=True))
+
+
+def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, place: str) -> Item:
+    """The item of an input whose texts lose what is too much for the model, the longer ones first, at this side.
+
+    Raises what `PredictEngine.prepare` raises, but TooLarge only where no text is left to be cut.
+    """
+    limit = engine.description.max_input_tokens
+    num_characters = limit * engine.max_token_characters  # more can't fit, and would take long to tokenise
+    texts = {
+        name: text[:num_characters] if side == "right" else text[-num_characters:] for name, text in fields.items()
+    }
+    too_many = 0
+    while True:
+        try:
+            return engine.prepare(texts, place=place)
+        except TooLarge:
+            if not any(texts.values()):
+                raise
+        around = engine.prepare(dict.fromkeys(texts, ""), place=place).prompt_tokens
+        texts = _cut(engine.tokenizer, texts, max(0, limit - around - too_many), side)
+        too_many = 2 * too_many + 1  # texts side by side may take a few tokens more than each on its own
+
+
+def _cut(tokenizer: Any, texts: Mapping[str, str], max_tokens: int, side: Side) -> dict[str, str]:
+    """Texts of so many tokens together."""
+    offsets = {
+        name: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        for name, text in texts.items()
+    }
+    kept = {name: len(spans) for name, spans in offsets.items()}
+    while sum(kept.values()) > max_tokens:
+        kept[max(kept, key=lambda name: kept[name])] -= 1
+    return {name: _ended(text, offsets[name], kept[name], side) for name, text in texts.items()}
+
+
+def _ended(text: str, spans: list[tuple[int, int]], num_kept: int, side: Side) -> str:
+    if num_kept >= len(spans):
+        return text
+    if num_kept == 0:
+        return ""
+    return text[: spans[num_kept][0]] if side == "right" else text[spans[-num_kept][0] :]

@@ -18,10 +18,11 @@ from services.core.batching.batcher import Answer, Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext, Timing
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import Served
 from services.nn.clip_texts import Text
 from services.score.engine import Cosines, Item, ScoreEngine
 from services.score.model.features import BYTES_FORMAT, Features
@@ -44,6 +45,7 @@ class CallLimits:
     max_images: int = 64
     max_explained_captions: int = 64
     max_heatmap_numbers: int = 1_000_000
+    max_negative_characters: int = 1000
     images: ImageLimits = field(default_factory=ImageLimits)
 
 
@@ -93,13 +95,7 @@ class ScoreBatchers:
         await self.pairing.close()
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The checkpoint that answers a call."""
-
-    digest: str
-    engine: ScoreEngine
-    batchers: ScoreBatchers
+ServedScore = Served[ScoreEngine, ScoreBatchers]
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,10 @@ class Explained:
 
 @dataclass(frozen=True)
 class Scored:
-    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None where nobody asked."""
+    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None where nobody asked.
+
+    `model` is the `name@version` that computed them; probabilities are made of them with its `logit_scale`.
+    """
 
     global_cosines: Cosines
     local_cosines: Cosines
@@ -120,6 +119,8 @@ class Scored:
     explained: list[Explained] | None
     num_images: int
     prompt_tokens: int
+    model: str
+    logit_scale: float
 
 
 @dataclass
@@ -146,11 +147,10 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Job:
-    """One call on its way; `deadline` of `time.monotonic()`."""
+    """One call on its way."""
 
-    checkpoint: Checkpoint
-    deadline: float
-    timing: Timing
+    served: ServedScore
+    context: RequestContext
     stage: _Stage
 
 
@@ -175,18 +175,18 @@ class Scorer:
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
         self._prompt_tokens = metrics.prompt_tokens
 
-    async def score(self, checkpoint: Checkpoint, call: ScoreCall, *, deadline: float, timing: Timing) -> Scored:
+    async def score(self, served: ServedScore, call: ScoreCall, context: RequestContext) -> Scored:
         """How well the images and captions of each pair fit.
 
         Raises what is wrong with an image or a caption, naming it in `param`, or Overloaded; what was encoded by then
         is in the cache for the next attempt.
         """
-        engine = checkpoint.engine
-        texts = await self._tokenise(engine, call, timing)
+        engine = served.engine
+        texts = await self._tokenise(engine, call, context.timing)
         if call.explain:
             self._check_heatmaps(engine, texts)
         distinct = {text.digest: text for text in texts}
-        job = _Job(checkpoint, deadline, timing, _Stage(timing))
+        job = _Job(served, context, _Stage(context.timing))
         images, captions = await all_or_first_failure(
             [
                 _flat(in_slices(call.images, lambda some: self._image_features(job, some))),
@@ -211,6 +211,8 @@ class Scorer:
             explained,
             num_images=len(images),
             prompt_tokens=prompt_tokens,
+            model=served.label,
+            logit_scale=engine.logit_scale,
         )
 
     async def _tokenise(self, engine: ScoreEngine, call: ScoreCall, timing: Timing) -> list[Text]:
@@ -260,13 +262,13 @@ class Scorer:
             items = await all_or_first_failure(
                 [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
             )
-            job.timing.add("decode", time.perf_counter() - began)
+            job.context.timing.add("decode", time.perf_counter() - began)
             return await self._encode(job, items)
 
         return await self._resolve(job, [f"image:{digest}" for digest in digests], encode)
 
     async def _decode(self, job: _Job, image: _Image) -> Item:
-        engine = job.checkpoint.engine
+        engine = job.served.engine
         return await self._inputs.decode(
             image.data, image.param, lambda pixels: engine.prepare_image(pixels, image.digest)
         )
@@ -281,19 +283,18 @@ class Scorer:
         self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[bytes]]]
     ) -> list[Features]:
         """Features from the cache, or from `encode`, which gets the indices that are missing in it."""
-        engine = job.checkpoint.engine
+        engine = job.served.engine
         options = {"dtype": engine.dtype_name, "format": BYTES_FORMAT}
-        keys = [result_key(job.checkpoint.digest, name, None, options) for name in names]
+        keys = [result_key(job.served.digest, name, None, options) for name in names]
         values = await self._cache.resolve(keys, encode)
         return [Features.from_bytes(value, engine.embedding_width) for value in values]
 
     async def _encode(self, job: _Job, items: Sequence[Item]) -> list[bytes]:
-        engine = job.checkpoint.engine
+        engine = job.served.engine
         costs = [engine.cost(item) for item in items]
         began = time.perf_counter()
-        answers = await job.checkpoint.batchers.encoding.submit(
-            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
-        )
+        submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
+        answers = await job.served.batcher.encoding.submit(submissions, deadline=job.context.deadline)
         job.stage.note(began, answers)
         return [answer.result.to_bytes() for answer in answers]
 
@@ -305,13 +306,12 @@ class Scorer:
             own = rows[id(image)]
             own.setdefault(id(caption), len(own))
         features = {id(one): one for pair in pairs for one in pair}
-        pairing, engine = job.checkpoint.batchers.pairing, job.checkpoint.engine.pairing
+        pairing, engine = job.served.batcher.pairing, job.served.engine.pairing
         items = [PairItem(features[image], [features[one] for one in own], explain) for image, own in rows.items()]
         costs = [engine.cost(item) for item in items]
-        stage, began = _Stage(job.timing), time.perf_counter()
-        answers = await pairing.submit(
-            [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=job.deadline
-        )
+        stage, began = _Stage(job.context.timing), time.perf_counter()
+        submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
+        answers = await pairing.submit(submissions, deadline=job.context.deadline)
         stage.note(began, answers)
         stage.end()
         first_row = dict(zip(rows, accumulate((len(own) for own in rows.values()), initial=0), strict=False))

@@ -5,34 +5,17 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.core.settings import MEBIBYTE, ServiceSettings
-from services.nn.devices import DeviceName, DtypeName
+from services.core.settings import MEBIBYTE, ImageSettings
 
 
-class ScoreSettings(ServiceSettings):
+class ScoreSettings(ImageSettings):
     """What the score service adds to the settings of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_SCORE_", frozen=True, extra="forbid")
 
     port: int = Field(8104, ge=0, le=65535)
-    model: str = Field("fsc-clip-scenes", description="Name of the served model in the store.")
-    alias: str = Field("latest", description="Alias that the service follows.")
-    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
-    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
-    num_threads: int = Field(
-        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
-    )
+    model: str = Field("fsc-clip-scenes")
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenise captions.")
-    max_decode_pixels: int = Field(
-        64_000_000,
-        ge=1,
-        description="Pixels of images over 12.6 million pixels that are decoded at a time, 8 bytes each;"
-        " a larger image is decoded alone.",
-    )
-    image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
-    image_url_hosts: frozenset[str] = Field(
-        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
-    )
     max_captions: int = Field(1024, ge=1, description="Most captions, or pairs of an image and a text, in one request.")
     max_images: int = Field(64, ge=1, description="Most images in one request of vLLM's form.")
     max_explained_captions: int = Field(64, ge=1, description="Most captions of a request that asks to explain them.")

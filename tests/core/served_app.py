@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
+from services.core.exchange import context_of
 from services.core.http import server
 from services.core.http.app import AppParts, create_app
 from services.core.http.dialects import TeiError, tei_error_body
@@ -60,9 +61,10 @@ def served_router(counts: Counter[str]) -> APIRouter:
 
     @router.post("/v1/rerank")
     async def rerank(body: RerankBody, request: Request) -> dict[str, Any]:
-        request.state.timing.add("queue", 0.0015)
-        request.state.timing.add("infer", 0.25)
-        request.state.model = "shapes@3"
+        context = context_of(request.scope)
+        context.timing.add("queue", 0.0015)
+        context.timing.add("infer", 0.25)
+        context.model = "shapes@3"
         return {"query": body.query, "request_id": request.state.request_id}
 
     @router.put("/items/{name}")
@@ -87,7 +89,7 @@ def served_router(counts: Counter[str]) -> APIRouter:
 
     @router.get("/deadline")
     async def deadline(request: Request) -> dict[str, float]:
-        return {"deadline": request.state.deadline}
+        return {"deadline": context_of(request.scope).deadline}
 
     @router.get("/stream")
     async def stream(

@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
-from services.embed.engine import Embeddings, EmbedEngine
+from services.embed.engine import EmbedEngine
 from services.embed.model.checkpoint import FOCALLENS_WEIGHTS
+from services.embed.model.items import Embeddings
 from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions

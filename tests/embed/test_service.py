@@ -16,12 +16,15 @@ from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.embed.engine import EmbedEngine, Item, Reading
-from services.embed.service import Checkpoint, EmbedCall, Embedded, Embedder, TextInput
+from services.core.serving.served_checkpoint import Served
+from services.core.store.manifest import CheckpointInfo, Manifest
+from services.embed.engine import EmbedEngine
+from services.embed.model.items import Item, Reading
+from services.embed.service import EmbedCall, Embedded, Embedder, ServedEmbed, TextInput
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
@@ -48,14 +51,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> NotingEngine:
 class Service:
     """An embedder over an engine, and shorthands to ask it."""
 
-    def __init__(self, embedder: Embedder, checkpoint: Checkpoint, metrics: Metrics) -> None:
+    def __init__(self, embedder: Embedder, served: ServedEmbed, metrics: Metrics) -> None:
         self.embedder = embedder
-        self.checkpoint = checkpoint
+        self.served = served
         self.metrics = metrics
 
-    async def embed(self, call: EmbedCall, checkpoint: Checkpoint | None = None) -> Embedded:
-        deadline = time.monotonic() + 30
-        return await self.embedder.embed(checkpoint or self.checkpoint, call, deadline=deadline, timing=Timing())
+    async def embed(self, call: EmbedCall, served: ServedEmbed | None = None) -> Embedded:
+        return await self.embedder.embed(served or self.served, call, RequestContext(time.monotonic() + 30))
 
     def num_lookups(self, result: str) -> float:
         return self.metrics.registry.get_sample_value("fovea_cache_requests_total", {"result": result}) or 0.0
@@ -80,10 +82,14 @@ async def service_of(
     embedder = Embedder(ResultCache(store or LruStore(2**20), metrics), inputs, metrics)
     try:
         async with inputs:
-            yield Service(embedder, Checkpoint("digest", engine, batcher), metrics)
+            yield Service(embedder, Served(engine, batcher, manifest()), metrics)
     finally:
         await batcher.close()
         await thread.close()
+
+
+def manifest(seed: int = 0) -> Manifest:
+    return Manifest.describe("tiny", CheckpointInfo(kind="focallens-clip", seed=seed), {})
 
 
 def picture(number: int) -> ImageInput:
@@ -116,7 +122,7 @@ async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
     async with service_of(engine) as service, service_of(other) as second:
         call = EmbedCall([picture(1), TextInput("one", "t")])
         first = await service.embed(call)
-        successor = Checkpoint("another digest", other, second.checkpoint.batcher)
+        successor: ServedEmbed = Served(other, second.served.batcher, manifest(seed=1))
         assert np.abs((await service.embed(call, successor)).rows - first.rows).max() > 1e-3
 
 
@@ -142,7 +148,7 @@ async def test_a_call_past_its_deadline_is_not_computed(engine: NotingEngine) ->
         engine.num_run = 0
         call, past = EmbedCall([TextInput("one", "t")]), time.monotonic() - 1
         with pytest.raises(DeadlineExceeded):
-            await service.embedder.embed(service.checkpoint, call, deadline=past, timing=Timing())
+            await service.embedder.embed(service.served, call, RequestContext(past))
         assert engine.num_run == 0
 
 

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -488,34 +487,15 @@ def steps_of(*texts: str) -> tuple[Progress, ...]:
         ([" ", "\n"], ["", ""]),
     ],
 )
-async def test_an_answer_begins_with_its_text_however_that_is_divided(texts: list[str], expected: list[str]) -> None:
+def test_an_answer_begins_with_its_text_however_that_is_divided(texts: list[str], expected: list[str]) -> None:
     steps = steps_of(*texts)
-
-    async def computed() -> AsyncGenerator[Progress, None]:
-        for step in steps:
-            yield step
-
-    given = [step async for step in begun_with_text(computed())]
+    given: list[Progress] = []
+    for step in steps:
+        given.append(begun_with_text(step, "".join(one.text for one in given)))
 
     assert [step.text for step in given] == expected
     assert "".join(expected) == "".join(texts).lstrip()
     assert [step.tokens for step in given] == [step.tokens for step in steps], "a token is what the model wrote"
-
-
-async def test_whoever_stops_reading_an_answer_closes_it() -> None:
-    closed = []
-
-    async def computed() -> AsyncGenerator[Progress, None]:
-        try:
-            for step in steps_of(" ", "a", "b"):
-                yield step
-        finally:
-            closed.append(True)
-
-    async with aclosing(begun_with_text(computed())) as answer:
-        await anext(answer)
-
-    assert closed == [True]
 
 
 # --- models and metrics ---

@@ -20,10 +20,12 @@ from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
 from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import Served
+from services.core.store.manifest import CheckpointInfo, Manifest
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from services.score.engine import ImageItem, ScoreEngine
@@ -31,7 +33,7 @@ from services.score.http.calls import captions_of
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.features import Features
 from services.score.model.pairing import PairEngine, PairItem, Similarities
-from services.score.scorer import Checkpoint, ScoreBatchers, ScoreCall, Scored, Scorer
+from services.score.scorer import ScoreBatchers, ScoreCall, Scored, Scorer, ServedScore
 from tests.core.image_files import encode
 from tests.score.tiny import CONTEXT_LENGTH, NUM_PATCHES, write_tiny_checkpoint
 
@@ -85,12 +87,11 @@ def engine(directory: Path) -> NotingEngine:
 @dataclass(frozen=True)
 class Service:
     scorer: Scorer
-    checkpoint: Checkpoint
+    served: ServedScore
     metrics: Metrics
 
-    async def score(self, call: ScoreCall, checkpoint: Checkpoint | None = None) -> Scored:
-        deadline = time.monotonic() + 30
-        return await self.scorer.score(checkpoint or self.checkpoint, call, deadline=deadline, timing=Timing())
+    async def score(self, call: ScoreCall, served: ServedScore | None = None) -> Scored:
+        return await self.scorer.score(served or self.served, call, RequestContext(time.monotonic() + 30))
 
     def num_lookups(self, result: str) -> float:
         return self.metrics.registry.get_sample_value("fovea_cache_requests_total", {"result": result}) or 0.0
@@ -122,10 +123,14 @@ async def service_of(
     scorer = Scorer(cache, inputs, metrics, max_heatmap_numbers=max_heatmap_numbers)
     try:
         async with inputs:
-            yield Service(scorer, Checkpoint("digest", engine, batchers), metrics)
+            yield Service(scorer, Served(engine, batchers, manifest()), metrics)
     finally:
         await batchers.close()
         await thread.close()
+
+
+def manifest(seed: int = 0) -> Manifest:
+    return Manifest.describe("tiny", CheckpointInfo(kind="fsc-clip", seed=seed), {})
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -189,7 +194,7 @@ async def test_captions_of_one_request_and_images_of_another_share_a_batch(engin
         calls += [
             asyncio.create_task(service.score(about(picture(number), f"caption {number}"))) for number in range(9)
         ]
-        await until(lambda: engine.num_begun + service.checkpoint.batchers.encoding.queue_depth == 2 * len(calls))
+        await until(lambda: engine.num_begun + service.served.batcher.encoding.queue_depth == 2 * len(calls))
         engine.may_run.set()
         _, *together = await asyncio.gather(*calls)
         for number, scored in enumerate(together):
@@ -230,9 +235,9 @@ async def test_what_is_known_does_not_wait_behind_what_is_encoded(engine: Noting
         engine.ran.clear()
         engine.may_run.clear()
         cold = asyncio.create_task(service.score(about(picture(2), *numbered(512))))
-        await until(lambda: service.checkpoint.batchers.encoding.queue_depth >= SLICE_INPUTS)
+        await until(lambda: service.served.batcher.encoding.queue_depth >= SLICE_INPUTS)
         warm = asyncio.create_task(service.score(known))
-        await until(lambda: service.checkpoint.batchers.pairing.queue_depth > 0)
+        await until(lambda: service.served.batcher.pairing.queue_depth > 0)
         engine.may_run.set()
         await asyncio.gather(cold, warm)
         of_the_warm = next(place for place, item in enumerate(engine.ran) if isinstance(item, PairItem))
@@ -277,7 +282,7 @@ async def test_another_checkpoint_never_answers_from_what_the_first_encoded(
     async with service_of(engine) as service, service_of(other) as second:
         call = about(picture(1), "a red square")
         first = await service.score(call)
-        successor = Checkpoint("another digest", other, second.checkpoint.batchers)
+        successor = Served(other, second.served.batcher, manifest(seed=1))
         assert np.abs((await service.score(call, successor)).scores - first.scores).max() > 1e-3
 
 
@@ -314,7 +319,7 @@ async def test_a_call_past_its_deadline_is_not_computed(engine: NotingEngine) ->
     async with service_of(engine) as service:
         past = time.monotonic() - 1
         with pytest.raises(DeadlineExceeded):
-            await service.scorer.score(service.checkpoint, about(picture(1), "one"), deadline=past, timing=Timing())
+            await service.scorer.score(service.served, about(picture(1), "one"), RequestContext(past))
         assert not engine.ran
 
 
@@ -374,7 +379,7 @@ async def test_a_cancelled_call_leaves_room_for_the_next(engine: NotingEngine) -
             with pytest.raises(asyncio.CancelledError):
                 await call
         engine.may_run.set()
-        batchers = service.checkpoint.batchers
+        batchers = service.served.batcher
         assert (await service.score(about(picture(1), *numbered(70)))).scores.shape == (70,)
         assert (batchers.encoding.queue_depth, batchers.pairing.queue_depth) == (0, 0)
 
@@ -383,8 +388,8 @@ async def test_what_waits_when_the_service_closes_is_told_so(engine: NotingEngin
     async with service_of(engine) as service:
         engine.may_run.clear()
         waiting = asyncio.create_task(service.score(about(picture(1), *numbered(200))))
-        await until(lambda: service.checkpoint.batchers.encoding.queue_depth >= SLICE_INPUTS)
-        closing = asyncio.create_task(service.checkpoint.batchers.close())
+        await until(lambda: service.served.batcher.encoding.queue_depth >= SLICE_INPUTS)
+        closing = asyncio.create_task(service.served.batcher.close())
         await asyncio.sleep(0)
         engine.may_run.set()
         await closing

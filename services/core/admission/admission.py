@@ -12,7 +12,7 @@ from services.core.admission.concurrency_limit import ConcurrencyLimit
 from services.core.admission.places import Place, Places
 from services.core.caller import current_caller
 from services.core.errors import Overloaded
-from services.core.exchange import announces_body, exchange_of, header_of
+from services.core.exchange import announces_body, context_of, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 
@@ -54,7 +54,7 @@ class Admission:
         if scope["type"] != "http" or scope["path"].startswith(FREE_PATHS):
             await self.app(scope, receive, send)
             return
-        client, deadline = current_caller().client, scope["state"]["deadline"]
+        client, deadline = current_caller().client, context_of(scope).deadline
         place: Place | None = None
 
         async def receive_and_enter() -> Message:

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest
-from services.core.exchange import announces_body, exchange_of, header_of
+from services.core.exchange import announces_body, context_of, exchange_of, header_of
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
@@ -19,7 +19,7 @@ WATCH_AFTER_S = 0.01
 
 
 class Deadline:
-    """Cancel a request at its deadline, which handlers find in `request.state.deadline`.
+    """Cancel a request at its deadline, which handlers find in the request's context.
 
     The deadline is a reading of `time.monotonic()`, in seconds. Raises DeadlineExceeded, and InvalidRequest for a
     header that is no positive number.
@@ -36,7 +36,7 @@ class Deadline:
             await self.app(scope, receive, send)
             return
         timeout_s = self._timeout_s(scope)
-        scope["state"]["deadline"] = time.monotonic() + timeout_s
+        context_of(scope).deadline = time.monotonic() + timeout_s
         timer = asyncio.timeout(timeout_s)
         try:
             async with timer:

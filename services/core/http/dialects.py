@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from services.core.errors import FoveaError
+from services.core.exchange import context_of
 
 
 class TeiError(BaseModel):
@@ -26,7 +27,7 @@ def tei_error_body(error: FoveaError) -> dict[str, Any]:
 
 def tei_headers(request: Request, *, num_characters: int, num_tokens: int, seconds: float) -> dict[str, str]:
     """Return TEI's headers: milliseconds, characters and tokens; `seconds` is the duration of the whole request."""
-    stages = request.state.timing.stages
+    stages = context_of(request.scope).timing.stages
     milliseconds = {
         "x-compute-time": seconds,
         "x-total-time": seconds,

@@ -27,7 +27,7 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
-from services.core.exchange import SCOPE_KEY, Exchange, Timing, exchange_of, header_of, headers_of
+from services.core.exchange import SCOPE_KEY, Exchange, exchange_of, header_of, headers_of
 from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.cancellation import Deadline, DisconnectCancellation
 from services.core.http.error_responses import error_headers, render_error
@@ -89,8 +89,7 @@ def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
 class RequestIdentity:
     """Give the request its id, in logs and response, and send the headers that every response carries.
 
-    Handlers find `request.state.request_id` and `request.state.timing`, and set `request.state.model`
-    (`name@version`) once they know which checkpoint answers.
+    Handlers find `request.state.request_id`, and by `context_of` the context that they set `model` in.
     """
 
     def __init__(self, app: ASGIApp, health: Health) -> None:
@@ -104,9 +103,8 @@ class RequestIdentity:
         request_id = _request_id(scope)
         exchange = Exchange(request_id, scope["path"], is_probe=scope["path"] in QUIET_PATHS)
         scope[SCOPE_KEY] = exchange
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        state["timing"] = timing = Timing()
+        context, timing = exchange.context, exchange.context.timing
+        scope.setdefault("state", {})["request_id"] = request_id
         set_caller(caller_of(scope))
 
         async def send_with_headers(message: Message) -> None:
@@ -120,8 +118,8 @@ class RequestIdentity:
                 if b"x-content-type-options" not in present:
                     # Browsers must not guess the content type.
                     headers.append((b"x-content-type-options", b"nosniff"))
-                if (model := state.get("model")) is not None:
-                    headers.append((b"x-fovea-model", model.encode("latin-1", "replace")))
+                if context.model is not None:
+                    headers.append((b"x-fovea-model", context.model.encode("latin-1", "replace")))
                 if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
                 if self.health.is_draining:
@@ -157,9 +155,12 @@ class AccessLog:
         try:
             await self.app(scope, receive, send)
         finally:
-            details = {f"{stage}_ms": round(s * 1000, 3) for stage, s in scope["state"]["timing"].stages.items()}
-            if (model := scope["state"].get("model")) is not None:
-                details["model"] = model
+            context = exchange.context
+            details: dict[str, object] = {
+                f"{stage}_ms": round(s * 1000, 3) for stage, s in context.timing.stages.items()
+            }
+            if context.model is not None:
+                details["model"] = context.model
             if exchange.error_type is not None:
                 details["error"] = exchange.error_type
             self.log.info(

@@ -10,7 +10,7 @@ from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.core.exchange import exchange_of
+from services.core.exchange import context_of, exchange_of
 from services.core.http.middleware import KNOWN_METHODS, QUIET_PATHS
 from services.core.logs import REDACTED
 from services.core.settings import SettingsError
@@ -77,7 +77,8 @@ def _describe(span: "Span", scope: Scope) -> None:
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "HTTP"
         span.update_name(f"{method} {path}")
         span.set_attribute("http.route", path)
-    if (model := scope["state"].get("model")) is not None:
-        span.set_attribute("fovea.model", model)
-    for stage, seconds in scope["state"]["timing"].stages.items():
+    context = context_of(scope)
+    if context.model is not None:
+        span.set_attribute("fovea.model", context.model)
+    for stage, seconds in context.timing.stages.items():
         span.set_attribute(f"fovea.{stage}_seconds", seconds)

@@ -1,10 +1,12 @@
 """A served model as OpenAI's model object."""
 
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from services.core.store.manifest import Manifest
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 
 
 class ModelObject(BaseModel):
@@ -19,20 +21,12 @@ class ModelObject(BaseModel):
     revision: str = Field(description="Content digest of the checkpoint.")
 
 
-class Served(Protocol):
-    """The properties of a served checkpoint that do not depend on its engine."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def manifest(self) -> Manifest: ...
+ModelT = TypeVar("ModelT", bound=ModelObject)
+EngineT = TypeVar("EngineT", bound=Any)
+BatcherT = TypeVar("BatcherT", bound=Any)
 
 
-def model_fields(served: Served) -> dict[str, Any]:
+def model_fields(served: Served[Any, Any]) -> dict[str, Any]:
     """Return the fields of a ModelObject."""
     return {
         "id": served.name,
@@ -41,3 +35,27 @@ def model_fields(served: Served) -> dict[str, Any]:
         "version": served.version,
         "revision": served.digest,
     }
+
+
+def models_router(
+    checkpoint: ServedCheckpoint[EngineT, BatcherT],
+    describe: Callable[[Served[EngineT, BatcherT]], ModelT],
+    *,
+    one: type[ModelT],
+    listing: type[BaseModel],
+) -> APIRouter:
+    """The routes that tell what a service of one checkpoint serves; a `listing` has models as its `data`."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models", response_model=listing)
+    async def models() -> Any:
+        with checkpoint.lease() as served:
+            return {"data": [describe(served)]}
+
+    @router.get("/v1/models/{model_id}", response_model=one)
+    async def model(model_id: str) -> Any:
+        with checkpoint.lease() as served:
+            checkpoint.check_model(served, model_id)
+            return describe(served)
+
+    return router

@@ -24,9 +24,20 @@ from services.core.serving.candidates import Candidate, CheckpointEngine, Refuse
 from services.core.serving.freed_memory import return_freed_memory
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
 from services.core.store.manifest import Manifest
-from services.core.store.store import Store
 
 LOADING_RETRY_AFTER_S = 5.0
+
+
+class Versions(Protocol):
+    """Where checkpoints come from: what is asked of a Store."""
+
+    def resolve(self, name: str, alias_or_version: str) -> str:
+        """The id of the version that an alias names, or the id itself."""
+
+    def manifest(self, name: str, version: str) -> Manifest: ...
+
+    def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
+        """A verified local copy of a version's folder."""
 
 
 class Answering(Protocol):
@@ -106,6 +117,11 @@ class Served(Generic[EngineT, BatcherT]):
         return self.manifest.version
 
     @property
+    def label(self) -> str:
+        """`name@version`."""
+        return f"{self.name}@{self.version}"
+
+    @property
     def digest(self) -> str:
         return self.manifest.digest
 
@@ -147,7 +163,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def __init__(
         self,
-        store: Store,
+        store: Versions,
         followed: Followed,
         *,
         load: Callable[[Path, Manifest], EngineT],
@@ -225,7 +241,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
         """Raises NotFound where `asked` is none of the served model's names; None matches any model."""
-        names = (served.name, self.alias, f"{served.name}@{self.alias}", f"{served.name}@{served.version}")
+        names = (served.name, self.alias, f"{served.name}@{self.alias}", served.label)
         if asked and asked not in names:
             raise NotFound(
                 f"There is no model {asked!r}: this service answers with {served.name!r}.",

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from services.core.errors import FoveaError
 from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.reader import FreshPixels, Source
+from services.embed.collections.sources import FreshPixels, Source
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.service import Checkpoint
+from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 # Before so many images were read either way, states are taken to be worth it.
@@ -80,13 +80,13 @@ class CheckpointIndexes:
     """The indexes and states of one checkpoint over one collection. Opened, saved and closed on a worker thread."""
 
     def __init__(
-        self, store: ImageStore, folder: Path, checkpoint: Checkpoint, options: IndexOptions, fresh: FreshPixels
+        self, store: ImageStore, folder: Path, served: ServedEmbed, options: IndexOptions, fresh: FreshPixels
     ) -> None:
-        engine = checkpoint.engine
+        engine = served.engine
         self._store = store
         self._fresh = fresh
-        self.digest = checkpoint.digest
-        self._identity = {"checkpoint": checkpoint.digest, "dtype": engine.dtype_name}
+        self.digest = served.digest
+        self._identity = {"checkpoint": served.digest, "dtype": engine.dtype_name}
         name = hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()[:16]
         self._stem = name
         self._folder = folder
@@ -102,25 +102,25 @@ class CheckpointIndexes:
         cls,
         store: ImageStore,
         folder: Path,
-        checkpoint: Checkpoint,
+        served: ServedEmbed,
         *,
         options: IndexOptions,
         fresh: FreshPixels,
         max_state_bytes: int,
     ) -> "CheckpointIndexes":
         """Load what was saved; what is missing, damaged or can't be read starts empty."""
-        opened = cls(store, folder, checkpoint, options, fresh)
+        opened = cls(store, folder, served, options, fresh)
         for part in ("states", "indexes"):
             _make_folder(folder / part)
-        if checkpoint.engine.state_bytes is not None and max_state_bytes > 0:
-            opened.states = opened._open_states(checkpoint.engine.state_bytes, max_state_bytes)
+        if served.engine.state_bytes is not None and max_state_bytes > 0:
+            opened.states = opened._open_states(served.engine.state_bytes, max_state_bytes)
         live = store.rows()
         for row in _missing(np.array(opened.states.rows() if opened.states else [], np.int64), live):
             opened.delete(row)
         opened._load(None, live, is_pinned=True)
         for stored in store.conditions():
             try:
-                text = checkpoint.engine.prepare_text(stored.text)
+                text = served.engine.prepare_text(stored.text)
             except FoveaError as error:  # another model's context may be shorter
                 _log().warning("condition not indexed", condition=stored.text, error=error.message)
                 continue

@@ -12,11 +12,11 @@ from pathlib import Path
 import structlog
 
 from services.core.errors import Conflict, FoveaError, Overloaded, blaming
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -30,14 +30,14 @@ from services.embed.collections.conditions import Conditions
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.open_indexes import OpenIndexes
-from services.embed.collections.reader import FreshPixels, ImageReader
+from services.embed.collections.reader import ImageReader
 from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
+from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
-from services.embed.engine import EmbedEngine
-from services.embed.service import Checkpoint, Embedder
+from services.embed.service import Embedder, EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
@@ -66,7 +66,7 @@ class CollectionOptions:
 class Serving:
     """What collections use of the service."""
 
-    checkpoint: ServedCheckpoint[EmbedEngine]
+    checkpoint: ServedCheckpoint[EmbedModel]
     inputs: ImageInputs
     embedder: Embedder
     reader: ImageReader
@@ -188,11 +188,11 @@ class Collection:
         async with self.in_use():
             with self._serving.checkpoint.lease() as served:
                 texts = prepare_conditions(served.engine, conditions)
-                indexes = await self._indexes.of(checkpoint_of(served))
+                indexes = await self._indexes.of(served)
             await self._conditions.index_ahead(indexes, texts)
             self._wake.set()
 
-    async def search(self, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+    async def search(self, query: SearchQuery, context: RequestContext) -> SearchAnswer:
         """Raises NotFound for a model or an image that is not there, Conflict where another model is served."""
         async with self.in_use() as store:
             with self._serving.checkpoint.lease() as served:
@@ -201,10 +201,9 @@ class Collection:
                     text = served.engine.prepare_text(query.condition) if query.condition is not None else None
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
                 own = await self._own_row(query)
-                checkpoint = checkpoint_of(served)
-                indexes = await self._indexes.of(checkpoint)
-                question = Question(query.input, text, query.k + len(own), among, deadline, timing)
-                nearest = await self._searcher.search(checkpoint, indexes, question, last_row=self._last_row)
+                indexes = await self._indexes.of(served)
+                question = Question(query.input, text, query.k + len(own), among, context)
+                nearest = await self._searcher.search(served, indexes, question, last_row=self._last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
                     with suppress(StorageFull):  # the answer is there all the same
                         await self._conditions.index(indexes, text)
@@ -217,8 +216,8 @@ class Collection:
             ]
             status = self._answered_by(nearest, text)
             self._serving.metrics.searches.labels(_kind_of(nearest)).inc()
-            self._serving.metrics.stage_seconds.labels("search").observe(timing.stages.get("search", 0.0))
-            return SearchAnswer(f"{served.name}@{served.version}", query.condition, hits[: query.k], status)
+            self._serving.metrics.stage_seconds.labels("search").observe(context.timing.stages.get("search", 0.0))
+            return SearchAnswer(served.label, query.condition, hits[: query.k], status)
 
     async def status(self) -> CollectionStatus:
         """What it holds and how far its indexes are."""
@@ -244,7 +243,7 @@ class Collection:
                 else None,
             )
 
-    def _check_model(self, served: Served[EmbedEngine], asked: str | None) -> None:
+    def _check_model(self, served: ServedEmbed, asked: str | None) -> None:
         if served.name != self.info.model:
             raise Conflict(
                 f"The collection {self.info.name!r} was made for the model {self.info.model!r};"
@@ -315,9 +314,8 @@ class Collection:
         with self._serving.checkpoint.lease() as served:
             if served.name != self.info.model:
                 return False
-            checkpoint = checkpoint_of(served)
-            indexes = await self._indexes.of(checkpoint)
-            is_unfinished = await self._indexer.advance(checkpoint, indexes)
+            indexes = await self._indexes.of(served)
+            is_unfinished = await self._indexer.advance(served, indexes)
         if not is_unfinished or time.monotonic() - self._settled_at >= self._options.save_every_s:
             await self._settle(indexes)
         return is_unfinished
@@ -375,7 +373,7 @@ class Collection:
         )
 
 
-def prepare_conditions(engine: EmbedEngine, conditions: Sequence[str]) -> list[Text]:
+def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
     """Raises what the tokenizer refuses, naming the condition."""
     texts = []
     for index, condition in enumerate(conditions):
@@ -393,7 +391,3 @@ def _kind_of(nearest: Nearest) -> str:
     if nearest.is_exact:
         return "exact"
     return "shortlist" if nearest.index is None or nearest.index.vectors.is_exact else "approximate"
-
-
-def checkpoint_of(served: Served[EmbedEngine]) -> Checkpoint:
-    return Checkpoint(served.digest, served.engine, served.batcher)

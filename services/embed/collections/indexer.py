@@ -17,7 +17,7 @@ from services.core.errors import InternalError, Overloaded
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
 from services.embed.collections.reader import ImageReader, Prepared, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.service import Checkpoint
+from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 # Rows that one step takes; between two steps another checkpoint may take over.
@@ -52,17 +52,17 @@ class Indexer:
         self._last_row = last_row
         self._is_deleted = is_deleted
 
-    async def advance(self, checkpoint: Checkpoint, indexes: CheckpointIndexes) -> bool:
+    async def advance(self, served: ServedEmbed, indexes: CheckpointIndexes) -> bool:
         """Take one step; False where every index has every image. Raises what the batcher raises."""
         step = await asyncio.to_thread(self._next_step, indexes)
         if step is None:
             return False
         wanted = Wanted(step.rows, step.conditions, indexes.sources)
-        in_pieces = self._reader.in_pieces(checkpoint.engine, wanted, keeps_states=indexes.keeps_states)
+        in_pieces = self._reader.in_pieces(served.engine, wanted, keeps_states=indexes.keeps_states)
         began = time.perf_counter()
         async with aclosing(in_pieces) as some:
             async for prepared in some:
-                await self._take_in(checkpoint, indexes, step, prepared)
+                await self._take_in(served, indexes, step, prepared)
                 ended = time.perf_counter()
                 if (from_states := prepared.from_states) is not None:
                     indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
@@ -91,13 +91,11 @@ class Indexer:
             end = min(end, int(rows[-1]))
         return Step(rows[rows <= end].tolist(), group, end)
 
-    async def _take_in(
-        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, step: Step, prepared: Prepared
-    ) -> None:
+    async def _take_in(self, served: ServedEmbed, indexes: CheckpointIndexes, step: Step, prepared: Prepared) -> None:
         try:
-            reads = await self._run(checkpoint, prepared)
+            reads = await self._run(served, prepared)
         except InternalError:  # one image's fault: the others shall not be left out with it
-            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(checkpoint, one)]
+            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
         await self._append(indexes, step, reads, through=prepared.through)
         for read in reads:  # one that was deleted while it was read has come back with the others
             if self._is_deleted(read.row):
@@ -116,19 +114,19 @@ class Indexer:
 
         await asyncio.to_thread(append)
 
-    async def _run(self, checkpoint: Checkpoint, prepared: Prepared) -> list[Read]:
+    async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
         """Requests come first: where they fill the queue, the background waits."""
         while True:
             try:
-                return await self._reader.run(checkpoint, prepared)
+                return await self._reader.run(served, prepared)
             except Overloaded as error:
                 if error.code != "queue_full":
                     raise
                 await asyncio.sleep(error.retry_after_s or RETRY_S)
 
-    async def _run_or_leave_out(self, checkpoint: Checkpoint, prepared: Prepared) -> list[Read]:
+    async def _run_or_leave_out(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
         try:
-            return await self._run(checkpoint, prepared)
+            return await self._run(served, prepared)
         except InternalError:
             rows = [row for row, _ in prepared.items]
             structlog.get_logger(__name__).error("stored image left out of the indexes", rows=rows, exc_info=True)

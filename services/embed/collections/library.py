@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from time import perf_counter, time
@@ -13,10 +14,14 @@ from services.core.batching.slices import all_or_first_failure, in_slices
 from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
-from services.core.images.inputs import DECODED_AT_ONCE
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
+from services.core.metrics import Metrics
+from services.core.serving.served_checkpoint import ServedCheckpoint
+from services.core.settings import MEBIBYTE
+from services.core.thread_priority import step_back
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -24,12 +29,29 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, Serving, prepare_conditions
+from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.open_collections import OpenCollections
+from services.embed.collections.reader import ImageReader
+from services.embed.collections.search import SearchOptions
+from services.embed.collections.sources import FreshPixels
+from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
-from services.embed.collections.storage.image_store import Added, CollectionInfo, NewImage, StoredImage
+from services.embed.collections.storage.image_store import (
+    Added,
+    CollectionInfo,
+    CollectionLimits,
+    NewImage,
+    StoredImage,
+)
+from services.embed.service import Embedder, EmbedModel
+from services.embed.settings import EmbedSettings
 
+# Pixels that wait for the index, over all collections.
+MAX_FRESH_BYTES = 256 * MEBIBYTE
+# No collection's name begins with a dot.
+BALLAST_NAME = ".ballast"
 # The audit log names so many images of one request, and tells how many there were.
 MAX_NAMED_IMAGES = 16
 
@@ -66,7 +88,7 @@ class Library:
         """
         check_name(name)
         with self._serving.checkpoint.lease() as served:
-            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", f"{served.name}@{served.version}")
+            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", served.label)
             if model is not None and model not in known:
                 raise NotFound(
                     f"There is no model {model!r}: this service answers with {served.name!r}.",
@@ -101,9 +123,7 @@ class Library:
         self._get(name)
         await asyncio.shield(self._delete(_key(name)))
 
-    async def add(
-        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
-    ) -> Added:
+    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
         """Store images; they survive a crash when this returns. All are stored, or none is.
 
         With `wait`, returns when every index has them, or shortly before the deadline. Raises what is wrong with one
@@ -114,10 +134,10 @@ class Library:
         began = perf_counter()
         added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
         seconds = perf_counter() - began
-        timing.add("store", seconds)
+        context.timing.add("store", seconds)
         self._serving.metrics.stage_seconds.labels("store").observe(seconds)
         if wait:
-            await collection.wait_until_indexed(deadline)
+            await collection.wait_until_indexed(context.deadline)
         return added
 
     async def image(self, name: str, image_id: str) -> bytes:
@@ -131,8 +151,8 @@ class Library:
         async with self._get(name).in_use() as store:
             return await asyncio.to_thread(store.images, after, limit)
 
-    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
-        return await self._get(name).search(query, deadline=deadline, timing=timing)
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
+        return await self._get(name).search(query, context)
 
     async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
         """Their bytes, once it is sure that they decode; their pixels are left where the indexer finds them."""
@@ -195,3 +215,47 @@ class Library:
 def _key(name: str) -> CollectionKey:
     """Of the collection that the current request means by this name."""
     return CollectionKey(current_caller().tenant, name)
+
+
+def create_library(
+    settings: EmbedSettings,
+    checkpoint: ServedCheckpoint[EmbedModel],
+    inputs: ImageInputs,
+    embedder: Embedder,
+    metrics: Metrics,
+) -> Library:
+    """The library over the folder that the settings name, which is opened later.
+
+    Raises ValueError where indexes shall be on a GPU and can't.
+    """
+    index = IndexOptions(
+        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
+    )
+    VectorIndex(1, index)  # refuses a GPU that is not there, before anything is served
+    options = CollectionOptions(
+        limits=CollectionLimits(
+            settings.collection_max_images,
+            settings.collection_max_bytes,
+            settings.collection_max_conditions,
+            settings.collection_max_metadata_bytes,
+        ),
+        index=index,
+        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
+        max_state_bytes=settings.collection_state_bytes,
+        poll_s=settings.store_poll_s,
+        save_every_s=settings.index_save_every_s,
+    )
+    serving = Serving(
+        checkpoint,
+        inputs,
+        embedder,
+        ImageReader(
+            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
+        ),
+        FreshPixels(MAX_FRESH_BYTES),
+        ThreadPoolExecutor(settings.search_threads, "search"),
+        metrics,
+        Ballast(settings.collections_dir / BALLAST_NAME),
+    )
+    collections = OpenCollections(settings.collections_dir, serving, options, max_collections=settings.max_collections)
+    return Library(collections, serving, AuditLog(settings.audit_log))

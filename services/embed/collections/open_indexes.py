@@ -7,9 +7,9 @@ from pathlib import Path
 
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.reader import FreshPixels
+from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.service import Checkpoint
+from services.embed.service import ServedEmbed
 
 # By then no request that began under another checkpoint can still be using its indexes.
 RETIRE_AFTER_S = 120.0
@@ -38,19 +38,19 @@ class OpenIndexes:
         """Those of the checkpoint that was met last; None before the first."""
         return next(reversed(self._open.values()), None)
 
-    async def of(self, checkpoint: Checkpoint) -> CheckpointIndexes:
+    async def of(self, served: ServedEmbed) -> CheckpointIndexes:
         async with self._opening:
-            if checkpoint.digest not in self._open:
-                self._open[checkpoint.digest] = await asyncio.to_thread(
+            if served.digest not in self._open:
+                self._open[served.digest] = await asyncio.to_thread(
                     CheckpointIndexes.open,
                     self._store,
                     self._folder,
-                    checkpoint,
+                    served,
                     options=self._options,
                     fresh=self._fresh,
                     max_state_bytes=self._max_state_bytes,
                 )
-            return self._open[checkpoint.digest]
+            return self._open[served.digest]
 
     async def delete(self, row: int) -> None:
         """Take an image out of all of them; of those that are just being opened, too."""

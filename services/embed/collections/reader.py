@@ -1,12 +1,7 @@
-"""Stored images under conditions: re-read from a kept state where there is one, else decoded and encoded.
-
-Pixels that were decoded when an image was added are kept until it is indexed, so that it is decoded once.
-"""
+"""Stored images under conditions: re-read from a kept state where there is one, else decoded and encoded."""
 
 import asyncio
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -19,57 +14,14 @@ from services.core.batching.batcher import Submission
 from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
-from services.embed.engine import Embeddings, EmbedEngine, ImageItem, ImageState, Item, Pixels, StateItem
-from services.embed.service import Checkpoint
+from services.embed.collections.sources import Source
+from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, Pixels, StateItem
+from services.embed.service import EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
-
-
-class FreshPixels:
-    """At most `max_bytes`; the oldest are let go first. Used by any thread.
-
-    What a checkpoint's transform has made is of no use to another checkpoint, so both digests name an image.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._pixels: OrderedDict[tuple[str, str], Pixels] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, checkpoint: str, image: str, pixels: Pixels) -> None:
-        with self._lock:
-            self._forget((checkpoint, image))
-            self._pixels[checkpoint, image] = pixels
-            self._num_bytes += pixels.nbytes
-            while self._num_bytes > self._max_bytes:
-                self._forget(next(iter(self._pixels)))
-
-    def take(self, checkpoint: str, image: str) -> Pixels | None:
-        """Hand them out, once."""
-        with self._lock:
-            return self._forget((checkpoint, image))
-
-    def _forget(self, key: tuple[str, str]) -> Pixels | None:
-        pixels = self._pixels.pop(key, None)
-        if pixels is not None:
-            self._num_bytes -= pixels.nbytes
-        return pixels
-
 
 # What one submission holds: large enough for full batches, small enough that requests find their turn between two.
 PIECE_IMAGES = 64
 PIECE_COST = 8192
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A stored image: its kept state, or its pixels where it was decoded just now, or its bytes."""
-
-    row: int
-    digest: str
-    state: ImageState | None = None
-    pixels: Pixels | None = None
-    data: bytes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +72,7 @@ class ImageReader:
         self._threads.shutdown(wait=False)
 
     async def prepare(
-        self, engine: EmbedEngine, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
+        self, engine: EmbedModel, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
     ) -> list[tuple[int, Sequence[Item]]]:
         """Each row's items; what has neither state nor pixels is decoded. One that does not decode is left out."""
         decode = functools.partial(self._decode, engine)
@@ -140,14 +92,14 @@ class ImageReader:
 
         return [(source.row, items) for source in sources if (items := items_of(source))]
 
-    async def run(self, checkpoint: Checkpoint, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
+    async def run(self, served: ServedEmbed, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
         """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
-        engine = checkpoint.engine
+        engine = served.engine
         items = [item for _, some in prepared.items for item in some]
         costs = [engine.cost(item) for item in items]
         if not items:
             return []
-        answers = await checkpoint.batcher.submit(
+        answers = await served.batcher.submit(
             [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)], deadline=deadline
         )
         readings = (answer.result for answer in answers)
@@ -159,7 +111,7 @@ class ImageReader:
         return reads
 
     async def in_pieces(
-        self, engine: EmbedEngine, wanted: Wanted, *, keeps_states: bool = False
+        self, engine: EmbedModel, wanted: Wanted, *, keeps_states: bool = False
     ) -> AsyncGenerator[Prepared]:
         """All that is wanted, prepared for one submission after the other; the next is prepared while one is used."""
 
@@ -178,12 +130,12 @@ class ImageReader:
         finally:
             coming.cancel()
 
-    async def read(self, checkpoint: Checkpoint, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
+    async def read(self, served: ServedEmbed, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
         """All that is wanted, piece by piece. Raises what `run` raises."""
-        async with aclosing(self.in_pieces(checkpoint.engine, wanted)) as some:
-            return [read async for prepared in some for read in await self.run(checkpoint, prepared, deadline=deadline)]
+        async with aclosing(self.in_pieces(served.engine, wanted)) as some:
+            return [read async for prepared in some for read in await self.run(served, prepared, deadline=deadline)]
 
-    def _decode(self, engine: EmbedEngine, source: Source) -> Pixels | None:
+    def _decode(self, engine: EmbedModel, source: Source) -> Pixels | None:
         assert source.data is not None, "there are bytes to decode"
         try:
             return engine.transform(decode_image(source.data, self._limits))
@@ -192,7 +144,7 @@ class ImageReader:
             return None
 
 
-def pieces(engine: EmbedEngine, wanted: Wanted) -> list[Sequence[int]]:
+def pieces(engine: EmbedModel, wanted: Wanted) -> list[Sequence[int]]:
     """Rows for a submission each: at most PIECE_IMAGES, and fewer where an image costs much."""
     no_pixels = np.empty((0, 0, 3), np.uint8)
     cost = engine.cost(ImageItem("", no_pixels, tuple(wanted.conditions)))

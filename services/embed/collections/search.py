@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.errors import DeadlineExceeded
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.engine import Embeddings
-from services.embed.service import Checkpoint, EmbedCall, Embedder, TextInput
+from services.embed.model.items import Embeddings
+from services.embed.service import EmbedCall, Embedder, ServedEmbed, TextInput
 from services.nn.clip_texts import Text
 
 Rows = NDArray[np.int64]
@@ -56,8 +56,7 @@ class Question:
     text: Text | None
     k: int
     among: Rows | None
-    deadline: float
-    timing: Timing
+    context: RequestContext
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ class Searcher:
         self._threads = threads
 
     async def search(
-        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, *, last_row: int
+        self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, *, last_row: int
     ) -> Nearest:
         """Raises what is wrong with the query, Overloaded, DeadlineExceeded."""
         index = indexes.get(question.text)
@@ -109,29 +108,29 @@ class Searcher:
             index.used = time.time()
             # of one answer everything is compared under one wording: the one that is indexed
             question = replace(question, text=index.text)
-        (query,) = await self._embed(checkpoint, question, [question.text])
+        (query,) = await self._embed(served, question, [question.text])
         if index is not None and index.vectors.through >= last_row:
             rows, scores = await self._among_indexed(index, query, question)
             return Nearest(rows, scores, index.vectors.is_exact, index)
         lacking = await asyncio.to_thread(self._lacking, index, question.among)
         rows, held = await self._among_indexed(index, query, question) if index is not None else ([], [])
         scores_of = dict(zip(rows, held, strict=True))
-        shortlist = await self._shortlist(checkpoint, indexes, question, lacking, question.k - len(rows))
+        shortlist = await self._shortlist(served, indexes, question, lacking, question.k - len(rows))
         wanted = Wanted(shortlist.rows, [question.text], indexes.sources)
-        reads = await self._reader.read(checkpoint, wanted, deadline=question.deadline)
+        reads = await self._reader.read(served, wanted, deadline=question.context.deadline)
         if index is None and (same := self._same_in_other_words(indexes, question.text, reads)) is not None:
             assert question.text is not None  # the unconditional embedding has an index always
             indexes.share(question.text, same)
-            return await self.search(checkpoint, indexes, question, last_row=last_row)
+            return await self.search(served, indexes, question, last_row=last_row)
         wanted = replace(wanted, rows=shortlist.further_rows)
-        further, is_whole = await self._read_in_time(checkpoint, wanted, until=question.deadline - FINISHING_S)
+        further, is_whole = await self._read_in_time(served, wanted, until=question.context.deadline - FINISHING_S)
         scores_of |= {read.row: float(read.vectors[0] @ query) for read in (*reads, *further)}
         best = sorted(scores_of, key=lambda row: (-scores_of[row], row))[: question.k]
         is_exact = is_whole and shortlist.size == len(lacking) and (index is None or index.vectors.is_exact)
         return Nearest(best, [scores_of[row] for row in best], is_exact, index)
 
     async def _shortlist(
-        self, checkpoint: Checkpoint, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
+        self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
     ) -> Shortlist:
         """The images among `lacking` that are worth reading: all of them where they are few, else those that the
         other indexes rank first, taken in turns, and then the newest; `num_wanted` at least, if there are as many."""
@@ -146,7 +145,7 @@ class Searcher:
         others = sorted(others, key=lambda other: (other.text is not None, -other.used))[:MAX_SHORTLISTING_INDEXES]
         ranked = [lacking[::-1].tolist()]
         if others:
-            queries = await self._embed(checkpoint, question, [other.text for other in others])
+            queries = await self._embed(served, question, [other.text for other in others])
             among = replace(question, k=max(self._options.shortlist_size, num_wanted), among=lacking)
             found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
             in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
@@ -156,13 +155,13 @@ class Searcher:
         size = sum(1 for _ in takewhile(lambda so_far: so_far <= self._options.shortlist_size, spent))
         return Shortlist(sorted(in_order[:size]), in_order[size : max(size, num_wanted)])
 
-    async def _read_in_time(self, checkpoint: Checkpoint, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
+    async def _read_in_time(self, served: ServedEmbed, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
         """What of all that is wanted can be read until then (`time.monotonic()`), and whether it is all."""
         reads: list[Read] = []
-        async with aclosing(self._reader.in_pieces(checkpoint.engine, wanted)) as prepared:
+        async with aclosing(self._reader.in_pieces(served.engine, wanted)) as prepared:
             try:
                 async for piece in prepared:
-                    reads += await self._reader.run(checkpoint, piece, deadline=until)
+                    reads += await self._reader.run(served, piece, deadline=until)
             except DeadlineExceeded:
                 return reads, False
         return reads, True
@@ -194,18 +193,18 @@ class Searcher:
         began = time.perf_counter()
         search = functools.partial(index.vectors.search, query[None], question.k, among=question.among)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
-        question.timing.add("search", time.perf_counter() - began)
+        question.context.timing.add("search", time.perf_counter() - began)
         is_found = found.rows[0] >= 0
         return found.rows[0][is_found].tolist(), found.scores[0][is_found].tolist()
 
     async def _embed(
-        self, checkpoint: Checkpoint, question: Question, texts: Sequence[Text | None]
+        self, served: ServedEmbed, question: Question, texts: Sequence[Text | None]
     ) -> Sequence[Embeddings]:
         """The query under each condition; a text is the same under all."""
 
         async def embed(conditions: Sequence[str]) -> list[Embeddings]:
             call = EmbedCall([question.input], conditions)
-            embedded = await self._embedder.embed(checkpoint, call, deadline=question.deadline, timing=question.timing)
+            embedded = await self._embedder.embed(served, call, question.context)
             return list(embedded.rows)
 
         if isinstance(question.input, TextInput):

@@ -2,22 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from services.core.batching.batcher import BatchLimits
-from services.core.errors import InvalidField
+from services.core.exchange import context_of
 from services.core.http.bodies import request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.metrics import Metrics
-from services.core.serving.model_object import model_fields
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
-from services.embed.engine import EmbedEngine
+from services.core.serving.model_object import model_fields, models_router
 from services.embed.http.calls import read_embed, read_embeddings
 from services.embed.http.schemas import (
     EmbeddingList,
@@ -34,62 +29,10 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import CallLimits, Checkpoint, EmbedCall, Embedded, Embedder, EncodingFormat, TextInput
+from services.embed.service import CallLimits, EmbedCall, Embedded, EmbedService, EncodingFormat, ServedEmbed, TextInput
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 64 * 1024
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class EmbedService:
-    """What the routes share."""
-
-    checkpoint: ServedCheckpoint[EmbedEngine]
-    embedder: Embedder
-    limits: CallLimits
-    batch_limits: BatchLimits
-    metrics: Metrics
-
-    async def answer(self, request: Request, call: EmbedCall) -> Response:
-        """Embed a call and write the answer in the dialect that it came in."""
-        began = time.perf_counter()
-        with self.checkpoint.lease() as served:
-            request.state.model = f"{served.name}@{served.version}"
-            self.check(served, call)
-            embedded = await self.embedder.embed(
-                Checkpoint(served.digest, served.engine, served.batcher),
-                call,
-                deadline=request.state.deadline,
-                timing=request.state.timing,
-            )
-        with self.metrics.stage_seconds.labels("serialize").time():
-            render = tei_body if call.is_tei else list_body
-            body = await _off_loop(embedded, lambda: render(embedded, call, request.state.model))
-        headers = _tei_headers(request, call, embedded, time.perf_counter() - began) if call.is_tei else None
-        return Response(body, headers=headers, media_type="application/json")
-
-    def check(self, served: Served[EmbedEngine], call: EmbedCall) -> None:
-        """Raises NotFound for a model that is not the served one, InvalidField for a width that it does not have."""
-        self.checkpoint.check_model(served, call.model)
-        width = served.engine.embedding_width
-        if call.dimensions is not None and call.dimensions != width:
-            raise InvalidField(f"dimensions: This model's embeddings have {width} numbers.", param="dimensions")
-
-    def model(self, served: Served[EmbedEngine]) -> Model:
-        return Model(
-            **model_fields(served),
-            max_model_len=served.engine.context_length,
-            dimensions=served.engine.embedding_width,
-            limits=ModelLimits(
-                max_inputs=self.limits.max_inputs,
-                max_conditions=self.limits.max_conditions,
-                max_embeddings=self.limits.max_embeddings,
-                max_image_bytes=self.limits.images.max_image_bytes,
-                max_image_pixels=self.limits.images.max_pixels,
-            ),
-        )
 
 
 def embed_router(service: EmbedService) -> APIRouter:
@@ -118,7 +61,7 @@ def embed_router(service: EmbedService) -> APIRouter:
         the order of the conditions. TEI's request (told apart by its `inputs`) is answered in TEI's form.
         """
         query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
-        return await service.answer(request, await read_embed(request, query, service.limits))
+        return await _answer(service, request, await read_embed(request, query, service.limits))
 
     @router.post(
         "/v1/embeddings",
@@ -132,25 +75,14 @@ def embed_router(service: EmbedService) -> APIRouter:
     )
     async def embeddings(request: Request) -> Response:
         """OpenAI's embeddings: texts, and images as `{"image": …}`; `condition` applies to the images."""
-        return await service.answer(request, await read_embeddings(request, service.limits))
+        return await _answer(service, request, await read_embeddings(request, service.limits))
 
     return router
 
 
-def models_router(service: EmbedService) -> APIRouter:
+def embed_models_router(service: EmbedService) -> APIRouter:
     """What is served, in OpenAI's and in TEI's words."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[service.model(served)])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.check(served, EmbedCall(model=model_id))
-            return service.model(served)
+    router = models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
     @router.get("/info")
     async def info() -> TeiInfo:
@@ -160,7 +92,7 @@ def models_router(service: EmbedService) -> APIRouter:
                 model_id=served.name,
                 model_sha=served.digest,
                 model_dtype=served.engine.dtype_name,
-                served_model_name=f"{served.name}@{served.version}",
+                served_model_name=served.label,
                 model_type=TeiModelType(embedding={"pooling": "cls"}),
                 max_input_length=served.engine.context_length,
                 max_batch_tokens=service.batch_limits.max_batch_cost,
@@ -198,21 +130,41 @@ EMBED_BODY: dict[str, Any] = {
 }
 
 
-def list_body(embedded: Embedded, call: EmbedCall, model: str) -> bytes:
-    """OpenAI's form, with the condition of each embedding."""
+async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> Response:
+    """Embed a call and write the answer in the dialect that it came in."""
+    began = time.perf_counter()
+    embedded = await service.embed(call, context_of(request.scope))
+    with service.metrics.stage_seconds.labels("serialize").time():
+        is_short = embedded.rows.size <= MAX_INLINE_NUMBERS
+        body = _body(embedded, call) if is_short else await asyncio.to_thread(_body, embedded, call)
+    headers = _tei_headers(request, call, embedded, time.perf_counter() - began) if call.is_tei else None
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _body(embedded: Embedded, call: EmbedCall) -> bytes:
+    """TEI's form, or OpenAI's with the condition of each embedding."""
+    if call.is_tei:
+        return render_tei(embedded.rows)
     usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)
     rows = render_rows(embedded.rows, call.encoding_format)
-    return render_embedding_list(rows, embedded.conditions, model, usage)
-
-
-def tei_body(embedded: Embedded, call: EmbedCall, model: str) -> bytes:
-    return render_tei(embedded.rows)
-
-
-async def _off_loop(embedded: Embedded, render: Callable[[], T]) -> T:
-    return render() if embedded.rows.size <= MAX_INLINE_NUMBERS else await asyncio.to_thread(render)
+    return render_embedding_list(rows, embedded.conditions, embedded.model, usage)
 
 
 def _tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds: float) -> dict[str, str]:
     num_characters = sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))
     return tei_headers(request, num_characters=num_characters, num_tokens=embedded.prompt_tokens, seconds=seconds)
+
+
+def _model(limits: CallLimits, served: ServedEmbed) -> Model:
+    return Model(
+        **model_fields(served),
+        max_model_len=served.engine.context_length,
+        dimensions=served.engine.embedding_width,
+        limits=ModelLimits(
+            max_inputs=limits.max_inputs,
+            max_conditions=limits.max_conditions,
+            max_embeddings=limits.max_embeddings,
+            max_image_bytes=limits.images.max_image_bytes,
+            max_image_pixels=limits.images.max_pixels,
+        ),
+    )

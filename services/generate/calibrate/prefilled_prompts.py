@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.generate.generation.applied_profile import calibration_of, document_relevance
 from services.generate.generation.bias import BiasEstimate, BiasJob, EstimateKind, TreeOptions, estimate_bias
+from services.generate.generation.prompt_calibration import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
 from services.generate.profile import CalibrationProfile, RowScope

@@ -1,12 +1,18 @@
 """Where and how a checkpoint runs, and what is asked of an answer."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from services.generate.generation.ranking import Reorder
-from services.generate.generation.running_batch import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
 from services.generate.generation.sampling import Sampling
 from services.generate.profile import CalibrationProfile
 from services.nn.devices import DeviceOptions
+
+# What the documents of a question are ordered by before it is answered.
+Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+# Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
+MAX_PREFILL_TOKENS = 4096
+# Tokens that an answer has room for when it joins, and again whenever these are used up.
+HEADROOM_TOKENS = 256
 
 
 @dataclass(frozen=True)

@@ -16,27 +16,25 @@ Shapes: K documents, L layers, H heads, T tokens, V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from services.generate.calibration import log_alpha
-from services.generate.generation.applied_profile import (
+from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
+from services.generate.generation.options import Reorder
+from services.generate.generation.passes import Passes, finish
+from services.generate.generation.prompt_calibration import (
     by_document,
     document_relevance,
     layers_of_relevance,
     needed_estimate,
 )
-from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
-from services.generate.generation.passes import Passes, finish
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill
 from services.generate.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
-
-Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 
 # Tokens that prompts may take in the cache side by side; a longer prompt stands alone. They are a pass, for which the
 # answers that run wait, and larger passes are hardly faster.

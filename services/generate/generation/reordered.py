@@ -9,7 +9,7 @@ from typing import Any
 
 from services.core.errors import TooLarge
 from services.generate.generation.generation import Generation
-from services.generate.generation.ranking import Reorder
+from services.generate.generation.options import Reorder
 from services.generate.prompts.templates import Document, Prompt
 
 # Tokens that a document may bring to a prompt, or take from it, where it stands beside others.

@@ -15,15 +15,20 @@ import torch
 from torch import Tensor
 
 from services.generate.generation.answer_text import AnswerText, Detokenizer, Piece, StopStrings, Vocabulary
-from services.generate.generation.applied_profile import needed_estimate
 from services.generate.generation.bias import num_estimate_tokens
 from services.generate.generation.generation import FinishReason
 from services.generate.generation.generation import Generation as Generation
 from services.generate.generation.generation import Progress as Progress
 from services.generate.generation.generation import PromptFacts as PromptFacts
+from services.generate.generation.options import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, as_token_ids, num_shared
-from services.generate.generation.prompt_calibration import MeasuredPrompt, PromptCalibration, PromptCalibrator
+from services.generate.generation.prompt_calibration import (
+    MeasuredPrompt,
+    PromptCalibration,
+    PromptCalibrator,
+    needed_estimate,
+)
 from services.generate.generation.sampling import Choice, Chooser, choose
 from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting
 from services.generate.model.kv_cache import KeyValues, Slot
@@ -32,12 +37,8 @@ from services.nn.devices import is_out_of_memory
 
 T = TypeVar("T")
 
-# Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
-MAX_PREFILL_TOKENS = 4096
 # Of the bytes for prefixes, the share that keeps dummies of documents.
 DUMMIES_SHARE = 0.25
-# Tokens that an answer has room for when it joins, and again whenever these are used up.
-HEADROOM_TOKENS = 256
 # Rows of an answer that are run again at a time when it goes on: their weights on all tokens exist at once.
 REPLAYED_ROWS = 256
 

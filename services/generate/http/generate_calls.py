@@ -1,14 +1,13 @@
 """From what a request says to what is asked of the model, and from what was seen back to what the request named."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from services.core.errors import InvalidField, check_count
-from services.generate.generation.running_batch import Progress, PromptFacts
+from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
 from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts.templates import Document
@@ -45,18 +44,14 @@ def calibration_of(
         raise InvalidField(f"calibration: {reason}.", param="calibration") from None
 
 
-async def begun_with_text(steps: AsyncGenerator[Progress, None]) -> AsyncGenerator[Progress, None]:
-    """The steps of one answer without the white space that its text begins with; its tokens stay as they are.
+def begun_with_text(progress: Progress, text_so_far: str) -> Progress:
+    """A step of an answer without the white space that the answer's text begins with; its tokens stay as they are.
 
     The first token of an answer often brings the space that parts it from the prompt, which no reader of the answer
-    has. Closes `steps` however it ends.
+    has.
     """
-    has_begun = False
-    async with aclosing(steps):
-        async for progress in steps:
-            text = progress.text if has_begun else progress.text.lstrip()
-            has_begun = has_begun or bool(text)
-            yield progress if text == progress.text else replace(progress, text=text)
+    text = progress.text if text_so_far else progress.text.lstrip()
+    return progress if text == progress.text else replace(progress, text=text)
 
 
 def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:

@@ -11,10 +11,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.core.errors import check_count
+from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
-from services.core.serving.model_object import model_fields
-from services.generate.engine import AnswerOptions
-from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.core.serving.model_object import model_fields, models_router
+from services.generate.engine import AnswerOptions, GenerateEngine
+from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
 from services.generate.http.generate_calls import begun_with_text, calibration_of, documents_of, reports_of
 from services.generate.http.generate_schemas import (
@@ -31,7 +32,7 @@ from services.generate.http.generate_schemas import (
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.prompts.templates import Document
-from services.generate.service import GenerateService, ServedGenerate
+from services.generate.service import CallLimits, Charged, GenerateService, ServedGenerate
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
@@ -46,26 +47,28 @@ class AnswerSoFar:
 
     id: str
     documents: tuple[Document, ...]
-    model: str
     text: str = ""
     num_tokens: int = 0
     finish_reason: FinishReason | None = None
     facts: PromptFacts | None = None
 
-    def add(self, progress: Progress) -> None:
-        """What the next step brought."""
-        self.text += progress.text
+    def add(self, progress: Progress) -> str:
+        """Take in what the next step brought, and return what it adds to the text."""
+        text = begun_with_text(progress, self.text).text
+        self.text += text
         self.num_tokens = progress.num_tokens
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
+        return text
 
-    def end(self) -> GenerateEnd:
+    def end(self, model: str | None) -> GenerateEnd:
         """All but the text, once the last step has come."""
+        assert model is not None, "what has answered has a name"
         assert self.facts is not None, "facts come with the first step"
         assert self.finish_reason is not None, "the last step says why it is the last"
         return GenerateEnd(
             id=self.id,
-            model=self.model,
+            model=model,
             finish_reason=self.finish_reason,
             documents=reports_of(self.documents, self.facts),
             usage=GenerateUsage(
@@ -89,51 +92,25 @@ def generate_router(service: GenerateService) -> APIRouter:
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
-        answers = _answers(service, request, body, documents)
+        context, answer = context_of(request.scope), AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents)
+        steps = service.generate(body.model, partial(_prepare, body, documents), context)
         if body.stream:
-            return await EventStream.begin(_events(answers))
-        async with aclosing(answers):
-            async for answer, _ in answers:
-                last = answer
-        whole = GenerateAnswer(answer=last.text, **last.end().model_dump())
+            return await EventStream.begin(_events(steps, answer, context))
+        async with aclosing(steps):
+            async for _, progress in steps:
+                answer.add(progress)
+        whole = GenerateAnswer(answer=answer.text, **answer.end(context.model).model_dump())
         return Response(orjson.dumps(whole.model_dump()), media_type="application/json")
 
     return router
 
 
-def models_router(service: GenerateService) -> APIRouter:
+def generate_models_router(service: GenerateService) -> APIRouter:
     """What is served, in OpenAI's words."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[_model(service, served)])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.checkpoint.check_model(served, model_id)
-            return _model(service, served)
-
-    return router
+    return models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
-async def _answers(
-    service: GenerateService, request: Request, body: GenerateRequest, documents: tuple[Document, ...]
-) -> AsyncGenerator[tuple[AnswerSoFar, str], None]:
-    """The answer so far after each step, and the text that the step has added."""
-    with service.lease(request, body.model) as served:
-        generation = await service.prepare(request, partial(_prepare, served, body, documents))
-        answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, request.state.model)
-        async with aclosing(begun_with_text(service.run(request, served, generation))) as steps:
-            async for progress in steps:
-                answer.add(progress)
-                yield answer, progress.text
-
-
-def _prepare(served: ServedGenerate, body: GenerateRequest, documents: tuple[Document, ...]) -> Generation:
-    engine = served.engine
+def _prepare(body: GenerateRequest, documents: tuple[Document, ...], engine: GenerateEngine) -> list[Charged]:
     options = AnswerOptions(
         max_tokens=body.max_tokens,
         sampling=Sampling(body.temperature, body.top_p, body.seed),
@@ -141,20 +118,22 @@ def _prepare(served: ServedGenerate, body: GenerateRequest, documents: tuple[Doc
         calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
         reorder=body.reorder,
     )
-    return engine.prepare_question(body.query, documents, options)
+    generation = engine.prepare_question(body.query, documents, options)
+    return [Charged(generation, engine.cost(generation))]
 
 
-async def _events(answers: AsyncGenerator[tuple[AnswerSoFar, str], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(answers):
-        async for answer, text in answers:
-            if text:
+async def _events(
+    steps: AsyncGenerator[tuple[int, Progress], None], answer: AnswerSoFar, context: RequestContext
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(steps):
+        async for _, progress in steps:
+            if text := answer.add(progress):
                 yield event(GenerateDelta(delta=text))
-            last = answer
-        yield event(last.end())
+        yield event(answer.end(context.model))
     yield DONE
 
 
-def _model(service: GenerateService, served: ServedGenerate) -> Model:
+def _model(limits: CallLimits, served: ServedGenerate) -> Model:
     engine, profile = served.engine, served.engine.profile
     return Model(
         **model_fields(served),
@@ -163,8 +142,8 @@ def _model(service: GenerateService, served: ServedGenerate) -> Model:
             enabled=profile.enabled, bias=profile.bias, temperature=profile.temperature, layers=list(profile.layers)
         ),
         limits=ModelLimits(
-            max_documents=service.limits.max_documents,
-            max_tokens=service.limits.max_tokens,
-            max_choices=service.limits.max_choices,
+            max_documents=limits.max_documents,
+            max_tokens=limits.max_tokens,
+            max_choices=limits.max_choices,
         ),
     )

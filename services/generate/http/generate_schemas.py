@@ -7,13 +7,13 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from services.core.errors import check_count
 from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
+from services.generate.generation.options import Reorder as Reorder
 from services.generate.profile import BiasKind, Layer
 
 MAX_STOPS = 16
 # Far above what a service would be set to take: it bounds how long one body can be read.
 MAX_LISTED = 65_536
 
-Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 REORDER_DESCRIPTION = (
     "By what documents are ranked before the prompt is written: the most relevant comes first, but with `attention`,"
     " which is attention sorting, the most attended comes last."

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.generate.generation.answer_text import TokenOut
-from services.generate.generation.running_batch import Progress, PromptFacts
+from services.generate.generation.generation import Progress, PromptFacts
+from services.generate.http.generate_calls import begun_with_text
 from services.generate.http.generate_schemas import DocumentReport
 
 
@@ -38,13 +39,15 @@ class Identity:
 class ChoiceSoFar:
     """One choice, of which more and more is known.
 
-    `prompt` is which of the request's prompts it answers. `num_tokens` counts end-of-text and stop strings too, which
-    are not among `tokens`. `offsets` are the characters of the tokens' text before
-    each token, a token in the middle of a character standing where that begins.
+    `prompt` is which of the request's prompts it answers. An `is_reply` begins with its text; what is none continues
+    its prompt, from which white space may part it. `num_tokens` counts end-of-text and stop strings too, which are not
+    among `tokens`. `offsets` are the characters of the tokens' text before each token, a token in the middle of a
+    character standing where that begins.
     """
 
     index: int
     prompt: int
+    is_reply: bool = False
     text: str = ""
     tokens: list[TokenOut] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -56,8 +59,10 @@ class ChoiceSoFar:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_read = 0
 
-    def add(self, progress: Progress) -> None:
-        """What the next step brought."""
+    def add(self, progress: Progress) -> Progress:
+        """Take in what the next step brought, and return it as it is told."""
+        if self.is_reply:
+            progress = begun_with_text(progress, self.text)
         self.text += progress.text
         self.num_tokens = progress.num_tokens
         for token in progress.tokens:
@@ -66,6 +71,7 @@ class ChoiceSoFar:
             self._num_read += len(self._decoder.decode(token.utf8))
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
+        return progress
 
 
 def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:

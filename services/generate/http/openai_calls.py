@@ -114,6 +114,12 @@ def prompts_of(body: CompletionRequest, vocab_size: int) -> list[str | tuple[int
     return prompts
 
 
+def texts_of(body: CompletionRequest) -> list[str]:
+    """The prompts that are texts."""
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    return [prompt for prompt in given if isinstance(prompt, str)]
+
+
 def _text_of(message: ChatMessage, param: str) -> str:
     if message.tool_calls or message.function_call is not None:
         raise InvalidRequest(f"{param}: Calls of tools cannot be read here.", param=param)

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from services.core.errors import blaming, check_count
+from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
 from services.generate.engine import AnswerOptions, GenerateEngine
-from services.generate.generation.running_batch import Generation, Progress
-from services.generate.http.generate_calls import begun_with_text, calibration_of, documents_of, reports_of
+from services.generate.generation.generation import Generation, Progress
+from services.generate.http.generate_calls import calibration_of, documents_of, reports_of
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.http.openai_calls import (
     charges,
@@ -26,6 +27,7 @@ from services.generate.http.openai_calls import (
     prompts_of,
     sampling_of,
     stops_of,
+    texts_of,
 )
 from services.generate.http.openai_schemas import (
     ChatCompletion,
@@ -35,21 +37,11 @@ from services.generate.http.openai_schemas import (
     CompletionChunk,
     CompletionRequest,
 )
-from services.generate.http.streaming import DONE, EventStream, event, event_stream_content, interleaved
-from services.generate.service import CallLimits, GenerateService, ServedGenerate
+from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
+from services.generate.service import CallLimits, Charged, GenerateService
 
 # OpenAI's, where a completion names no number.
 COMPLETION_MAX_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request as the model takes it: `generations` are its choices, so many a prompt, each charged its cost."""
-
-    generations: Sequence[Generation]
-    costs: Sequence[int]
-    choices_per_prompt: int
-    form: Form
 
 
 def openai_router(service: GenerateService) -> APIRouter:
@@ -83,53 +75,96 @@ def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
     check_count("n", body.n or 1, service.limits.max_choices, "answers")
+    answer = Answer(body, context_of(request.scope), _form(service.limits, body))
+    steps = service.generate(body.model, partial(_prepare, service.limits, body), answer.context)
     if body.stream:
-        return await EventStream.begin(_events(service, request, body))
-    with service.lease(request, body.model) as served:
-        prepared = await _prepare(service, request, served, body)
-        identity = _identity(request, served, body)
-        choices = _choices(prepared)
-        async with aclosing(_progress(service, request, served, prepared)) as steps:
-            async for place, progress in steps:
-                choices[place].add(progress)
-    answer = {**prepared.form.whole(identity, choices), "usage": usage_of(choices)}
-    return Response(orjson.dumps(answer), media_type="application/json")
+        return await EventStream.begin(_events(steps, answer))
+    async with aclosing(steps):
+        async for place, progress in steps:
+            answer.choice(place).add(progress)
+    choices = answer.choices
+    content = {**answer.form.whole(answer.identity, choices), "usage": usage_of(choices)}
+    return Response(orjson.dumps(content), media_type="application/json")
 
 
-async def _events(
-    service: GenerateService, request: Request, body: ChatRequest | CompletionRequest
-) -> AsyncGenerator[bytes, None]:
+class Answer:
+    """One answer, of whose choices more and more is known."""
+
+    def __init__(self, body: ChatRequest | CompletionRequest, context: RequestContext, form: Form) -> None:
+        self.body = body
+        self.context = context
+        self.form = form
+        self._is_chat = isinstance(body, ChatRequest)
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._choices: dict[int, ChoiceSoFar] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """Known from the first step."""
+        model = self.context.model
+        assert model is not None, "what has answered has a name"
+        return Identity(self._id, self._created, model, system_fingerprint=f"fp_{model.rpartition('@')[2]}")
+
+    def choice(self, place: int) -> ChoiceSoFar:
+        if place not in self._choices:
+            prompt = place // (self.body.n or 1)
+            self._choices[place] = ChoiceSoFar(place, prompt, is_reply=self._is_chat)
+        return self._choices[place]
+
+    @property
+    def choices(self) -> list[ChoiceSoFar]:
+        """Those that have begun, in order."""
+        return [self._choices[place] for place in sorted(self._choices)]
+
+
+async def _events(steps: AsyncGenerator[tuple[int, Progress], None], answer: Answer) -> AsyncGenerator[bytes, None]:
     """The chunks of all choices as they come; before the first nothing is sent, so that an error has its status."""
-    includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    options, form = answer.body.stream_options, answer.form
+    includes_usage = options is not None and bool(options.include_usage)
     extra = {"usage": None} if includes_usage else {}
-    with service.lease(request, body.model) as served:
-        prepared = await _prepare(service, request, served, body)
-        identity, form = _identity(request, served, body), prepared.form
-        choices = _choices(prepared)
-        async with aclosing(_progress(service, request, served, prepared)) as steps:
-            async for place, progress in steps:
-                choice = choices[place]
-                if choice.facts is None:
-                    for chunk in form.opening(identity, choice):
-                        yield event({**chunk, **extra})
-                choice.add(progress)
-                for chunk in form.chunks(identity, choice, progress):
+    async with aclosing(steps):
+        async for place, progress in steps:
+            identity, choice = answer.identity, answer.choice(place)
+            if choice.facts is None:
+                for chunk in form.opening(identity, choice):
                     yield event({**chunk, **extra})
-        if includes_usage:
-            yield event({**form.bare(identity), "usage": usage_of(choices)})
-        yield DONE
+            for chunk in form.chunks(identity, choice, choice.add(progress)):
+                yield event({**chunk, **extra})
+    if includes_usage:
+        yield event({**form.bare(answer.identity), "usage": usage_of(answer.choices)})
+    yield DONE
 
 
-async def _prepare(
-    service: GenerateService, request: Request, served: ServedGenerate, body: ChatRequest | CompletionRequest
-) -> Prepared:
-    """Raises what the engine's `prepare_*` raise, and the errors of the fields that no schema can check."""
+def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
     if isinstance(body, ChatRequest):
-        return await service.prepare(request, partial(_prepare_chat, service.limits, served.engine, body))
-    return await service.prepare(request, partial(_prepare_completion, service.limits, served.engine, body))
+        given = body.documents or ()
+        reports = (lambda facts: reports_of(documents_of(given, limits.max_documents), facts)) if given else None
+        return ChatForm(bool(body.logprobs), reports)
+    return CompletionForm(body.logprobs, texts_of(body) if body.echo else ())
 
 
-def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest) -> Prepared:
+def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, engine: GenerateEngine) -> Sequence[Charged]:
+    """The answers of all choices, those of one prompt together, each with what it is charged.
+
+    Raises what the engine's `prepare_*` raise, and the errors of the fields that no schema can check.
+    """
+    if isinstance(body, ChatRequest):
+        generations = [_prepare_chat(limits, engine, body)]
+    else:
+        generations = _prepare_completion(limits, engine, body)
+    num_choices = body.n or 1
+    costs = charges(
+        [engine.cost(generation) for generation in generations],
+        num_choices,
+        max_waiting=limits.max_waiting,
+        max_queue_cost=limits.max_queue_cost,
+    )
+    choices = [choice for generation in generations for choice in generation.choices(num_choices)]
+    return [Charged(choice, cost) for choice, cost in zip(choices, costs, strict=True)]
+
+
+def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest) -> Generation:
     documents = documents_of(body.documents or (), limits.max_documents)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = AnswerOptions(
@@ -140,12 +175,12 @@ def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest)
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
     )
-    generation = _capped(engine.prepare_chat(messages_of(body), documents, options), limits)
-    reports = partial(reports_of, documents) if documents else None
-    return _prepared(limits, engine, [generation], body.n or 1, ChatForm(bool(body.logprobs), reports))
+    generation = engine.prepare_chat(messages_of(body), documents, options)
+    # where no number was asked for, the limit holds as well as the context
+    return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 
 
-def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: CompletionRequest) -> Prepared:
+def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: CompletionRequest) -> list[Generation]:
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, body.max_tokens or COMPLETION_MAX_TOKENS),
         sampling=sampling_of(body, body.logprobs, engine.vocab_size),
@@ -154,59 +189,10 @@ def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: Comple
     )
     prompts = prompts_of(body, engine.vocab_size)
     with blaming("prompt"):
-        generations = [engine.prepare_completion(prompt, options) for prompt in prompts]
-    echoes = [prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else []
-    return _prepared(limits, engine, generations, body.n or 1, CompletionForm(body.logprobs, echoes))
-
-
-def _prepared(
-    limits: CallLimits, engine: GenerateEngine, generations: Sequence[Generation], num_choices: int, form: Form
-) -> Prepared:
-    costs = charges(
-        [engine.cost(generation) for generation in generations],
-        num_choices,
-        max_waiting=limits.max_waiting,
-        max_queue_cost=limits.max_queue_cost,
-    )
-    choices = [choice for generation in generations for choice in generation.choices(num_choices)]
-    return Prepared(choices, costs, num_choices, form)
+        return [engine.prepare_completion(prompt, options) for prompt in prompts]
 
 
 def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
     if asked is not None:
         check_count("max_tokens", asked, limits.max_tokens, "tokens")
     return asked
-
-
-def _capped(generation: Generation, limits: CallLimits) -> Generation:
-    """Where no number was asked for, the limit holds as well as the context."""
-    return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
-
-
-def _progress(
-    service: GenerateService, request: Request, served: ServedGenerate, prepared: Prepared
-) -> AsyncGenerator[tuple[int, Progress], None]:
-    """What the steps bring for each choice, by its place."""
-    runs = [
-        service.run(request, served, generation, cost=cost, is_timed=place == 0)
-        for place, (generation, cost) in enumerate(zip(prepared.generations, prepared.costs, strict=True))
-    ]
-    # white space at the beginning of a continuation parts it from its prompt
-    is_chat = isinstance(prepared.form, ChatForm)
-    return interleaved([begun_with_text(run) for run in runs] if is_chat else runs)
-
-
-def _choices(prepared: Prepared) -> list[ChoiceSoFar]:
-    return [
-        ChoiceSoFar(place, prompt=place // prepared.choices_per_prompt) for place in range(len(prepared.generations))
-    ]
-
-
-def _identity(request: Request, served: ServedGenerate, body: ChatRequest | CompletionRequest) -> Identity:
-    prefix = "chatcmpl" if isinstance(body, ChatRequest) else "cmpl"
-    return Identity(
-        id=f"{prefix}-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=request.state.model,
-        system_fingerprint=f"fp_{served.digest[:12]}",
-    )

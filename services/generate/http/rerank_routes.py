@@ -4,14 +4,14 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
-from services.core.errors import FoveaError, InvalidRequest, blaming, check_count
+from services.core.errors import FoveaError, InvalidRequest, check_count
+from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import error_responses
@@ -25,9 +25,8 @@ from services.generate.http.rerank_schemas import (
     TeiRank,
     TeiRerankRequest,
 )
-from services.generate.prompts.ranking import RankMethod
-from services.generate.prompts.templates import Document, shorten
-from services.generate.service import GenerateService, ServedGenerate
+from services.generate.prompts.templates import Document
+from services.generate.service import CallLimits, GenerateService, RankCall
 
 # Cohere bills a search for each so many documents.
 DOCUMENTS_PER_SEARCH_UNIT = 100
@@ -113,15 +112,6 @@ AnyRerankRequest = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A ranking and what ranked it; `cut` are the documents that were shortened because the request asked for it."""
-
-    ranking: Ranking
-    model: str
-    cut: Sequence[int] = ()
-
-
 def rerank_router(service: GenerateService) -> APIRouter:
     """The routes that rank documents."""
     router = APIRouter(tags=["rerank"], route_class=RerankRoute, responses=error_responses(RerankError))
@@ -141,7 +131,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
         """
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
-            ranked = await _rank_texts(service, request, body)
+            ranked = await service.rank(_call_of_texts(body, service.limits), context_of(request.scope))
             headers = tei_headers(
                 request,
                 num_characters=len(body.query) + sum(map(len, body.texts)),
@@ -150,61 +140,37 @@ def rerank_router(service: GenerateService) -> APIRouter:
             )
             content = orjson.dumps(render_tei(body, ranked.ranking))
             return Response(content, headers=headers, media_type="application/json")
-        ranked = await _rank(service, request, body)
+        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
         return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
 
     @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
     async def rerank_v2(request: Request, body: RerankRequest) -> Response:
         """Documents by how relevant they are to a query, best first: Cohere's form of version 2."""
-        ranked = await _rank(service, request, body)
+        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
         return _json(render_answer_v2(body, ranked.ranking, id=_new_id(), cut=ranked.cut))
 
     return router
 
 
-async def _rank(service: GenerateService, request: Request, body: RerankRequest) -> Ranked:
-    """Raises InvalidRequest for what cannot be ranked, TooLarge for what is over a limit."""
+def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
+    """Raises InvalidRequest for what cannot be ranked, TooLarge for too many documents."""
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are read.", param="rank_fields")
-    _check_count(service, body.documents, "documents")
+    _check_count(body.documents, "documents", limits)
     documents = [_document(one) for one in body.documents]
-    with service.lease(request, body.model) as served:
-        cut: dict[int, str] = {}
-        if body.max_tokens_per_doc is not None:
-            max_tokens = body.max_tokens_per_doc
-            cut = await service.prepare(request, lambda: _shortened(served, documents, max_tokens))
-            documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
-        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
-        return Ranked(ranking, request.state.model, tuple(cut))
+    return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc)
 
 
-async def _rank_texts(service: GenerateService, request: Request, body: TeiRerankRequest) -> Ranked:
-    """Raises what `_rank` raises."""
-    _check_count(service, body.texts, "texts")
-    documents = [Document(text) for text in body.texts]
-    with service.lease(request, None) as served:
-        ranking = await _ranking(service, request, served, (body.query, documents, body.method))
-        return Ranked(ranking, request.state.model)
+def _call_of_texts(body: TeiRerankRequest, limits: CallLimits) -> RankCall:
+    """Raises what `_call` raises."""
+    _check_count(body.texts, "texts", limits)
+    return RankCall(body.query, [Document(text) for text in body.texts], body.method)
 
 
-async def _ranking(
-    service: GenerateService, request: Request, served: ServedGenerate, asked: tuple[str, list[Document], RankMethod]
-) -> Ranking:
-    with blaming("documents"):
-        job = await service.prepare(request, lambda: served.engine.prepare_ranking(*asked))
-    return await service.rank(request, served, job)
-
-
-def _shortened(served: ServedGenerate, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:
-    """The places and texts of those that are longer."""
-    texts = [shorten(served.engine.tokenizer, document.text, max_tokens) for document in documents]
-    return {index: text for index, text in enumerate(texts) if text is not None}
-
-
-def _check_count(service: GenerateService, documents: Sequence[Any], param: str) -> None:
+def _check_count(documents: Sequence[Any], param: str, limits: CallLimits) -> None:
     if not documents:
         raise InvalidRequest(f"{param}: The list is empty.", param=param)
-    check_count(param, len(documents), service.limits.max_documents)
+    check_count(param, len(documents), limits.max_documents)
 
 
 def _document(given: str | RerankDocument) -> Document:

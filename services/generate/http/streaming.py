@@ -1,13 +1,12 @@
 """Server-sent events: each on the wire as soon as it is there, their generator closed however the response ends.
 
 Starlette's own streaming response waits for the client to go away in a task of its own, which the core's middleware
-does already; this one leaves it to that. Several streams are read as one, in the order in which their events come.
+does already; this one leaves it to that.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
-from typing import Any, TypeVar, Union
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Union
 
 import orjson
 from pydantic import BaseModel, TypeAdapter
@@ -15,52 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.core.http.error_responses import ErrorEnvelope
-
-T = TypeVar("T")
-
-
-async def interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What all streams yield, each with the place of its stream, until all have ended.
-
-    Raises what the first of them raises. All are closed however it ends.
-    """
-    async with AsyncExitStack() as stack:
-        for stream in streams:
-            await stack.enter_async_context(aclosing(stream))
-        if len(streams) == 1:
-            async for item in streams[0]:
-                yield 0, item
-            return
-        async with aclosing(_as_they_come(streams)) as items:
-            async for place, item in items:
-                yield place, item
-
-
-async def _as_they_come(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    coming = {asyncio.create_task(_next(stream)): place for place, stream in enumerate(streams)}
-    try:
-        while coming:
-            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=coming.__getitem__):
-                items = task.result()
-                place = coming.pop(task)
-                if items:
-                    coming[asyncio.create_task(_next(streams[place]))] = place
-                    yield place, items[0]
-    finally:
-        for task in coming:
-            task.cancel()
-        # a stream is closed only once nobody reads it
-        await asyncio.gather(*coming, return_exceptions=True)
-
-
-async def _next(stream: AsyncGenerator[T, None]) -> list[T]:
-    """The next item alone; empty after the last."""
-    try:
-        return [await anext(stream)]
-    except StopAsyncIteration:
-        return []
-
 
 # What OpenAI's clients, and all that follow them, end a stream with.
 DONE = b"data: [DONE]\n\n"

@@ -1,7 +1,6 @@
 """The tasks that can be asked, and what they answer."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -9,10 +8,10 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
 from services.core.errors import NotFound, check_count
+from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.predict.engine import Prediction
 from services.predict.http.schemas import (
     Model,
     ModelLimits,
@@ -28,7 +27,7 @@ from services.predict.http.schemas import (
 )
 from services.predict.http.tei import answer_tei
 from services.predict.residency import Resident
-from services.predict.service import PredictService, names_of, version_name
+from services.predict.service import PredictCall, Predicted, PredictService, names_of, version_name
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 4096
@@ -113,38 +112,24 @@ def models_router(service: PredictService) -> APIRouter:
 
 
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
-    resident = service.choose(body.task, body.model)
-    num_characters = sum(
-        len(value) if isinstance(value, str) else sum(map(len, value)) for one in body.inputs for value in one.values()
-    )
-    async with service.lease(request, resident, body.model) as served:
-        engine, task = served.engine, served.engine.description.task
-        items = await service.prepare(
-            request,
-            body.inputs,
-            num_characters,
-            lambda place, fields: engine.prepare(
-                fields, rationale=body.rationale, probabilities=body.probabilities, place=f"inputs.{place}"
-            ),
-        )
-        predictions = await service.run(request, served, items)
+    call = PredictCall(body.inputs, body.task, body.model, body.rationale, body.probabilities)
+    predicted = await service.predict(call, context_of(request.scope))
     with service.metrics.stage_seconds.labels("serialize").time():
+        predictions = predicted.predictions
         num_numbers = len(predictions) * max(8, len(predictions[0].probabilities or ()))
-        if num_numbers <= MAX_INLINE_NUMBERS:
-            content = _render(body, task, request.state.model, predictions)
-        else:
-            content = await asyncio.to_thread(_render, body, task, request.state.model, predictions)
+        is_short = num_numbers <= MAX_INLINE_NUMBERS
+        content = _render(predicted) if is_short else await asyncio.to_thread(_render, predicted)
     return Response(content, media_type="application/json")
 
 
-def _render(body: PredictRequest, task: str, model: str, predictions: Sequence[Prediction]) -> bytes:
+def _render(predicted: Predicted) -> bytes:
     """The JSON of a PredictAnswer."""
-    prompt_tokens = sum(one.prompt_tokens for one in predictions)
-    completion_tokens = sum(one.completion_tokens for one in predictions)
+    prompt_tokens = sum(one.prompt_tokens for one in predicted.predictions)
+    completion_tokens = sum(one.completion_tokens for one in predicted.predictions)
     answer: dict[str, Any] = {
         "object": "list",
-        "model": model,
-        "task": task,
+        "model": predicted.model,
+        "task": predicted.task,
         "predictions": [
             {
                 "index": index,
@@ -154,7 +139,7 @@ def _render(body: PredictRequest, task: str, model: str, predictions: Sequence[P
                 "rationale": one.rationale,
                 "value": one.value,
             }
-            for index, one in enumerate(predictions)
+            for index, one in enumerate(predicted.predictions)
         ],
         "usage": {
             "prompt_tokens": prompt_tokens,

@@ -23,13 +23,18 @@ def probabilities(scores: np.ndarray[Any, np.dtype[np.float32]], logit_scale: fl
     return (weights / weights.sum()).astype(np.float32)
 
 
-def render_score(call: ScoreCall, scored: Scored, model: str, logit_scale: float) -> bytes:
+def render(call: ScoreCall, scored: Scored) -> bytes:
+    """The JSON of an answer, in the dialect that the call came in."""
+    return _vllm(scored) if call.is_vllm else _score(call, scored)
+
+
+def _score(call: ScoreCall, scored: Scored) -> bytes:
     """The JSON of a ScoreAnswer."""
     columns = (
         scored.global_cosines,
         scored.local_cosines,
         scored.scores,
-        probabilities(scored.scores, logit_scale),
+        probabilities(scored.scores, scored.logit_scale),
     )
     scores = [
         {"index": index, "caption": caption.text, "global": one, "local": other, "score": score, "probability": share}
@@ -44,7 +49,7 @@ def render_score(call: ScoreCall, scored: Scored, model: str, logit_scale: float
     return _dumped(
         {
             "object": "list",
-            "model": model,
+            "model": scored.model,
             "best": int(scored.scores.argmax()),  # the first of equal ones
             "scores": scores,
             "explain": explain,
@@ -57,14 +62,14 @@ def render_score(call: ScoreCall, scored: Scored, model: str, logit_scale: float
     )
 
 
-def render_vllm(scored: Scored, model: str) -> bytes:
+def _vllm(scored: Scored) -> bytes:
     """The JSON of a VllmScoreAnswer."""
     return _dumped(
         {
             "id": f"score-{uuid.uuid4().hex}",
             "object": "list",
             "created": int(time.time()),
-            "model": model,
+            "model": scored.model,
             "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scored.scores)],
             "usage": {
                 "prompt_tokens": scored.prompt_tokens,

@@ -1,18 +1,15 @@
 """The routes of the score service."""
 
 import asyncio
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from services.core.errors import InvalidField, TooLarge
+from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, request_schema
-from services.core.metrics import Metrics
-from services.core.serving.model_object import model_fields
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
-from services.score.engine import ScoreEngine
-from services.score.http.answers import num_numbers, render_score, render_vllm
+from services.core.serving.model_object import model_fields, models_router
+from services.score.http.answers import num_numbers, render
 from services.score.http.calls import captions_of, read_score
 from services.score.http.schemas import (
     HardNegativeSources,
@@ -27,81 +24,12 @@ from services.score.http.schemas import (
     VllmScoreAnswer,
     VllmScoreRequest,
 )
-from services.score.negative_maker import NegativeMaker
 from services.score.negatives.hard_negatives import KINDS
-from services.score.scorer import CallLimits, Checkpoint, ScoreBatchers, ScoreCall, Scorer
+from services.score.scorer import ScoreCall, ServedScore
+from services.score.service import ScoreService
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 4096
-
-ServedScore = Served[ScoreEngine, ScoreBatchers]
-
-
-@dataclass(frozen=True)
-class ScoreService:
-    """What the routes share. `max_negative_characters` of a caption that negatives are made of."""
-
-    checkpoint: ServedCheckpoint[ScoreEngine, ScoreBatchers]
-    scorer: Scorer
-    negatives: NegativeMaker
-    limits: CallLimits
-    max_negative_characters: int
-    metrics: Metrics
-
-    async def answer(self, request: Request, call: ScoreCall) -> Response:
-        """Score a call and write the answer in the dialect that it came in."""
-        with self.checkpoint.lease() as served:
-            request.state.model = name = f"{served.name}@{served.version}"
-            self.checkpoint.check_model(served, call.model)
-            logit_scale = served.engine.logit_scale
-            scored = await self.scorer.score(
-                Checkpoint(served.digest, served.engine, served.batcher),
-                call,
-                deadline=request.state.deadline,
-                timing=request.state.timing,
-            )
-
-        def render() -> bytes:
-            return render_vllm(scored, name) if call.is_vllm else render_score(call, scored, name, logit_scale)
-
-        with self.metrics.stage_seconds.labels("serialize").time():
-            body = render() if num_numbers(scored) <= MAX_INLINE_NUMBERS else await asyncio.to_thread(render)
-        return Response(body, media_type="application/json")
-
-    async def make_negatives(self, request: Request, body: NegativesRequest) -> NegativesAnswer:
-        """Hard negatives of a caption. Raises InvalidField for a blank one, TooLarge for one over the limit."""
-        if not body.caption.strip():
-            raise InvalidField("caption: The text is empty.", param="caption")
-        if (num_characters := len(body.caption)) > self.max_negative_characters:
-            raise TooLarge(
-                f"caption: The text has {num_characters} characters; the limit is {self.max_negative_characters}.",
-                param="caption",
-            )
-        kinds = list(dict.fromkeys(body.kinds))
-        made = await self.negatives.make(body.caption, kinds, body.seed, request.state.timing)
-        found = [Negative(kind=kind, text=text) for kind in kinds if (text := made[kind]) is not None]
-        return NegativesAnswer(caption=body.caption, negatives=found)
-
-    def model(self, served: ServedScore) -> Model:
-        engine, limits = served.engine, self.limits
-        return Model(
-            **model_fields(served),
-            max_model_len=engine.context_length,
-            image_size=engine.image_size,
-            patches=engine.grid,
-            local_weight=engine.local_weight,
-            logit_scale=engine.logit_scale,
-            limits=ModelLimits(
-                max_captions=limits.max_captions,
-                max_images=limits.max_images,
-                max_explained_captions=limits.max_explained_captions,
-                max_heatmap_numbers=limits.max_heatmap_numbers,
-                max_image_bytes=limits.images.max_image_bytes,
-                max_image_pixels=limits.images.max_pixels,
-                max_negative_characters=self.max_negative_characters,
-            ),
-            hard_negatives=HardNegativeSources(kinds=list(KINDS), sources=self.negatives.sources),
-        )
 
 
 def score_router(service: ScoreService) -> APIRouter:
@@ -126,7 +54,12 @@ def score_router(service: ScoreService) -> APIRouter:
         vLLM's request (told apart by its `data_1`, `queries` or `text_1`) is answered in vLLM's form.
         """
         query = ScoreCall(captions=captions_of(captions or []), model=model, explain=explain, truncate=truncate)
-        return await service.answer(request, await read_score(request, query, service.limits))
+        call = await read_score(request, query, service.limits)
+        scored = await service.score(call, context_of(request.scope))
+        with service.metrics.stage_seconds.labels("serialize").time():
+            is_short = num_numbers(scored) <= MAX_INLINE_NUMBERS
+            content = render(call, scored) if is_short else await asyncio.to_thread(render, call, scored)
+        return Response(content, media_type="application/json")
 
     return router
 
@@ -138,27 +71,38 @@ def negatives_router(service: ScoreService) -> APIRouter:
     @router.post("/hard-negatives")
     async def hard_negatives(request: Request, body: NegativesRequest) -> NegativesAnswer:
         """Captions that say nearly the same and are not true of the picture, at most one of each kind."""
-        return await service.make_negatives(request, body)
+        made = await service.make_negatives(body.caption, body.kinds, body.seed, context_of(request.scope))
+        found = [Negative(kind=kind, text=text) for kind, text in made.items() if text is not None]
+        return NegativesAnswer(caption=body.caption, negatives=found)
 
     return router
 
 
-def models_router(service: ScoreService) -> APIRouter:
+def score_models_router(service: ScoreService) -> APIRouter:
     """What is served, in OpenAI's words."""
-    router = APIRouter(tags=["models"])
+    return models_router(service.checkpoint, partial(_model, service), one=Model, listing=ModelList)
 
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        with service.checkpoint.lease() as served:
-            return ModelList(data=[service.model(served)])
 
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        with service.checkpoint.lease() as served:
-            service.checkpoint.check_model(served, model_id)
-            return service.model(served)
-
-    return router
+def _model(service: ScoreService, served: ServedScore) -> Model:
+    engine, limits = served.engine, service.limits
+    return Model(
+        **model_fields(served),
+        max_model_len=engine.context_length,
+        image_size=engine.image_size,
+        patches=engine.grid,
+        local_weight=engine.local_weight,
+        logit_scale=engine.logit_scale,
+        limits=ModelLimits(
+            max_captions=limits.max_captions,
+            max_images=limits.max_images,
+            max_explained_captions=limits.max_explained_captions,
+            max_heatmap_numbers=limits.max_heatmap_numbers,
+            max_image_bytes=limits.images.max_image_bytes,
+            max_image_pixels=limits.images.max_pixels,
+            max_negative_characters=limits.max_negative_characters,
+        ),
+        hard_negatives=HardNegativeSources(kinds=list(KINDS), sources=service.negatives.sources),
+    )
 
 
 SCORE_BODY: dict[str, Any] = {

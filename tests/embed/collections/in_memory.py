@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.core.errors import NotFound
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext
 from services.core.images.references import ImageLimits
 from services.embed.collections.answers import (
     CollectionListing,
@@ -68,12 +68,10 @@ class InMemory:
         self._images(name)
         del self.stored[name]
 
-    async def add(
-        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
-    ) -> Added:
+    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
         stored = self._images(name)
-        self.added, self.deadline, self.waited = images, deadline, wait
-        timing.add("store", 0.001)
+        self.added, self.deadline, self.waited = images, context.deadline, wait
+        context.timing.add("store", 0.001)
         ids = []
         for image in images:
             assert isinstance(image.image.reference, bytes)
@@ -97,9 +95,9 @@ class InMemory:
         stored = self._images(name)
         return [stored[image_id] for image_id in sorted(stored) if image_id > (after or "")][:limit]
 
-    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer:
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
         stored = self._images(name)
-        self.query, self.deadline = query, deadline
+        self.query, self.deadline = query, context.deadline
         hits = [SearchHit(image.id, self.cosine(image), image.metadata) for image in stored.values()]
         return SearchAnswer(MODEL, query.condition, hits, dataclasses.replace(COLORS, condition=query.condition))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
-from services.core.exchange import Timing
+from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
@@ -90,9 +90,7 @@ class Collections(Protocol):
 
     async def delete(self, name: str) -> None: ...
 
-    async def add(
-        self, name: str, images: Sequence[ImageToAdd], *, deadline: float, timing: Timing, wait: bool
-    ) -> Added: ...
+    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added: ...
 
     async def image(self, name: str, image_id: str) -> bytes: ...
 
@@ -100,7 +98,7 @@ class Collections(Protocol):
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]: ...
 
-    async def search(self, name: str, query: SearchQuery, *, deadline: float, timing: Timing) -> SearchAnswer: ...
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer: ...
 
 
 def collections_router(collections: Collections, limits: CallLimits) -> APIRouter:
@@ -164,8 +162,7 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
     ) -> AddedImages:
         """Add images, all of them or none; those that are there already, unchanged, stay as they are."""
         images = await read_images(request, id, limits)
-        state = request.state
-        added = await collections.add(name, images, deadline=state.deadline, timing=state.timing, wait=wait)
+        added = await collections.add(name, images, context_of(request.scope), wait=wait)
         return added_images(added)
 
     @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
@@ -229,9 +226,9 @@ def _add_search_route(router: APIRouter, collections: Collections, limits: CallL
         A condition that is asked about for the first time is answered at once, and indexed from then on.
         """
         query = await read_search(request, name, SearchParameters(condition or [], k, model, filter), limits)
-        state = request.state
-        answer = await collections.search(name, query, deadline=state.deadline, timing=state.timing)
-        state.model = answer.model
+        context = context_of(request.scope)
+        answer = await collections.search(name, query, context)
+        context.model = answer.model
         return await _json(len(answer.hits), lambda: render_search(answer))
 
 

@@ -1,20 +1,61 @@
-"""Hard negatives for requests: made on threads of their own, of which so many wait and no more."""
+"""What the score service is asked: how well images and captions fit, and captions made false."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from services.core.errors import Overloaded
-from services.core.exchange import Timing
+from services.core.errors import InvalidField, Overloaded, TooLarge
+from services.core.exchange import RequestContext, Timing
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S
+from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, ServedCheckpoint
+from services.score.engine import ScoreEngine
 from services.score.negatives.hard_negatives import HardNegatives, Kind
+from services.score.scorer import CallLimits, ScoreBatchers, ScoreCall, Scored, Scorer
+
+
+@dataclass(frozen=True)
+class ScoreService:
+    """Answers calls by the checkpoint that serves; negatives need none."""
+
+    checkpoint: ServedCheckpoint[ScoreEngine, ScoreBatchers]
+    scorer: Scorer
+    negatives: "NegativeMaker"
+    limits: CallLimits
+    metrics: Metrics
+
+    async def score(self, call: ScoreCall, context: RequestContext) -> Scored:
+        """How well the images and captions of each pair fit.
+
+        Raises NotFound for a model that is not the served one, and what `Scorer.score` raises.
+        """
+        with self.checkpoint.lease() as served:
+            context.model = served.label
+            self.checkpoint.check_model(served, call.model)
+            return await self.scorer.score(served, call, context)
+
+    async def make_negatives(
+        self, caption: str, kinds: Sequence[Kind], seed: int, context: RequestContext
+    ) -> dict[Kind, str | None]:
+        """Hard negatives of a caption, None of a kind that it allows none of.
+
+        Raises InvalidField for a blank caption, TooLarge for one over the limit, and what `NegativeMaker.make` raises.
+        """
+        if not caption.strip():
+            raise InvalidField("caption: The text is empty.", param="caption")
+        if (num_characters := len(caption)) > (limit := self.limits.max_negative_characters):
+            raise TooLarge(f"caption: The text has {num_characters} characters; the limit is {limit}.", param="caption")
+        return await self.negatives.make(caption, list(dict.fromkeys(kinds)), seed, context.timing)
 
 
 class NegativeMaker:
-    """`load` is called once, by `start`, on one of the threads."""
+    """Makes hard negatives on threads of its own, of which at most `max_waiting` captions wait for one.
+
+    `load` is called once, by `start`, on one of the threads.
+    """
 
     def __init__(
         self, load: Callable[[], HardNegatives], *, num_threads: int, max_waiting: int, metrics: Metrics
@@ -38,8 +79,13 @@ class NegativeMaker:
         """Load the tagger and the words, and use them once, so that no request pays for first calls."""
         self._negatives = await asyncio.get_running_loop().run_in_executor(self._threads, self._load_warm)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """End the threads when the block ends."""
+        try:
+            yield
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
         """What `HardNegatives.make` makes. Raises Overloaded where nothing is loaded yet or too many captions wait."""

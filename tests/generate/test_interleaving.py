@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from services.generate.http.streaming import interleaved
+from services.generate.service import interleaved
 
 
 class Streams:

@@ -6,9 +6,9 @@ import pytest
 
 from services.core.errors import TooLarge
 from services.predict.engine import PredictEngine
-from services.predict.http.tei import Side, prepare_cut
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
+from services.predict.service import Side, prepare_cut
 from services.predict.tasks import ESNLI, RELEASED_PREFIXES
 from tests.predict.tiny_students import tiny_t5, tiny_tokenizer
 

@@ -2,16 +2,17 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
 from services.core.errors import Overloaded
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
-from services.score.negative_maker import NegativeMaker
 from services.score.negatives.annotation import Annotation, Annotator, best_annotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.lexicon import Vocabulary
+from services.score.service import NegativeMaker
 
 CAPTION = "a red circle left of a blue square"
 
@@ -46,11 +47,13 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def maker(annotator: HeldBack, metrics: Metrics) -> NegativeMaker:
+async def maker(annotator: HeldBack, metrics: Metrics) -> AsyncIterator[NegativeMaker]:
     sources = {"tagger": annotator.name, "wordnet": "/usr/share/somewhere/wordnet.zip"}
-    return NegativeMaker(
+    made = NegativeMaker(
         lambda: HardNegatives(annotator, Vocabulary(), sources), num_threads=1, max_waiting=3, metrics=metrics
     )
+    async with made.opened():
+        yield made
 
 
 def num_refused(metrics: Metrics, reason: str) -> float:
@@ -64,7 +67,6 @@ async def test_negatives_are_those_of_the_caption_and_the_seed(maker: NegativeMa
         made = await maker.make(CAPTION, ["negclip", "relation"], seed, Timing())
         assert made == expected.make(CAPTION, ["negclip", "relation"], seed)
     assert all(name.startswith("negatives") for name in annotator.threads)
-    maker.close()
 
 
 async def test_before_it_is_loaded_requests_are_told_to_wait(maker: NegativeMaker, metrics: Metrics) -> None:
@@ -77,7 +79,6 @@ async def test_before_it_is_loaded_requests_are_told_to_wait(maker: NegativeMake
     await maker.start()
     assert (maker.sources or {})["wordnet"] == "wordnet.zip"
     await maker.make(CAPTION, ["negclip"], 0, Timing())
-    maker.close()
 
 
 async def test_more_captions_than_may_wait_are_refused_at_once(
@@ -94,7 +95,6 @@ async def test_more_captions_than_may_wait_are_refused_at_once(
     annotator.may_read.set()
     assert len(await asyncio.gather(*waiting)) == 3
     await maker.make(CAPTION, ["negclip"], 0, Timing())
-    maker.close()
 
 
 async def test_who_gives_up_leaves_room_for_others(maker: NegativeMaker, annotator: HeldBack) -> None:
@@ -110,4 +110,3 @@ async def test_who_gives_up_leaves_room_for_others(maker: NegativeMaker, annotat
     timing = Timing()
     await maker.make(CAPTION, ["negclip"], 0, timing)
     assert "negatives" in timing.stages
-    maker.close()

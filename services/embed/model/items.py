@@ -1,0 +1,55 @@
+"""What is encoded: images and texts ready for a batch, and what a batch answers.
+
+Shapes: E embedding width.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.nn.clip_texts import Text
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Pixels = Bytes
+# `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that made one can read it.
+ImageState = Bytes
+Embeddings = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageItem:
+    """An image, transformed but still bytes (height, width, 3), to be read under each of `conditions`.
+
+    `digest` names the image: items of equal digest share one pass. None is the unconditional embedding.
+    `keeps_state` asks for the image's state beside the embeddings.
+    """
+
+    digest: str
+    pixels: Pixels
+    conditions: tuple[Text | None, ...]
+    keeps_state: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class StateItem:
+    """An image that was encoded before, to be read from its state under each of `conditions`."""
+
+    digest: str
+    state: ImageState
+    conditions: tuple[Text | None, ...]
+
+
+Item = ImageItem | StateItem | Text
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a batch answers for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
+
+    `state` is there where it was asked for, unless one of its numbers is too large for half precision or
+    `EmbedEngine.state_bytes` is None.
+    """
+
+    rows: Embeddings
+    state: ImageState | None = None
