@@ -355,7 +355,7 @@ class StepRunner(Generic[ItemT, EventT]):
 
     def _fail_alone(self) -> list[Outcome[ItemT, EventT]]:
         (work,) = self.running.values()
-        self._log.error("item failed", num_running=1, reason="no memory for what it holds, though it is alone")
+        self._log.error("item failed", num_running=1, reason="out of memory though no other item runs")
         self._cancel([work])
         return [(work, _failure())]
 
