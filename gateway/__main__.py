@@ -4,7 +4,7 @@ import sys
 
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
-from services.core.http.server import run
+from services.core.serving.server import run
 from services.core.settings import read_settings
 
 if __name__ == "__main__":

@@ -16,11 +16,17 @@ HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
 HTTP = ("fastapi", "starlette", "uvicorn", "services.core.http", "services.{service}.http")
 WORLD = ("os", "pathlib", "json", "structlog", "time")
 
-PAPERS = "{focallens,visibility,calibration,distillation,fsc_clip}"
-LAYERS = ("services.nn", f"services.{{service}}.{PAPERS}", "services.core.errors")
-KNOWN = (*LAYERS, "services.{service}.{model,tasks,profile,prompts,generation,arithmetic}")
-OTHERS_OF_CORE = "services.core.{store,batching,cache,images,http,admission,serving}"
+JOBS = "training,evaluation,calibrate,bulk,extraction"
+# Of a service: the rooms above its engine, and what jobs and the engine know alike.
+ABOVE = (f"services.{{service}}.{{service,scorer,residency,http,app,settings,collections,data,{JOBS}}}",)
+BELOW = ("services.nn", "services.{service}", "services.core.errors")
+ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = "services.core.{store,images,settings,errors,logs,durable_files,printable,scarce_memory,metrics}"
+
+
+def core_except(*rooms: str) -> str:
+    """Name the rooms of the core that a room of it never imports."""
+    return f"services.core.{{{','.join(room for room in ROOMS_OF_CORE if room not in rooms)}}}"
 
 
 @dataclass(frozen=True)
@@ -34,61 +40,51 @@ class Room:
 
 # The first room whose pattern a path matches is its own; `*` stops at a folder, `**` does not.
 ROOMS = (
-    Room(f"services/*/{PAPERS}.py", ("services.nn", f"services.{{service}}.{PAPERS}"), (*HTTP, *WORLD)),
-    Room("services/*/model/**", KNOWN, HTTP),
-    Room("services/*/prompts/**", ("services.{service}.{prompts,profile}", "services.core"), ("torch", *HTTP)),
-    Room("services/*/generation/**", (*KNOWN, "services.core.batching"), (*HTTP, "os", "time")),
-    Room("services/*/negatives/**", ("services.{service}.negatives",), (*HEAVY, *HTTP)),
-    Room("services/*/{tasks,profile,arithmetic}.py", ("services.{service}.arithmetic",), (*HEAVY, *HTTP, "os")),
-    Room("services/*/engine.py", KNOWN, (*HTTP, "os")),
-    Room(
-        "services/*/{service,scorer,residency}.py",
-        (*KNOWN, "services.{service}.{engine,scorer,residency,negatives}", "services.core"),
-        (*HEAVY, *HTTP),
+    *(
+        Room(f"services/core/{room}/**", ("services.core",), (*HEAVY, *HTTP, core_except(room)))
+        for room in ("store", "batching", "cache", "images")
     ),
-    Room(
-        "services/*/http/**",
-        (*KNOWN, "services.{service}.{http,service,scorer,engine,negatives,residency}", "services.core"),
-        HEAVY,
-    ),
-    Room("services/*/data/**", (*KNOWN, "services.{service}.{data,negatives}", "services.jobs", CORE_OF_JOBS), HTTP),
-    Room("services/*/collections/{storage,index}/**", ("services.{service}.collections", "services.core"), HEAVY),
-    Room(
-        "services/*/collections/**",
-        ("services.{service}.{collections,http,model,service,settings}", "services.core", "services.nn"),
-        HEAVY,
-    ),
-    Room(
-        "services/*/{training,evaluation,calibrate,bulk,extraction}/**",
-        (
-            *KNOWN,
-            "services.{service}.{training,evaluation,calibrate,bulk,extraction,data,negatives}",
-            "services.jobs",
-            CORE_OF_JOBS,
-        ),
-        HTTP,
-    ),
-    Room("services/*/{app,__main__,settings}.py", ("services.{service}", "services.core", "services.nn"), HEAVY),
-    Room("services/core/store/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("store,", ""))),
-    Room("services/core/batching/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("batching,", ""))),
-    Room("services/core/cache/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("cache,", ""))),
-    Room("services/core/images/**", ("services.core",), (*HEAVY, *HTTP, OTHERS_OF_CORE.replace("images,", ""))),
-    Room(
-        "services/core/admission/**",
-        ("services.core",),
-        (*HEAVY, "services.core.{store,batching,cache,images,http,serving}"),
-    ),
-    Room("services/core/http/**", ("services.core",), (*HEAVY, "services.core.{store,batching,cache,images,serving}")),
+    Room("services/core/admission/**", ("services.core",), (*HEAVY, core_except("admission"))),
+    Room("services/core/http/**", ("services.core",), (*HEAVY, core_except("http", "admission"))),
     Room("services/core/serving/**", ("services.core",), HEAVY),
-    Room(
-        "services/core/*",
-        ("services.core",),
-        (*HEAVY, "services.core.{store,batching,cache,images,http,serving,admission}"),
-    ),
+    Room("services/core/*", ("services.core",), (*HEAVY, core_except())),
     Room("services/nn/**", ("services.nn", "services.core.errors"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),
     Room("gateway/**", ("gateway", "services.core"), HEAVY),
+    Room("services/*/model/**", BELOW, (*HTTP, *ABOVE, "services.{service}.engine")),
+    Room("services/*/prompts/**", ("services.{service}.{prompts,model}", "services.core"), ("torch", *HTTP)),
+    Room("services/*/generation/**", (*BELOW, "services.core.batching"), (*HTTP, *ABOVE, "os", "time")),
+    Room("services/*/negatives/**", ("services.{service}.negatives",), (*HEAVY, *HTTP)),
+    Room("services/*/engine.py", BELOW, (*HTTP, *ABOVE, "os")),
+    Room("services/*/{app,__main__,settings}.py", ("services.{service}", "services.core", "services.nn"), HEAVY),
+    Room(
+        "services/*/{service,scorer,residency}.py",
+        (*BELOW, "services.core"),
+        (*HEAVY, *HTTP, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
+    ),
+    Room(
+        "services/*/http/**",
+        (*BELOW, "services.core"),
+        (*HEAVY, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
+    ),
+    Room("services/*/collections/{storage,index}/**", ("services.{service}.collections", "services.core"), HEAVY),
+    Room(
+        "services/*/collections/**",
+        (*BELOW, "services.core"),
+        (*HEAVY, f"services.{{service}}.{{app,engine,data,{JOBS}}}"),
+    ),
+    Room(
+        f"services/*/{{data,{JOBS}}}/**",
+        (*BELOW, "services.jobs", CORE_OF_JOBS),
+        (*HTTP, "services.{service}.{engine,service,scorer,residency,app,settings,collections}"),
+    ),
+    # The papers, and what else has no more to know than arithmetic.
+    Room(
+        "services/*/*.py",
+        ("services.nn", "services.{service}"),
+        (*HTTP, *ABOVE, "services.{service}.{engine,model,prompts,generation,negatives}", *WORLD),
+    ),
 )
 
 MAX_FILE_LINES = 400

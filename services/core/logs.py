@@ -48,7 +48,7 @@ def configure_logging(settings: ProcessSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # `services.core.http.server` logs starting and stopping itself, in one line each.
+    # `services.core.serving.server` logs starting and stopping itself, in one line each.
     logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
 
 

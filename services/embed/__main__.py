@@ -2,7 +2,7 @@
 
 import sys
 
-from services.core.http.server import run
+from services.core.serving.server import run
 from services.core.settings import read_settings
 from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings

@@ -2,7 +2,7 @@
 
 import sys
 
-from services.core.http.server import run
+from services.core.serving.server import run
 from services.core.settings import read_settings
 from services.generate.app import create_generate
 from services.generate.settings import GenerateSettings

@@ -28,7 +28,7 @@ from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGenera
 from services.generate.generation.running_batch import RunningBatch, needs_many_passes
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel
 from services.generate.model.model_checks import check_last_token, next_logits
-from services.generate.profile import OFF, CalibrationProfile, read_profile
+from services.generate.model.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts.chat import Message, render_chat, render_question
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Piece, Prompt, tokenise

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 import yaml
 
-from services.core.http.server import ACCEPT_GRACE_S, IDLE_GRACE_S
+from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import read_settings
 from services.core.store.objects import Objects
 from tests.deploy.compose import (

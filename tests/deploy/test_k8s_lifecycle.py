@@ -8,7 +8,7 @@ import pytest
 from gateway.access import KeyRing, digest
 from gateway.settings import GatewaySettings
 from gateway.upstream import PROBE_TIMEOUT
-from services.core.http.server import ACCEPT_GRACE_S, IDLE_GRACE_S
+from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import ServiceSettings
 from tests.deploy.kubernetes_manifests import (
     K8S,

@@ -7,8 +7,8 @@ from pydantic_settings import SettingsConfigDict
 
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import Health
-from services.core.http.server import run
 from services.core.metrics import Metrics
+from services.core.serving.server import run
 from services.core.settings import ProcessSettings, read_settings
 
 

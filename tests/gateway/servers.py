@@ -14,7 +14,7 @@ from gateway.addresses import Resolve, resolve_host
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
 from services.core.http.protocol import BoundedHeadProtocol
-from services.core.http.server import KEEP_ALIVE_S
+from services.core.serving.server import KEEP_ALIVE_S
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

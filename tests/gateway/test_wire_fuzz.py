@@ -21,8 +21,8 @@ from services.core.errors import NotFound
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import Health
 from services.core.http.protocol import BoundedHeadProtocol
-from services.core.http.server import KEEP_ALIVE_S
 from services.core.metrics import Metrics
+from services.core.serving.server import KEEP_ALIVE_S
 from tests.gateway.raw_client import Answer, RawConnection, connected, url_of
 from tests.gateway.served_service import EchoSettings
 from tests.gateway.servers import gateway, serving

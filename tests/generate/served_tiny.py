@@ -13,7 +13,7 @@ from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
 from services.generate.engine import GenerateEngine, Item, Outcome
-from services.generate.profile import CalibrationProfile, write_profile
+from services.generate.model.profile import CalibrationProfile, write_profile
 from services.generate.settings import GenerateSettings
 from tests.embed.tiny import wait_until_ready
 from tests.generate.tiny_models import save_tiny

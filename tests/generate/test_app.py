@@ -17,7 +17,7 @@ from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.running_batch import Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
 from services.generate.http.generate_calls import begun_with_text
-from services.generate.profile import OFF, CalibrationProfile, write_profile
+from services.generate.model.profile import OFF, CalibrationProfile, write_profile
 from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions

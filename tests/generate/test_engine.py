@@ -22,7 +22,7 @@ from services.generate.generation.ranking import Ranking, rank, reorder
 from services.generate.generation.running_batch import Generation, Progress
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import OFF, BadProfile, CalibrationProfile, write_profile
+from services.generate.model.profile import OFF, BadProfile, CalibrationProfile, write_profile
 from services.generate.prompts.templates import Document
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, is_out_of_memory

@@ -15,7 +15,7 @@ from services.generate.generation.reordered import ReorderedGeneration
 from services.generate.generation.running_batch import Generation, Progress
 from services.generate.model.branches import Branch, Branched
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
-from services.generate.profile import CalibrationProfile
+from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Document, Prompt
 from tests.generate.scarce_memory import ScarceMemory
 from tests.generate.test_engine import CPU, OPTIONS, QUERY, SHORT, answer, answer_of, run

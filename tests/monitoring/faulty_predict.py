@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from services.core.http.server import run
+from services.core.serving.server import run
 from services.core.settings import read_settings
 from services.predict.app import create_predict
 from services.predict.engine import PredictEngine

@@ -19,7 +19,15 @@ from services.generate.calibrate.search import (
 )
 from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example
-from services.generate.profile import OFF, BiasKind, BiasTable, CalibrationProfile, RelScope, SpanRule, length_bucket
+from services.generate.model.profile import (
+    OFF,
+    BiasKind,
+    BiasTable,
+    CalibrationProfile,
+    RelScope,
+    SpanRule,
+    length_bucket,
+)
 
 SEARCH_SHARES = (0.2, 0.3, 0.5)
 # from the cheapest on; a dearer one is taken only where all cheaper ones lose more than the tolerance

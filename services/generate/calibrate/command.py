@@ -27,7 +27,7 @@ from services.generate.calibrate.selection import drawn, load, parse_positions
 from services.generate.data.question_sets import GENERATED
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
-from services.generate.profile import BiasKind, BiasTable, CalibrationProfile, RowScope, SpanRule, write_profile
+from services.generate.model.profile import BiasKind, BiasTable, CalibrationProfile, RowScope, SpanRule, write_profile
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
 from services.jobs.options import StoreUrl, among, output_file, output_folder, parse_numbers
 

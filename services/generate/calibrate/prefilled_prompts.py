@@ -17,7 +17,7 @@ from services.generate.generation.bias import BiasEstimate, BiasJob, EstimateKin
 from services.generate.generation.prompt_calibration import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
-from services.generate.profile import CalibrationProfile, RowScope
+from services.generate.model.profile import CalibrationProfile, RowScope
 from services.generate.prompts.templates import Prompt, filler_ids
 
 # Whether an answer of these tokens is complete.

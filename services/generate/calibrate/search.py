@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from services.generate.calibration import relevance
-from services.generate.profile import BiasKind, CalibrationProfile, RelScope, RowScope, SpanRule, paper_profile
+from services.generate.model.profile import BiasKind, CalibrationProfile, RelScope, RowScope, SpanRule, paper_profile
 
 RECALL_DEPTHS = (1, 3)
 # of the spread of rel between a prompt's documents: from nearly one-hot to nearly even

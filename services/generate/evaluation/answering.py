@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.generate.generation.running_batch import Generation, RunningBatch
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import CalibrationProfile
+from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Prompt
 
 

@@ -35,7 +35,7 @@ from services.generate.evaluation.protocols import (
 )
 from services.generate.evaluation.results import RESULT_FILES, Protocol, Result
 from services.generate.evaluation.tables import print_tables
-from services.generate.profile import (
+from services.generate.model.profile import (
     BadProfile,
     BiasKind,
     BiasTable,

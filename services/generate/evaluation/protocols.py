@@ -30,7 +30,7 @@ from services.generate.evaluation.tables import MOST_USED
 from services.generate.evaluation.tfidf import similarities
 from services.generate.generation.bias import TreeOptions
 from services.generate.generation.ranking import reorder, run_rankings
-from services.generate.profile import BiasKind, BiasTable, CalibrationProfile, SpanRule
+from services.generate.model.profile import BiasKind, BiasTable, CalibrationProfile, SpanRule
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
 
 Scores = dict[str, dict[str, float]]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.sampling import Sampling
-from services.generate.profile import CalibrationProfile
+from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Prompt
 
 FinishReason = Literal["stop", "length"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.generate.generation.sampling import Sampling
-from services.generate.profile import CalibrationProfile
+from services.generate.model.profile import CalibrationProfile
 from services.nn.devices import DeviceOptions
 
 # What the documents of a question are ordered by before it is answered.

@@ -18,7 +18,7 @@ from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache,
 from services.generate.generation.passes import Passes
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Calibration, LanguageModel
-from services.generate.profile import BadProfile, CalibrationProfile
+from services.generate.model.profile import BadProfile, CalibrationProfile
 from services.generate.prompts.templates import Prompt, filler_ids
 
 # Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.

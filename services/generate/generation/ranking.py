@@ -32,7 +32,7 @@ from services.generate.generation.prompt_calibration import (
 )
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill
-from services.generate.profile import OFF, CalibrationProfile
+from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from services.core.errors import InvalidField, check_count
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
-from services.generate.profile import BadProfile, CalibrationProfile, last_half, paper_profile
+from services.generate.model.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts.templates import Document
 
 

@@ -8,7 +8,7 @@ from services.core.errors import check_count
 from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
 from services.generate.generation.options import Reorder as Reorder
-from services.generate.profile import BiasKind, Layer
+from services.generate.model.profile import BiasKind, Layer
 
 MAX_STOPS = 16
 # Far above what a service would be set to take: it bounds how long one body can be read.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest, TooLarge, blaming
-from services.generate.profile import SpanRule
+from services.generate.model.profile import SpanRule
 from services.generate.prompts.chat import render_chat, render_question
 from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, tokenise
 

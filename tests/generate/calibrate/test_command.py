@@ -17,7 +17,7 @@ from services.generate.calibrate.search import Limits, Score, Tried
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import generated_facts
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import CalibrationProfile, read_profile
+from services.generate.model.profile import CalibrationProfile, read_profile
 from services.jobs.checkpoints import find_checkpoint
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 

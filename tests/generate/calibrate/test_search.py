@@ -21,7 +21,7 @@ from services.generate.calibrate.search import (
     narrow_down,
     rank_rel_settings,
 )
-from services.generate.profile import CalibrationProfile, paper_profile
+from services.generate.model.profile import CalibrationProfile, paper_profile
 
 MIDDLE = (1,)
 

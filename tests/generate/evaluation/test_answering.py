@@ -11,7 +11,7 @@ from services.generate.data.questions import generated_facts
 from services.generate.evaluation.answering import AnswerOptions, answer
 from services.generate.generation.bias import TreeOptions
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import BadProfile, BiasTable, CalibrationProfile
+from services.generate.model.profile import BadProfile, BiasTable, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 

@@ -32,7 +32,7 @@ from services.generate.evaluation.tables import MOST_USED
 from services.generate.generation.bias import TreeOptions
 from services.generate.generation.ranking import rank
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import BiasTable, CalibrationProfile
+from services.generate.model.profile import BiasTable, CalibrationProfile
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 EXAMPLES = generated_facts(6, 4)

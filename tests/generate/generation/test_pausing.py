@@ -13,7 +13,7 @@ from services.generate.generation.ranking import Ranking
 from services.generate.generation.running_batch import Generation, Progress, RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
-from services.generate.profile import CalibrationProfile
+from services.generate.model.profile import CalibrationProfile
 from services.nn.devices import DeviceOptions
 from tests.generate.generation.test_running_batch import PROFILES, ask, ids_of, new_batch, text_of
 from tests.generate.scarce_memory import ScarceMemory

@@ -23,7 +23,7 @@ from services.generate.generation.ranking import (
 )
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.language_model import LanguageModel, ModelConfig, Prefill, Prefilled
-from services.generate.profile import BiasTable, CalibrationProfile
+from services.generate.model.profile import BiasTable, CalibrationProfile
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 from tests.generate.small_tokenizers import fast

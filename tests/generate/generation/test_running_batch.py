@@ -13,7 +13,7 @@ from services.generate.generation.bias import BiasJob, estimate_bias
 from services.generate.generation.running_batch import Generation, Progress, RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
-from services.generate.profile import BiasTable, CalibrationProfile
+from services.generate.model.profile import BiasTable, CalibrationProfile
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, Document, Prompt, Template, filler_ids, tokenise
 from tests.generate.scarce_memory import ScarceMemory
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.generate.profile import (
+from services.generate.model.profile import (
     OFF,
     PROFILE_FILE,
     BadProfile,
