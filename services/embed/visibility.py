@@ -83,7 +83,7 @@ class Full:
         return self._condition(x, questions)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """What `encode` answers, from the images' states: (B, S) → (R, E)."""
+        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
         visual = self._visual
         return self._condition(states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype), questions)
 
@@ -142,7 +142,7 @@ class Readout:
         return pool(self._visual, x)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """What `encode` answers, from the images' states: (B, S) → (R, E)."""
+        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
         dtype = self._visual.proj.dtype
         keys_and_values, cls = self._take_apart(states)
         if cls is None:
