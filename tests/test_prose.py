@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.imports import ROOT
 
-FOLDERS = ("gateway", "services/cli", "services/core", "services/nn")
+FOLDERS = ("gateway", "services")
 OPENERS = re.compile(r"(What|Of|Those|Whoever|How|Where|Which|Who|When|Whatever|Whose|Why|All that)\b")
 DESCRIBED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

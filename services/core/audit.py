@@ -86,7 +86,7 @@ class AuditLog:
         _log().info("change", **{name: value for name, value in entry.items() if name != "request_id"})
         try:
             await asyncio.to_thread(self._append, entry)
-        except OSError as error:  # the change itself stands
+        except OSError as error:  # the change itself is kept
             _log().error("audit log lacks how a change ended", reason=str(error), entry=entry)
 
     def _append(self, entry: Entry) -> None:

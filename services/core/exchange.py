@@ -33,7 +33,7 @@ class Timing:
 
 @dataclass(slots=True)
 class RequestContext:
-    """What the objects that answer a request know of it; they see nothing of HTTP.
+    """A request as the objects that answer it know it; they see nothing of HTTP.
 
     `deadline` is a reading of `time.monotonic()`. `model` is the `name@version` that answers, set once it is known.
     """

@@ -210,7 +210,7 @@ class ServiceSettings(ProcessSettings):
 
 
 class ModelSettings(ServiceSettings):
-    """What a service that follows one checkpoint has besides; each gives `model` a default."""
+    """Settings of a service that follows one checkpoint; each gives `model` a default."""
 
     model: str = Field(description="Name of the served model in the store.")
     alias: str = Field("latest", description="Alias that the service follows.")
@@ -222,7 +222,7 @@ class ModelSettings(ServiceSettings):
 
 
 class ImageSettings(ModelSettings):
-    """What a service that reads images has besides."""
+    """Further settings of a service that reads images."""
 
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
     max_decode_pixels: int = Field(

@@ -1,7 +1,7 @@
 """A FocalLens checkpoint on a device: images under conditions and texts in, unit vectors out.
 
-A batch mixes what different requests ask for. Each distinct image and each distinct condition of it is encoded
-once, and every (image, condition) pair once, whoever asked for it.
+A batch mixes the items of different requests. Each distinct image and each distinct condition of it is encoded once,
+and every (image, condition) pair once, for all requests that have it.
 
 Shapes: B images, E embedding width, W text tokens.
 """
@@ -172,7 +172,7 @@ class EmbedEngine:
         )
 
     def run_collated(self, batch: CollatedBatch) -> list[Reading]:
-        """What `run_batch` answers for the items that were collated."""
+        """Run a collated batch, with the answers of `run_batch`."""
         readings: dict[int, Reading] = {}
         with torch.inference_mode():
             if images := [item for item in batch.items if isinstance(item, ImageItem)]:
@@ -288,7 +288,7 @@ def _difference(some: Sequence[Reading], others: Sequence[Reading]) -> float:
 
 
 def _plan(items: Sequence[ImageItem | StateItem], stack: Stack) -> tuple[ReadoutPlan, dict[str, InputIds]]:
-    """What the items ask for together, and the distinct conditions among it."""
+    """Plan the items' readouts together, and collect their distinct conditions."""
     conditions = {c.digest: c.input_ids for item in items for c in item.conditions if c is not None}
     wanted = [
         (stack.place_of[item.digest], [None if c is None else c.digest for c in item.conditions]) for item in items

@@ -34,7 +34,7 @@ Visibility = Literal["full", "readout"]
 
 @dataclass(frozen=True)
 class Readouts:
-    """Which images are read under which conditions.
+    """Pairs of images and conditions to read.
 
     `image_index` (R,) int64 points into the batch of images, None where readout i is of image i; `condition_index`
     (R,) int64 points into the batch of conditions, −1 for the unconditional embedding.
@@ -101,9 +101,9 @@ class FocalLens(nn.Module):
         *,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """What `encode_images` answers, and from the same pass each image's state: (R, E) and (B, S) of `dtype`.
+        """Encode as `encode_images`, and return from the same pass each image's state: (R, E) and (B, S) of `dtype`.
 
-        Raises ValueError where nothing can be kept.
+        Raises ValueError for a model whose images have no state.
         """
         if self.state_size is None:
             raise ValueError("nothing of an image is the same under every condition: full visibility from block 0 on")
@@ -111,7 +111,7 @@ class FocalLens(nn.Module):
         return self._tower.encode(pixels, self._questions(conditions, readouts), states), states
 
     def read_states(self, states: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None) -> Tensor:
-        """What `encode_images` answers, from images' states: (B, S), which may be narrower than the towers → (R, E).
+        """Encode as `encode_images`, from images' states: (B, S), maybe of a narrower dtype than the towers → (R, E).
 
         Raises ValueError for states that are not this model's.
         """

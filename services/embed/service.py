@@ -37,7 +37,7 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
-    """What embeds for a service and its collections: the engine of a checkpoint. All but batches run on any thread."""
+    """The engine of a checkpoint, as service and collections use it. Everything except batches runs on any thread."""
 
     @property
     def context_length(self) -> int: ...
@@ -66,7 +66,7 @@ ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
 
 @dataclass(frozen=True)
 class CallLimits:
-    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+    """Limits of one call; what is over is refused, naming limit and value."""
 
     max_inputs: int = 4096
     max_conditions: int = 64
@@ -197,7 +197,7 @@ class Embedder:
         return rows, sum(one.num_tokens for one in known if isinstance(one, Text))
 
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
-        """Fetch what is a URL, hash images, tokenise texts: all that a look-up needs, and nothing costlier."""
+        """Fetch URLs, hash images, tokenise texts: what a look-up needs, and nothing costlier."""
         images = [one for one in inputs if isinstance(one, ImageInput)]
         fetched = await all_or_first_failure([self._inputs.bytes_of(image.reference, image.param) for image in images])
         data_of = dict(zip(map(id, images), fetched, strict=True))

@@ -12,7 +12,7 @@ GIBIBYTE = 1024 * MEBIBYTE
 
 
 class EmbedSettings(ImageSettings):
-    """What the embed service adds to the settings of every service."""
+    """Settings of the embed service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
 """The two visibilities of a condition token: how images pass a ViT under conditions, and what can be kept of them.
 
-Whatever no condition touches is the same under each, and may be kept as an image's state: S numbers, made from its
-tokens as they stand in front of block n, where the condition joins them.
+Activations that no condition touches are the same under each, and may be kept as an image's state: S numbers, made
+from its tokens before block n, where the condition joins them.
 
     Full      the activations of class token and patches, (1 + P, D); nothing for n = 0, where the pixels say as much
     Readout   the patches' keys and values in block n and each one behind it, (L − n, 2, H, P, D/H), and for n > 0
@@ -33,7 +33,7 @@ from services.nn.vision_transformer import (
 
 @dataclass(frozen=True)
 class Questions:
-    """What a batch of images is asked: R readouts of B images.
+    """R readouts of a batch of B images.
 
     `image_index` (R,) int64 tells the image of each, None where readout i is of image i; `tokens` (R, D) are the
     condition tokens, None where there is no condition at all; `has_token` (R,) bool tells which readouts have one,
@@ -45,7 +45,7 @@ class Questions:
     has_token: Tensor | None = None
 
     def of_images(self, x: Tensor) -> Tensor:
-        """What each readout has of its image: (B, …) → (R, …)."""
+        """Select each readout's image: (B, …) → (R, …)."""
         return x if self.image_index is None else x[self.image_index]
 
     def join(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Full:
         return self._condition(x, questions)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """What `encode` answers, from the images' states: (B, S) → (R, E)."""
+        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
         visual = self._visual
         return self._condition(states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype), questions)
 
@@ -142,7 +142,7 @@ class Readout:
         return pool(self._visual, x)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """What `encode` answers, from the images' states: (B, S) → (R, E)."""
+        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
         dtype = self._visual.proj.dtype
         keys_and_values, cls = self._take_apart(states)
         if cls is None:

@@ -1,4 +1,4 @@
-"""Found-in-the-middle calibration: documents are attended by their relevance, not by where they stand.
+"""Found-in-the-middle calibration: documents are attended by their relevance, not by their position.
 
 A document's attention Attn(k) is taken to be relevance plus a bias of its position (Eq. 3.2, Hsieh et al. 2024). What
 a dummy in its place is paid is that bias, so the difference is relevance (Eq. 3.4). A softmax of it, α, says how the
@@ -13,7 +13,7 @@ weight on document k as a whole, that is
 
 the share of the documents' weight that k should have over the share that it has: a difference of two log-softmaxes,
 of log α_k + log N_k and of LSE_k, the log of document k's summed exponentials. The partition function cancels, so
-adding log c_k to the logits of k's tokens ahead of the softmax is Eq. 3.5 itself, exactly. C belongs to a row of a
+adding log c_k to the logits of k's tokens before the softmax is exactly Eq. 3.5. C belongs to a row of a
 head of a layer; taken anywhere else, rows would no longer sum to 1.
 
 Relevance is one vector a prompt by default, its mean over layers and heads, or one vector a head ("per_head").
@@ -40,7 +40,7 @@ LIGHTEST = 1e-30  # of a row's weight; what is lighter nears the end of float32,
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Where the documents of B rows stand: unequal numbers of them, of unequal lengths, padded.
+    """Positions of the documents of B rows: unequal numbers of them, of unequal lengths, padded.
 
     `index` (B, K, N) int64 are their tokens' places on the token axis, `mask` (B, K, N) bool tells which of these are
     real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap.
@@ -149,7 +149,7 @@ def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
     """log α = log softmax(rel / t), over the documents that are not empty; −inf for those that are.
 
     `rel` (…, K); `temperature` t in the unit of `rel`, mean weight a token; `num_tokens` (…, K) or broadcastable.
-    Returns (…, K); all −inf where every document is empty. The largest `rel` is taken off ahead of the division, so
+    Returns (…, K); all −inf where every document is empty. The largest `rel` is subtracted before the division, so
     that t → 0 ends at log one-hot rather than at ∞ − ∞. Raises ValueError for a temperature that is not above 0.
     """
     if not temperature > 0:
@@ -219,7 +219,7 @@ def spread(values: Tensor, documents: Documents) -> Tensor:
 
 
 def rank(rel: Tensor) -> Tensor:
-    """Documents from the most relevant to the least: (…, K) → (…, K) int64; of equals, the earlier stands first."""
+    """Order documents from the most relevant to the least: (…, K) → (…, K) int64; of equals, the earlier first."""
     return rel.argsort(dim=-1, descending=True, stable=True)
 
 
@@ -239,7 +239,7 @@ def _tokens_over_rows(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _gather(values: Tensor, documents: Tensor, documents_mask: Tensor, *, padding: float) -> Tensor:
-    """What the documents' tokens have, (B, …, T) → (B, …, K, N), widened."""
+    """Gather the values at the documents' tokens, (B, …, T) → (B, …, K, N), widened."""
     num_documents, longest = documents.shape[1:]
     places = _over_rows(documents.flatten(1), values).expand(*values.shape[:-1], num_documents * longest)
     gathered = widen(values.gather(-1, places)).reshape(*values.shape[:-1], num_documents, longest)

@@ -76,7 +76,7 @@ class GenerateEngine:
             headroom_tokens=options.headroom_tokens,
         )
         self._preparations: Preparations[Item, list[Event]] = Preparations()
-        # What runs for a generation whose documents were reordered, and what it stands for in which order.
+        # Of reordered generations: what runs in place of each, by its identity, and the reverse with the order.
         self._stand_ins: dict[int, Item] = {}
         self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
 
@@ -250,7 +250,7 @@ class GenerateEngine:
         return ["The first page tells who lit the lighthouse in", "Water boils at a hundred"]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """What `next_logits` says behind each."""
+        """Return `next_logits` after each input."""
         return [next_logits(self._model, self.tokenizer, text, self.context_length) for text in inputs]
 
     # Preparing
@@ -302,7 +302,7 @@ class GenerateEngine:
         )
 
     def _check_characters(self, *texts: str) -> None:
-        """Texts that cannot fit are refused ahead of the tokenizer, whose time grows faster than they do."""
+        """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
         num_characters = sum(map(len, texts))
         if num_characters > self.context_length * self._max_token_characters:
             at_least = -(-num_characters // self._max_token_characters)
@@ -328,12 +328,12 @@ class GenerateEngine:
     # Running
 
     def _without_slot(self) -> list[Item]:
-        """What is prepared and has no place in the running batch yet."""
+        """Return the items that are prepared and have no place in the running batch yet."""
         waiting = self._preparations.items
         return [item for item in waiting if not (isinstance(item, Generation) and self._batch.holds(item))]
 
     def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[Event]:
-        """First tokens of those that need few passes; the others are prepared, `is_next` ahead of all that wait."""
+        """Return first tokens of those that need few passes; prepare the others, `is_next` before all that wait."""
         long = [one for one in generations if needs_many_passes(one) and not self._batch.is_paused(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
         for one in reversed(long) if is_next else long:
@@ -343,7 +343,7 @@ class GenerateEngine:
         return events
 
     def _standing_in(self, item: Item) -> Item:
-        """What runs for an item."""
+        """Return what runs for an item."""
         return self._stand_ins.get(id(item), item)
 
     def _given(self, running: Item) -> Item:
@@ -365,7 +365,7 @@ class GenerateEngine:
         return (yield from self._batch.giving_back(reordering(self._model, *asked, profile))).order
 
     def _answering_in_order(self, group: Sequence[Item]) -> Passes[list[Event]]:
-        """Of a group those who still wait once the order is known."""
+        """Answer the items of a group that still wait once the order is known."""
         first = group[0]
         assert isinstance(first, ReorderedGeneration)
         order = yield from self._ordering(first)
@@ -373,7 +373,7 @@ class GenerateEngine:
         return self._run(self._in_order(waiting, order), is_next=True)
 
     def _in_order(self, group: Sequence[Generation], order: tuple[int, ...]) -> list[Generation]:
-        """What runs for each of these. Raises TooLarge where an order leaves no room for an answer."""
+        """Make what runs for each of these. Raises TooLarge where an order leaves no room for an answer."""
         stand_ins = [one.in_order(order) if isinstance(one, ReorderedGeneration) else one for one in group]
         for generation, stand_in in zip(group, stand_ins, strict=True):
             self._stand_ins[id(generation)] = stand_in

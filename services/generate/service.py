@@ -29,7 +29,7 @@ ServedGenerate = Served[GenerateEngine, GenerateStepper]
 
 @dataclass(frozen=True)
 class CallLimits:
-    """What one request may hold or ask for; what is over is refused, naming limit and value.
+    """Limits of one request; what is over is refused, naming limit and value.
 
     `max_waiting` answers and `max_queue_cost` tokens are what an empty queue takes.
     """
@@ -98,7 +98,7 @@ class GenerateService:
                         yield 0, progress
 
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
-        """How relevant documents are to a query. Raises what `generate` raises."""
+        """Rank documents by their relevance to a query. Raises what `generate` raises."""
         with self._lease(call.model, context) as served:
             engine, documents = served.engine, call.documents
             cut: dict[int, str] = {}
@@ -171,7 +171,7 @@ class GenerateService:
 
 
 def _add_timing(context: RequestContext, event: Event[Outcome], previous: Event[Outcome] | None) -> None:
-    """What came since the event before it. Once a stream's head is sent, nobody reads it any more but the log."""
+    """Add the times since the previous event. Once a stream's head is sent, only the log shows them."""
     if previous is None:
         context.timing.add("queue", event.queue_s)
     context.timing.add("infer", event.elapsed_s - (previous.elapsed_s if previous else event.queue_s))
@@ -184,7 +184,7 @@ def _shortened(tokenizer: Any, documents: Sequence[Document], max_tokens: int) -
 
 
 async def interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What all streams yield, each with the place of its stream, until all have ended.
+    """Yield what all streams yield, each with the place of its stream, until all have ended.
 
     Raises what the first of them raises. All are closed however it ends.
     """

@@ -7,7 +7,7 @@ from services.core.settings import MEBIBYTE, ModelSettings
 
 
 class GenerateSettings(ModelSettings):
-    """What the generate service adds to the settings of every service."""
+    """Settings of the generate service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Where a job's checkpoint comes from, a folder or a name in the model store, and where it runs."""
+"""Sources of a job's checkpoint, a folder or a name in the model store, and the device that it runs on."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -184,7 +184,7 @@ def render(scenes: Scenes, side: int = 64) -> Tensor:
 def covering_objects(scenes: Scenes, grid_side: int) -> Tensor:
     """Index of the object that each patch of a square grid shows: (B, P) int64, row by row; −1 where it shows none.
 
-    An object counts where the patch's centre lies within its radius and a third of a patch.
+    An object counts where the patch's centre is within its radius and a third of a patch.
     """
     axis = (torch.arange(grid_side, device=scenes.rgb.device) + 0.5) / grid_side
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -257,7 +257,7 @@ def _outlines(device: torch.device, num_angles: int = 720) -> Tensor:
     tenth = math.pi / 5
     turn = (torch.remainder(theta + math.pi / 2 + tenth, 2 * tenth) - tenth).abs()
     star = 1.3 * 0.55 * math.sin(tenth) / (1.3 * torch.sin(turn) + 0.55 * torch.sin(tenth - turn))
-    # an arm reaches 1.15, the notch between two arms lies where both half-widths meet
+    # an arm reaches 1.15, the notch between two arms is where both half-widths meet
     arm = 0.38
     quarter = torch.remainder(theta + math.pi / 4, math.pi / 2) - math.pi / 4
     cross = torch.minimum(1.15 / torch.cos(quarter), arm / torch.sin(quarter.abs()).clamp(min=arm / 2))

@@ -81,9 +81,9 @@ class Patience:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote, why it ended, under which name the endpoint knows it, and the tokens that it counted.
+    """The model's text, why it ended, the model's name at the endpoint, and the numbers of tokens.
 
-    What an endpoint leaves out is None.
+    A field that the endpoint leaves out is None.
     """
 
     text: str
@@ -239,14 +239,14 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _text_of(content: Any) -> str:
-    """Of a message's content, which some send in parts. Raises TypeError, LookupError."""
+    """Return the text of a message's content, which some endpoints send in parts. Raises TypeError, LookupError."""
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _error(received: bytes) -> tuple[str | None, str | None]:
-    """Message and code of an error; what stands before the endpoint may answer in its own way."""
+    """Read message and code of an error; a proxy before the endpoint may answer in its own way."""
     try:
         error = orjson.loads(received)["error"]
         if isinstance(error, str):

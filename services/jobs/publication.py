@@ -1,4 +1,4 @@
-"""Where jobs leave the checkpoints that they made."""
+"""Publication of the checkpoints that jobs made."""
 
 import json
 import os

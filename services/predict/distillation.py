@@ -4,7 +4,7 @@
     L_rationale = 1/N Σ_i ℓ(f(x_i), r̂_i)          (Eq. 2.4)
     L           = L_label + λ L_rationale          (Eq. 2.3)
 
-ŷ are people's labels (finetuning) or the teacher's (distillation), r̂ the teacher's rationales. One prefix ahead of x
+ŷ are people's labels (finetuning) or the teacher's (distillation), r̂ the teacher's rationales. One prefix before x
 asks for the label, another for the rationale, so both losses come from the same weights in two forward passes, and only
 the first is needed once the student is taught. The other ways to learn are the same loss on other texts: of the input
 [x, r̂] (Eq. 2.2), or of the one target [r̂, ŷ] (Eq. 2.5).
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # stands in `labels` where there is no token to predict: padding, or no target at all
+IGNORED = -100  # in `labels` where there is no token to predict: padding, or no target at all
 
 
 def target_loss(
@@ -51,7 +51,7 @@ def target_loss(
 
 
 def count_targets(labels: Tensor, *, mean_over: Literal["tokens", "examples"] = "tokens") -> Tensor:
-    """How many tokens, or examples with any, `labels` (B, T) make count: a scalar int64."""
+    """Count the tokens, or examples with any, that the loss of `labels` (B, T) is the mean of: a scalar int64."""
     counts = labels != IGNORED
     return counts.sum() if mean_over == "tokens" else counts.any(dim=-1).sum()
 

@@ -23,7 +23,7 @@ from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainTexts, TaskDescription
 from services.predict.tasks import EOS, FieldError, FieldValue
 
-# Of an answer that nobody reads: a later step makes no call that these do not.
+# Length of an answer that is thrown away: a later step makes no call that these do not.
 WARM_UP_TOKENS = 4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def num_tokens(self) -> int:
-        """Of the label, its end included."""
+        """Tokens of the label, its end included."""
         return len(self.answers.trie.token_ids[self.place])
 
 
@@ -186,9 +186,9 @@ class PredictEngine:
     def run_batch(self, items: Sequence[Item]) -> list[Prediction]:
         """A prediction of each item. Raises BrokenModel where one's probability is not a number.
 
-        Everything is encoded in one pass: the encoder looks both ways, so an input is another one in all its layers
-        with another prefix ahead of it, and one encoding cannot serve both label and rationale unless their prefixes
-        are the same.
+        Everything is encoded in one pass: the encoder looks both ways, so an input differs in all its layers with
+        another prefix before it, and one encoding cannot serve both label and rationale unless their prefixes are the
+        same.
         """
         return self._run(items, self.description.max_target_tokens)
 
@@ -219,7 +219,7 @@ class PredictEngine:
         return ["Water boils at a hundred degrees.", "There are 3 red and 4 blue cars, how many are there?"]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """How much more or less probable than their mean some tokens of the vocabulary are as the whole answer."""
+        """Return the differences of some tokens' log-probabilities, as whole answers, from their mean."""
         config = self._student.config
         step = max(1, config.vocab_size // NUM_REFERENCE_TOKENS)
         answers = [(token, config.eos_token_id) for token in range(0, config.vocab_size, step)]
@@ -273,7 +273,7 @@ class PredictEngine:
         return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
 
     def _check_characters(self, fields: Mapping[str, Any], place: str) -> None:
-        """Texts that cannot fit are refused ahead of the tokenizer, whose time grows faster than they do."""
+        """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
         texts = [text for value in fields.values() for text in (value if isinstance(value, list | tuple) else [value])]
         num_characters = sum(len(text) for text in texts if isinstance(text, str))
         limit = self.description.max_input_tokens
@@ -282,7 +282,7 @@ class PredictEngine:
             raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
 
     def _sample(self, length: int) -> Item:
-        """An input of so many words a field, or of as many as the model takes."""
+        """Make an input of `length` words per field, or of as many as the model takes."""
         fields: dict[str, FieldValue] = dict.fromkeys(self.description.fields, " ".join(["word"] * length))
         if self.description.choices is not None:
             fields[self.description.choices] = ["one", "the other"]
@@ -296,7 +296,7 @@ class PredictEngine:
     # Answering
 
     def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Choice | None]:
-        """Of each item, whose label's input is encoded at its row, the label among its candidates; None without any."""
+        """Choose each item's label among its candidates, None without any; `rows` are the items' rows in `encoded`."""
         chosen: list[Choice | None] = [None] * len(items)
         for is_all in (True, False):
             wanted = [

@@ -1,7 +1,7 @@
 """Models that share a budget of memory: the one that was asked least recently makes room for another.
 
-A model that is not in memory is loaded when it is asked, once for all who wait for it. One that is answering is never
-interrupted: whoever was given it keeps it until he is done, while those who come later wait until it is back.
+A model that is not in memory is loaded when it is asked, once for all requests that wait for it. One that is answering
+is never interrupted: requests that have it keep it until they are done, later ones wait until it is loaded again.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class Residency(Generic[EngineT]):
 
     @property
     def held_bytes(self) -> int:
-        """What all parameters take."""
+        """Bytes of all parameters in memory."""
         return sum(size for _, size in self._held.values())
 
     @asynccontextmanager
@@ -187,7 +187,7 @@ class Residency(Generic[EngineT]):
                 raise
 
     async def _make_room(self, needed: int, newcomer: Resident[EngineT]) -> None:
-        """Idle models leave ahead of those that are answering, and the newcomer's own version before last of all."""
+        """Unload idle models before those that are answering, and the newcomer's own previous version last of all."""
         while 0 < self._max_bytes < self.held_bytes + needed:
             self.has_changed.clear()
             order = [(one is newcomer, one.num_leases > 0, one.last_used) for one in self.residents]

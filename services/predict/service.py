@@ -226,7 +226,7 @@ class PredictService:
         return predictions
 
     def _missing(self, message: str, param: str) -> NotFound | Overloaded:
-        """What to raise for a name that nobody has, unless it may be one that is being loaded."""
+        """Make the error for an unknown name, or another where it may be one that is being loaded."""
         if any(one.description is None for one in self.residency.residents):
             return self._loading()
         return NotFound(message, param=param, code=f"{param}_not_found")
@@ -290,7 +290,7 @@ def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, pl
 
 
 def _cut(tokenizer: Any, texts: Mapping[str, str], max_tokens: int, side: Side) -> dict[str, str]:
-    """Texts of so many tokens together."""
+    """Cut texts to `max_tokens` together."""
     offsets = {
         name: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
         for name, text in texts.items()

@@ -12,7 +12,7 @@ from services.nn.devices import DeviceName
 
 
 class PredictSettings(ServiceSettings):
-    """What the predict service adds to the settings of every service."""
+    """Settings of the predict service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_PREDICT_", frozen=True, extra="forbid")
 

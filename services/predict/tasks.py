@@ -1,4 +1,4 @@
-"""What a student is asked: the fields of a task, the text that they become, its labels, and which answers are right.
+"""Tasks of a student: the fields of an input, the text that they become, the labels, and which answers are right.
 
 A task is data, so that a checkpoint can say what it was trained for and a service can read requests by it. The texts
 are the published ones of Distilling step-by-step (Hsieh et al. 2023), to the character.
@@ -14,8 +14,8 @@ from services.predict.arithmetic import equal_values, evaluate
 Metric = Literal["exact_match", "equal_value"]
 FieldValue = str | Sequence[str]
 
-# T5's end of sequence. Its tokenizer turns these four characters into the one token wherever they stand in a text, so
-# what stands between premise and hypothesis ends a sequence, as it did when the published students were trained.
+# T5's end of sequence. Its tokenizer turns these four characters into the one token anywhere in a text, so the
+# separator of premise and hypothesis ends a sequence, as it did when the published students were trained.
 EOS = "</s>"
 
 # Of a student's sequences, and of what it generates, as published.
@@ -36,7 +36,7 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What stands ahead of an input to ask for its label, or for its rationale."""
+    """The texts before an input that ask for its label, or for its rationale."""
 
     label: str = "predict: "
     rationale: str = "explain: "
@@ -64,9 +64,9 @@ class Task:
     choices: str | None = None
 
     def input_text(self, values: Mapping[str, FieldValue]) -> str:
-        """The text of an input without a prefix.
+        """Return the text of an input without a prefix.
 
-        Texts stay as they are, but for an EOS inside of one, which is broken up so that it cannot pass for the
+        Texts stay as they are, except an EOS inside of one, which is broken up so that it cannot pass for the
         separator. Raises FieldError for a field that is missing or unknown, a value of another type than the field's,
         and a number of choices outside MIN_CHOICES … MAX_CHOICES.
         """

@@ -1,6 +1,6 @@
-"""An FSC-CLIP checkpoint on a device: images and captions in, their features out, and what ranks pairs of them.
+"""An FSC-CLIP checkpoint on a device: images and captions in, their features out, and the ranking of their pairs.
 
-A batch mixes images and captions of different requests; each distinct one is encoded once, whoever asked for it. How
+A batch mixes images and captions of different requests; each distinct one is encoded once for all of them. How
 well two of them fit is computed from their features alone, by `pairing`.
 
 Shapes: B images, P patches, E embedding width.
@@ -130,12 +130,12 @@ class ScoreEngine:
 
     def pieces(self, text: Text) -> list[str]:
         """The tokens of a caption that are compared with an image, as `readable_pieces` shows them: from the first
-        word to where the text tower ends, which is ahead of the last where a caption spells the end of text out."""
+        word to where the text tower ends, which is before the last where a caption spells the end of text out."""
         end = int(self._end_of_text(torch.from_numpy(text.input_ids)[None]))
         return readable_pieces(self._tokenizer, text.input_ids[1 : end + 1].tolist())
 
     def mix(self, similarities: Similarities) -> Cosines:
-        """What ranks: (1 − local_weight) · global + local_weight · local, (N,)."""
+        """Mix the cosines that rank: (1 − local_weight) · global + local_weight · local, (N,)."""
         global_cosines, local_cosines = similarities.global_cosines, similarities.local_cosines
         return (1 - self.local_weight) * global_cosines + self.local_weight * local_cosines
 
@@ -156,7 +156,7 @@ class ScoreEngine:
         return CollatedBatch(items, list(distinct), pixels)
 
     def run_collated(self, batch: CollatedBatch) -> list[Features]:
-        """What `run_batch` answers for the items that were collated."""
+        """Run a collated batch, with the answers of `run_batch`."""
         texts = {item.digest: item.input_ids for item in batch.items if isinstance(item, Text)}
         images: dict[str, Features] = {}
         captions: dict[str, Features] = {}
@@ -196,7 +196,7 @@ class ScoreEngine:
         return [{"image": 0}, {"image": 1}, {"caption": "a red square"}, {"caption": "two blue circles"}]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """Of each the pooled features and the mean of its tokens' features."""
+        """Return each input's pooled features and the mean of its tokens' features."""
         found = [self.run_batch([self._reference_item(one)])[0] for one in inputs]
         return [[*one.pooled.tolist(), *one.tokens.astype(np.float32).mean(axis=0).tolist()] for one in found]
 

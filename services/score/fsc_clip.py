@@ -31,7 +31,7 @@ SMALLEST_SQUARE = 1e-24
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches stand row by row, from the top left."""
+    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches are row by row, from the top left."""
 
     pooled: Tensor
     tokens: Tensor
@@ -52,9 +52,9 @@ class TextFeatures:
 
 @dataclass(frozen=True)
 class FscClipWeights:
-    """What of Eq. 11 is for choice; `beta` None is no label smoothing, `gamma` 0 is plain cross-entropy.
+    """The choices in Eq. 11; `beta` None is no label smoothing, `gamma` 0 is plain cross-entropy.
 
-    `missing` tells what a negative that a caption has none of is to the softmax: nothing, or a logit of 0 as in the
+    `missing` tells how the softmax treats a negative that a caption lacks: as nothing, or as a logit of 0 as in the
     released code. `normalizer` and `sparsify` are those of `patch_weights`.
     """
 
@@ -116,7 +116,7 @@ def token_cosines(
 ) -> Tensor:
     """cos(v̂_w, t_w): (R, P, E) and (R, W, E), un-normalised → (R, W), with gradient to both.
 
-    A token's cosine depends on no other token, so several texts of one image may stand end to end along W: R images
+    A token's cosine depends on no other token, so several texts of one image may be concatenated along W: R images
     instead of R pairs. v̂ itself is never made: both its product with t and its length follow from the patches'
     products with the token and with each other.
     """

@@ -39,7 +39,7 @@ TOKENISED_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class CallLimits:
-    """What one call may hold or ask for; what is over is refused, naming limit and value."""
+    """Limits of one call; what is over is refused, naming limit and value."""
 
     max_captions: int = 1024
     max_images: int = 64
@@ -100,7 +100,7 @@ ServedScore = Served[ScoreEngine, ScoreBatchers]
 
 @dataclass(frozen=True)
 class Explained:
-    """Of one caption the tokens that were compared (W strings), and what each attends to, (W, rows, columns)."""
+    """The compared tokens of one caption (W strings), and each one's attention, (W, rows, columns)."""
 
     tokens: list[str]
     heatmaps: Heatmaps
@@ -125,7 +125,7 @@ class Scored:
 
 @dataclass
 class _Stage:
-    """What the batches of one stage took: `queue` until the first began, `infer` from then until the last answer."""
+    """Times of the batches of one stage: `queue` until the first began, `infer` from then until the last answer."""
 
     timing: Timing
     submitted: list[float] = field(default_factory=list)
@@ -133,7 +133,7 @@ class _Stage:
     ended: float = 0.0
 
     def note(self, submitted: float, answers: Sequence[Answer[Any]]) -> None:
-        """Answers that came now to what was submitted then, by `time.perf_counter()`."""
+        """Note answers that came now, submitted at that `time.perf_counter()`."""
         self.submitted.append(submitted)
         self.queue_s.append(min(answer.queue_s for answer in answers))
         self.ended = time.perf_counter()
@@ -176,7 +176,7 @@ class Scorer:
         self._prompt_tokens = metrics.prompt_tokens
 
     async def score(self, served: ServedScore, call: ScoreCall, context: RequestContext) -> Scored:
-        """How well the images and captions of each pair fit.
+        """Score how well the images and captions of each pair fit.
 
         Raises what is wrong with an image or a caption, naming it in `param`, or Overloaded; what was encoded by then
         is in the cache for the next attempt.

@@ -1,4 +1,4 @@
-"""What the score service is asked: how well images and captions fit, and captions made false."""
+"""The requests of the score service: how well images and captions fit, and captions made false."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class ScoreService:
     metrics: Metrics
 
     async def score(self, call: ScoreCall, context: RequestContext) -> Scored:
-        """How well the images and captions of each pair fit.
+        """Score how well the images and captions of each pair fit.
 
         Raises NotFound for a model that is not the served one, and what `Scorer.score` raises.
         """
@@ -70,7 +70,7 @@ class NegativeMaker:
 
     @property
     def sources(self) -> dict[str, str | None] | None:
-        """What they are made with, files without their folders; None until that is loaded."""
+        """Sources of the negatives, files without their folders; None until they are loaded."""
         if self._negatives is None:
             return None
         return {name: source and PurePath(source).name for name, source in self._negatives.sources.items()}
@@ -88,7 +88,7 @@ class NegativeMaker:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
-        """What `HardNegatives.make` makes. Raises Overloaded where nothing is loaded yet or too many captions wait."""
+        """Make hard negatives of a caption. Raises Overloaded where nothing is loaded yet or too many captions wait."""
         negatives = self._negatives
         if negatives is None:
             self._rejected.labels("loading").inc()

@@ -9,7 +9,7 @@ from services.core.settings import MEBIBYTE, ImageSettings
 
 
 class ScoreSettings(ImageSettings):
-    """What the score service adds to the settings of every service."""
+    """Settings of the score service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_SCORE_", frozen=True, extra="forbid")
 

@@ -4,7 +4,7 @@ A batch is cut on the compute thread as soon as it is free: there is no timer, n
 loop between two batches. For an engine that can collate a batch without the device (`CollatingEngine`) the next full
 batch is cut and collated on another thread while one runs.
 
-Requests belong to the event loop, the running batch to the compute thread. Between them lie the queue and the
+Requests belong to the event loop, the running batch to the compute thread. Between them are the queue and the
 prepared batch, under one lock that is never held while anything is computed.
 """
 

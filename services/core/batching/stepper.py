@@ -5,7 +5,7 @@ dropped, waiting ones are admitted while there is room, clients in turn, and the
 ones; of long preparations that items need before their steps, it does a bounded piece. Each turn queues behind other
 calls that wait for the thread. There is no timer and no polling, so an idle Stepper costs nothing.
 
-Calls and their streams belong to the event loop, the running batch to the compute thread; between them lies the queue.
+Calls and their streams belong to the event loop, the running batch to the compute thread; between them is the queue.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ class HostCheck:
     """Refuse a request whose `Host` is neither `localhost`, an IP address nor in `allowed`: 403.
 
     An address is always allowed: no name was resolved, so none can have been rebound to this machine. An entry of
-    `allowed` that begins with a dot stands for all names that end in it. A request without a `Host` is not from a
+    `allowed` that begins with a dot is all names that end in it. A request without a `Host` is not from a
     browser.
     """
 

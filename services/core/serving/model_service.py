@@ -163,7 +163,7 @@ class ModelService:
 
 
 def image_inputs(settings: ImageSettings, limits: ImageLimits, metrics: Metrics) -> ImageInputs:
-    """What reads the images of requests; from URLs where the settings allow it."""
+    """Make the reader of requests' images, from URLs too where the settings allow it."""
     fetch_limits = None
     if settings.image_urls:
         fetch_limits = FetchLimits(max_image_bytes=limits.max_image_bytes, allowed_hosts=settings.image_url_hosts)

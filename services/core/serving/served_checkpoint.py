@@ -29,15 +29,15 @@ LOADING_RETRY_AFTER_S = 5.0
 
 
 class Versions(Protocol):
-    """Where checkpoints come from: what is asked of a Store."""
+    """Source of checkpoints: the part of a Store that serving needs."""
 
     def resolve(self, name: str, alias_or_version: str) -> str:
-        """The id of the version that an alias names, or the id itself."""
+        """Return the id of the version that an alias names, or the id itself."""
 
     def manifest(self, name: str, version: str) -> Manifest: ...
 
     def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
-        """A verified local copy of a version's folder."""
+        """Fetch a verified local copy of a version's folder."""
 
 
 class Answering(Protocol):

@@ -55,7 +55,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """How many images a condition's index holds, and how many it lacks; None is the unconditional embedding."""
+    """Numbers of images that a condition's index holds and lacks; None is the unconditional embedding."""
 
     condition: str | None
     num_indexed: int
@@ -159,7 +159,7 @@ def _parsed(content: bytes, service: str) -> Any:
 
 
 def _error(content: bytes, response: aiohttp.ClientResponse) -> tuple[str, str | None, str | None]:
-    """Message, param and code of an error; what stands between us and the service may answer in its own way."""
+    """Message, param and code of an error; a proxy before the service may answer in its own way."""
     try:
         error = orjson.loads(content)["error"]
         return error["message"], error.get("param"), error.get("code")

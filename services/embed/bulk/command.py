@@ -176,7 +176,7 @@ def _conditions(given: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _one_line_errors(console: Console) -> Iterator[None]:
-    """What goes wrong is told in one line."""
+    """Print an error as one line."""
     try:
         yield
     except (SourceError, OutputError, StoreError, Refused, Unavailable) as error:

@@ -118,7 +118,7 @@ class BulkEmbedder:
 
 
 def devices() -> list[str]:
-    """Where to embed if nobody says: on every GPU, or on the processor."""
+    """Return the default devices: every GPU, or else the processor."""
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]

@@ -51,7 +51,7 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class BulkPlan:
-    """What bulk.json says: all that the embeddings depend on.
+    """The content of bulk.json: everything that the embeddings depend on.
 
     `model` is `name@version`, or the name of a folder; `digest` that of its content; `precision` the dtype of the
     forward pass, `dtype` that of the files.
@@ -68,7 +68,7 @@ class BulkPlan:
     shards: Sequence[PlannedShard]
 
     def differences(self, begun: dict[str, Any]) -> Iterator[str]:
-        """What of a plan that was begun is not so in this one, a sentence each."""
+        """Yield the differences of this plan to one that was begun, a sentence each."""
         now = json.loads(_to_json(self))
         for name in (field.name for field in fields(self) if field.name != "shards"):
             if begun.get(name) != now[name]:
@@ -161,7 +161,7 @@ class BulkFolder:
             write_durably(self.directory / PLAN_FILE, [_to_json(self.plan)])
 
     def _objection(self) -> str | None:
-        """Why what is in the folder can't be continued."""
+        """Tell why the folder's content can't be continued."""
         plan_file = self.directory / PLAN_FILE
         if not plan_file.exists():
             return f"{self.directory} holds embeddings without a {PLAN_FILE}"

@@ -1,5 +1,4 @@
-"""Images that lie in folders and in webdataset tar shards: listed first, in an order that is always the same, and
-read later.
+"""Images in folders and in webdataset tar shards: listed first, in an order that is always the same, and read later.
 
 An image of a folder is called by its path in it, with forward slashes; one in a tar by its key, which is its name up
 to the first dot of the last part. A `.json` of the same key in the tar is its metadata.
@@ -32,7 +31,7 @@ class Unreadable(Exception):
 
 
 class Place(NamedTuple):
-    """Where in a tar file something lies, in bytes."""
+    """The place of a member in a tar file, in bytes."""
 
     offset: int
     num_bytes: int
@@ -59,7 +58,7 @@ class ListedImage:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was left out, and why; `id` is an image's, or the name of a file or folder that could not be listed."""
+    """A skipped image, and why; `id` is an image's, or the name of a file or folder that could not be listed."""
 
     id: str
     reason: str
@@ -76,7 +75,7 @@ def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES
     files, and the images in it at any depth.
 
     Images are names that end in one of `suffixes`, whatever their case; names that begin with a dot are passed over.
-    Those of a folder stand in the order of their ids, those of a tar in its own. What can't be listed is skipped.
+    Those of a folder are in the order of their ids, those of a tar in its own. What can't be listed is skipped.
     Raises SourceError for a source that is not there, no image at all, and an id that two images have.
     """
     endings = tuple(f".{suffix.lower().lstrip('.')}" for suffix in suffixes)
@@ -106,7 +105,7 @@ def read_image(image: ListedImage, max_bytes: int) -> bytes:
 
 
 def read_metadata(image: ListedImage) -> dict[str, Any] | None:
-    """What the `.json` beside the image says, None where there is none. Raises Unreadable for no JSON object."""
+    """Read the `.json` beside the image, None where there is none. Raises Unreadable for no JSON object."""
     if image.metadata is None:
         return None
     try:
@@ -212,7 +211,7 @@ def _members(path: Path) -> Iterator[tuple[str, Place]]:
         for member in archive:
             if member.isreg() and not member.issparse():
                 yield member.name.removeprefix("./"), Place(member.offset_data, member.size)
-        # tarfile takes a damaged header for the end, where zeros, or nothing, must stand
+        # tarfile takes a damaged header for the end, where there must be zeros, or nothing
         with path.open("rb") as file:
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):

@@ -26,11 +26,11 @@ class Bar:
         self._task = task
 
     def advance(self, number: int) -> None:
-        """So many more are done."""
+        """Add to the number that is done."""
         self._progress.advance(self._task, number)
 
     def set(self, done: int, total: int) -> None:
-        """So many are done, of so many in all."""
+        """Set the number that is done, and the number in all."""
         self._progress.update(self._task, completed=done, total=total)
 
 

@@ -134,7 +134,7 @@ class _Upload:
                 return
 
     async def _without_the_refused(self, images: list[dict[str, Any]], refused: Refused) -> list[dict[str, Any]]:
-        """What is to be sent again: all but the image that was named, or nothing, once each was sent alone."""
+        """Return the images to send again: all except the one that was named, or none, once each was sent alone."""
         if len(images) == 1:
             self._skip(Skipped(images[0]["id"], str(refused)))
             return []

@@ -18,7 +18,7 @@ from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """Where the embeddings go, what makes them, and on what: no devices are all GPUs, or else the processor.
+    """Output folder, checkpoint and devices of a bulk run: no devices are all GPUs, or else the processor.
 
     `checkpoint` is a folder or a name in the store, with or without `@` and an alias or a version.
     """
@@ -98,5 +98,5 @@ def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision
 
 
 def _num_cores() -> int:
-    """Those that this process may use, which in a container are not all that the machine has."""
+    """Count the cores that this process may use, which in a container are not all of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a collection is asked and what it answers, before any of it is written as JSON."""
+"""Requests to a collection and its answers, before they are written as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class IndexStatus:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """`model` is `name@version`; `condition` is the asked wording; hits stand best first."""
+    """`model` is `name@version`; `condition` is the asked wording; hits are best first."""
 
     model: str
     condition: str | None

@@ -1,4 +1,4 @@
-"""What one checkpoint makes of a collection's images: an index for each condition, and the images' states.
+"""One checkpoint's data of a collection's images: an index for each condition, and the images' states.
 
 All of it is derived: it is kept in memory, saved now and then, and made again from the stored images where a file is
 lost, damaged, or of another checkpoint.
@@ -26,7 +26,7 @@ from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
-# Before so many images were read either way, states are taken to be worth it.
+# Until this number of images was read in each way, states are taken to be worth it.
 MIN_IMAGES = 256
 
 
@@ -161,7 +161,7 @@ class CheckpointIndexes:
         return self.states is not None and self.states.has_room and self.pace.states_pay
 
     def sources(self, rows: Sequence[int]) -> list[Source]:
-        """Where these images can be read from, the cheapest place of each; deleted ones are left out."""
+        """Return the cheapest source of each of these images; deleted ones are left out."""
         states = self.states.get(rows) if self.states is not None and self.pace.states_pay else {}
         digests = self._store.digests_by_rows(rows)
         others = {row: digest for row, digest in digests.items() if row not in states}

@@ -49,9 +49,10 @@ ANSWERING_S = 0.5
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """How every collection is kept: its limits, its indexes, what its states may take on disk, how it is searched.
+    """Options of every collection: its limits, its indexes, the size of its states on disk, how it is searched.
 
-    `poll_s` is how often a quiet collection looks for another checkpoint, `save_every_s` how often a busy one saves.
+    `poll_s` is the time between an idle collection's looks for another checkpoint, `save_every_s` that between a busy
+    one's saves.
     """
 
     limits: CollectionLimits
@@ -64,7 +65,7 @@ class CollectionOptions:
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """What collections use of the service."""
+    """The parts of the service that collections use."""
 
     checkpoint: ServedCheckpoint[EmbedModel]
     inputs: ImageInputs
@@ -220,7 +221,7 @@ class Collection:
             return SearchAnswer(served.label, query.condition, hits[: query.k], status)
 
     async def status(self) -> CollectionStatus:
-        """What it holds and how far its indexes are."""
+        """Return the collection's size and the progress of its indexes."""
         async with self.in_use() as store:
             num_images, num_bytes = await asyncio.to_thread(store.size)
             indexes = self._indexes.newest

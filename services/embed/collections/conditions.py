@@ -1,4 +1,4 @@
-"""Which conditions a collection indexes: those asked for ahead, and those asked about for as long as there is room."""
+"""The conditions that a collection indexes: those requested ahead, and those of searches while there is room."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Conditions:
         self._max_conditions = max_conditions
 
     async def index_ahead(self, indexes: CheckpointIndexes, texts: Sequence[Text]) -> None:
-        """Index these and never let go of them. Raises TooLarge, and changes nothing, where they are too many."""
+        """Index these and never drop them. Raises TooLarge, and changes nothing, where they are too many."""
         pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
         num_conditions = len(pinned | {text.digest for text in texts})
         if num_conditions > self._max_conditions:

@@ -1,7 +1,7 @@
 """Feeds a collection's indexes from its images, in the background and in the order in which they were added.
 
 Every index remembers how far it has come, so there is no list of work that could be lost: what is missing is always
-the live images behind that point. Indexes that stand at the same image are fed by one pass over it.
+the live images behind that point. Indexes that have come to the same image are fed by one pass over it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Images that the indexes of `group` lack, ascending; afterwards these stand at `through`."""
+    """Images that the indexes of `group` lack, ascending; afterwards these have come to `through`."""
 
     rows: Sequence[int]
     group: Sequence[ConditionIndex]
@@ -79,7 +79,7 @@ class Indexer:
                 index.saved_through = 0
 
     def _next_step(self, indexes: CheckpointIndexes) -> Step | None:
-        """What the indexes that are furthest behind lack, up to where the next ones stand."""
+        """Return the images that the indexes furthest behind lack, up to the point that the next ones have come to."""
         last = self._last_row()
         start = min((index.vectors.through for index in indexes), default=last)
         if start >= last:

@@ -52,7 +52,7 @@ from services.embed.settings import EmbedSettings
 MAX_FRESH_BYTES = 256 * MEBIBYTE
 # No collection's name begins with a dot.
 BALLAST_NAME = ".ballast"
-# The audit log names so many images of one request, and tells how many there were.
+# Images of one request that the audit log names; it also tells their number.
 MAX_NAMED_IMAGES = 16
 
 
@@ -61,7 +61,7 @@ class Library:
 
     It raises Overloaded until the folder is open and for a collection that can't be opened, and NotFound for one that
     is not there, or is another tenant's. What is added or deleted stays so even where the client does not wait for the
-    answer: such work is never cancelled halfway. Every change stands in the audit log.
+    answer: such work is never cancelled halfway. Every change is in the audit log.
     """
 
     def __init__(self, collections: OpenCollections, serving: Serving, audit: AuditLog) -> None:
@@ -172,7 +172,7 @@ class Library:
         return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
     def _keep_pixels(self) -> Callable[[str, Image], None]:
-        """What is done with an image of a digest: nothing, while no checkpoint is there to say how it shall look."""
+        """Make the function that keeps a decoded image's pixels; without a checkpoint to transform it, drop it."""
         try:
             with self._serving.checkpoint.lease() as served:
                 checkpoint, transform = served.digest, served.engine.transform
@@ -213,7 +213,7 @@ class Library:
 
 
 def _key(name: str) -> CollectionKey:
-    """Of the collection that the current request means by this name."""
+    """Make the key of the collection that the current request means by this name."""
     return CollectionKey(current_caller().tenant, name)
 
 

@@ -1,7 +1,7 @@
-"""Which collections are open and which can't be, and the task that tries these again.
+"""The collections that are open, those that can't be opened, and the task that tries these again.
 
-Whatever is wrong with one collection is that one's alone: it answers 503, is named in the log and in `/readyz`, and
-comes back once it is mended.
+A fault of one collection does not affect others: it answers 503, is named in the log and in `/readyz`, and comes
+back once it is repaired.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ ALL = ""
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a collection is not open; `due` and `noted` are readings of `time.monotonic()`."""
+    """The reason why a collection is not open; `due` and `noted` are readings of `time.monotonic()`."""
 
     reason: str
     retry_s: float

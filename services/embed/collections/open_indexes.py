@@ -35,7 +35,7 @@ class OpenIndexes:
 
     @property
     def newest(self) -> CheckpointIndexes | None:
-        """Those of the checkpoint that was met last; None before the first."""
+        """Indexes of the most recent checkpoint; None before the first."""
         return next(reversed(self._open.values()), None)
 
     async def of(self, served: ServedEmbed) -> CheckpointIndexes:

@@ -113,7 +113,7 @@ class ImageReader:
     async def in_pieces(
         self, engine: EmbedModel, wanted: Wanted, *, keeps_states: bool = False
     ) -> AsyncGenerator[Prepared]:
-        """All that is wanted, prepared for one submission after the other; the next is prepared while one is used."""
+        """Prepare what is wanted for one submission after the other; the next is prepared while one is used."""
 
         async def prepare(rows: Sequence[int]) -> Prepared:
             sources = await asyncio.to_thread(wanted.sources, rows)
@@ -131,7 +131,7 @@ class ImageReader:
             coming.cancel()
 
     async def read(self, served: ServedEmbed, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
-        """All that is wanted, piece by piece. Raises what `run` raises."""
+        """Read what is wanted, piece by piece. Raises what `run` raises."""
         async with aclosing(self.in_pieces(served.engine, wanted)) as some:
             return [read async for prepared in some for read in await self.run(served, prepared, deadline=deadline)]
 

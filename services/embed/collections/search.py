@@ -156,7 +156,7 @@ class Searcher:
         return Shortlist(sorted(in_order[:size]), in_order[size : max(size, num_wanted)])
 
     async def _read_in_time(self, served: ServedEmbed, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
-        """What of all that is wanted can be read until then (`time.monotonic()`), and whether it is all."""
+        """Read as much of what is wanted as is possible until then (`time.monotonic()`), and tell whether it is all."""
         reads: list[Read] = []
         async with aclosing(self._reader.in_pieces(served.engine, wanted)) as prepared:
             try:

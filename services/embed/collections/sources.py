@@ -1,4 +1,4 @@
-"""Where a stored image can be read from.
+"""The sources that a stored image can be read from.
 
 Pixels that were decoded when an image was added are kept until it is indexed, so that it is decoded once.
 """

@@ -2,7 +2,7 @@
 
 Two sources: ColorShape, generated batch by batch from (seed, step) alone, so that any step can be repeated on any
 machine, and visual instruction data in LLaVA's JSON format from disk. The instructions that `evaluate.py` asks are
-the dissertation's (Table D.3) and stand in no list of training wordings.
+the dissertation's (Table D.3) and are in no list of training wordings.
 """
 
 import functools
@@ -63,7 +63,7 @@ TEST_INSTRUCTIONS = {
     "texture": "What is the texture of the background in the image?",
     "size and color": "What is the size and color of the object in the image?",
 }
-# How an instruction names an attribute of an object, or of what lies behind it.
+# An instruction's words for an attribute of an object, or of what is behind it.
 OBJECT_NAMES = ("object", "shape", "thing")
 ATTRIBUTE_NAMES = {
     "color": ("color",),
@@ -281,7 +281,7 @@ def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], Tri
 
 
 class LlavaData:
-    """Visual instruction data on disk: a JSON list of conversations and the folder that its images lie in.
+    """Visual instruction data on disk: a JSON list of conversations and the folder of its images.
 
     Records without an image are left out. Raises OSError or ValueError where the file is not such a list.
     """

@@ -1,4 +1,4 @@
-"""Whatever the protocols compare, behind one interface: images under instructions, and texts, to vectors.
+"""The models that the protocols compare, behind one interface: images under instructions, and texts, to vectors.
 
 Shapes: N images or texts, C instructions, B images of a batch, E embedding width. Embeddings are L2-normalised.
 """

@@ -27,7 +27,7 @@ GENECIS = Source("GeneCIS", "https://github.com/facebookresearch/genecis")
 COCO = Source("COCO 2017's validation images", "https://cocodataset.org")
 VISUAL_GENOME = Source("Visual Genome 1.2's images", "https://homes.cs.washington.edu/~ranjay/visualgenome")
 
-# How Visual Genome's images lie: as its two archives unpack, put together, or in the folder itself.
+# Folders of Visual Genome's images: as its two archives unpack, put together, or in the folder itself.
 VISUAL_GENOME_FOLDERS = ("VG_100K", "VG_100K_2", "VG_All", ".")
 
 DILATION = 0.7

@@ -112,7 +112,7 @@ def _build(kind: Any, config: Any, weights: dict[str, Tensor], prefix: str, devi
 
 def _transform(directory: Path) -> ImageTransform:
     path = directory / "preprocessor_config.json"
-    # where transformers 5 saves a whole processor, the image's part stands in the processor's file
+    # where transformers 5 saves a whole processor, the image's part is in the processor's file
     settings = (
         json.loads(path.read_text())
         if path.is_file()

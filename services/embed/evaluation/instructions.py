@@ -29,7 +29,7 @@ MMVP = {
 Kind = Literal["noun", "adjective"]
 
 # Table D.3 asks nouns and adjectives differently and gives one example of each (the first and the third here); the
-# others stand under the question that they fit as English.
+# others are under the question that they fit as English.
 CELEBA_ATTRIBUTES: dict[str, Kind] = {
     "Arched Eyebrows": "noun",
     "Bags Under Eyes": "noun",

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.jobs.result_files import ResultFiles
 
-# Beside a task's score may stand its standard deviation over seeds, under the task's name with this behind it.
+# Suffix of a task's name for the standard deviation of its score over seeds, where there is one.
 DEVIATION = " ±"
 
 

@@ -1,7 +1,7 @@
 """Retrieval of images of the same class (Table 5.3): ImageNet-Subset and the fine-grained data sets.
 
 ImageNet-Subset (Tables D.1 and D.5) asks for the class within a kind of thing. Of a fine-grained data set, the test
-images are used; each lies as its archives unpack, under the folder name that torchvision gives it.
+images are used; each is laid out as its archives unpack, under the folder name that torchvision gives it.
 """
 
 import json
@@ -61,7 +61,7 @@ def load_flowers(directory: Path) -> LabelledImages:
 
 
 def load_cars(directory: Path) -> LabelledImages:
-    """`stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may lie in `devkit/`.
+    """`stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may be in `devkit/`.
 
     Raises MissingData.
     """

@@ -15,7 +15,7 @@ from services.jobs.tables import Cell, Table, ranked, with_error
 class Group:
     """Neighbouring columns about one benchmark: headings and the scores under them, then the average of all its tasks.
 
-    The average stands only where all `num_tasks` scores are there.
+    The average is shown only where all `num_tasks` scores are there.
     """
 
     benchmark: str

@@ -27,7 +27,7 @@ from services.embed.service import CallLimits, EmbedCall, Input, TextInput
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
-    """`POST /embed`: an image, a multipart form, Fovea's JSON or TEI's; `query` holds what stands in the URL.
+    """`POST /embed`: an image, a multipart form, Fovea's JSON or TEI's; `query` holds the URL's parameters.
 
     Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
     """
@@ -136,7 +136,7 @@ def _refuse_token_ids(value: Any, param: str) -> None:
 
 
 def _merge(query: EmbedCall, call: EmbedCall) -> EmbedCall:
-    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    """Merge the options of URL and body. Raises InvalidRequest where they contradict each other."""
     return replace(
         call,
         conditions=agreed("condition", query.conditions, call.conditions) or [],

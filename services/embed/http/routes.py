@@ -81,7 +81,7 @@ def embed_router(service: EmbedService) -> APIRouter:
 
 
 def embed_models_router(service: EmbedService) -> APIRouter:
-    """What is served, in OpenAI's and in TEI's words."""
+    """Make the routes of the served models, in OpenAI's and in TEI's form."""
     router = models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
     @router.get("/info")

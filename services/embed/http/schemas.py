@@ -1,4 +1,4 @@
-"""What crosses the wire of the embed service: Fovea's own form, OpenAI's, and TEI's."""
+"""Request and response bodies of the embed service: Fovea's own form, OpenAI's, and TEI's."""
 
 import base64
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class EmbeddingList(BaseModel):
 
 
 class ModelLimits(BaseModel):
-    """What one request may hold."""
+    """Limits of one request."""
 
     max_inputs: int
     max_conditions: int
@@ -133,7 +133,7 @@ class TeiInfo(BaseModel):
 
 
 def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> list[Any]:
-    """What `embedding` holds for each row: the array itself, which orjson writes, or base64."""
+    """Render each row for `embedding`: the array itself, which orjson writes, or base64."""
     if encoding_format == "base64":
         return [base64.b64encode(row.tobytes()).decode("ascii") for row in np.ascontiguousarray(rows, dtype="<f4")]
     return list(np.ascontiguousarray(rows))

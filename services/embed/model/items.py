@@ -1,4 +1,4 @@
-"""What is encoded: images and texts ready for a batch, and what a batch answers.
+"""Items and results of a batch: images and texts ready to be encoded, and their readings.
 
 Shapes: E embedding width.
 """
@@ -45,7 +45,7 @@ Item = ImageItem | StateItem | Text
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a batch answers for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
+    """A batch's answer for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
 
     `state` is there where it was asked for, unless one of its numbers is too large for half precision or
     `EmbedEngine.state_bytes` is None.

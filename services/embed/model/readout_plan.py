@@ -1,4 +1,4 @@
-"""Which distinct (image, condition) pairs a batch asks for, so that each is computed once, whoever asked for it."""
+"""The distinct (image, condition) pairs of a batch, so that each is computed once for all requests that have it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

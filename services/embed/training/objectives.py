@@ -1,4 +1,4 @@
-"""What the training jobs minimise, and the batches that they minimise it on.
+"""Losses of the training jobs, and the batches that they are computed on.
 
 Shapes: B images, R rows (an image under a condition, and its answer), C distinct conditions, A answers, W text tokens,
 P patches, E embedding width.

@@ -98,7 +98,7 @@ class Bench:
         return text[: min((place for stop in self.questions.stop if (place := text.find(stop)) >= 0), default=None)]
 
     def _text(self, answer: tuple[int, ...], texts: dict[tuple[int, ...], str]) -> str:
-        """Of many settings' answers most are equal, and detokenising each anew took longer than the model."""
+        """Detokenise an answer, once: most settings' answers are equal, and decoding all took longer than the model."""
         if answer not in texts:
             texts[answer] = self.model.tokenizer.decode(list(answer), skip_special_tokens=True)
         return texts[answer]

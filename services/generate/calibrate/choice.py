@@ -39,9 +39,9 @@ MIN_BUCKET_PROMPTS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What to try. `positions` are of gold documents, counted from 0; `num_prompts` are asked in either half.
+    """The extent of a search. `positions` are of gold documents, counted from 0; either half asks `num_prompts`.
 
-    `search_bias` is the estimate that everything is searched with, `bias_kinds` are those to choose among in the end.
+    `search_bias` is the estimate that the search uses, `bias_kinds` are those to choose among in the end.
     """
 
     positions: tuple[int, ...]
@@ -53,7 +53,7 @@ class Plan:
     limits: Limits
 
     def middle(self, num_documents: int) -> tuple[int, ...]:
-        """Those of the positions that are the middle; where none is, those nearest to it."""
+        """Return the positions that are the middle; where none is, those nearest to it."""
         wanted = middle_positions(num_documents)
         distances = {position: min(abs(position - one) for one in wanted) for position in self.positions}
         nearest = min(distances.values())
@@ -132,7 +132,7 @@ def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str
 
 
 def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> CalibrationProfile:
-    """Of profiles that differ in their estimate, the cheapest whose accuracies are within TOLERANCE of the best's.
+    """Return the cheapest of profiles that differ in their estimate and are within TOLERANCE of the best's accuracies.
 
     `tried` has vanilla first; the best is by `merit`. Raises ValueError where there is no profile.
     """

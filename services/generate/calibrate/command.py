@@ -125,14 +125,14 @@ def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Pro
 
 
 def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:
-    """Of a profile that is on; an own draw of questions with equally many documents, gold anywhere."""
+    """Make an enabled profile's tables from separately drawn questions, equally many documents each, gold anywhere."""
     if not profile.enabled or profile.rel_scope == "per_head":
         return ()
     return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
 
 
 def print_choice(choice: Choice, console: Console) -> None:
-    """What was tried, and what is kept."""
+    """Print what was tried, and what is kept."""
     console.print(_rel_table(choice.rel_settings))
     for number, tried in enumerate(choice.rounds, start=1):
         console.print(_tried_table(f"Round {number}: {tried[0].score.num_questions} questions", tried))
@@ -213,7 +213,7 @@ def _check_publication(name: str, alias: str, store_url: str | None) -> None:
 
 
 def _known_info(source: CheckpointSource) -> CheckpointInfo:
-    """What the checkpoint's publisher said of it. Raises BadParameter for a description that can't be read."""
+    """Read the publisher's description of the checkpoint. Raises BadParameter for one that can't be read."""
     if source.manifest is not None:
         known = source.manifest.model_dump(include=set(CheckpointInfo.model_fields))
         return CheckpointInfo(**known | {"base": source.label})

@@ -1,6 +1,6 @@
 """Prompts that are prefilled once and answered many times, each time under another calibration.
 
-Calibration changes nothing ahead of the prompt rows that it is for, so a search among hundreds of settings needs one
+Calibration changes nothing before the prompt rows that it is for, so a search among hundreds of settings needs one
 prefill and one estimate of the bias for all of them: a setting costs a re-run of a prompt's last rows and its answer.
 
 Shapes: L layers, H heads, K documents.
@@ -43,7 +43,7 @@ class PrefilledPrompts:
     def calibrations(
         self, profile: CalibrationProfile, estimates: Sequence[BiasEstimate] | None
     ) -> list[Calibration | None]:
-        """What a profile makes of each prompt; None for one without documents. `cached` needs no estimates.
+        """Make each prompt's calibration by a profile; None for one without documents. `cached` needs no estimates.
 
         Raises BadProfile where a cached bias has no table for a prompt's documents.
         """

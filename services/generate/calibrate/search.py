@@ -3,7 +3,7 @@
 Three steps, each on questions of its own, and none of them among those of an evaluation:
 
 1. All layers and heads of some prompts are measured at once. Which layers' relevance finds a gold document in the
-   middle is then arithmetic (Recall@1 and @3), and its spread over the documents says on which scale t must lie.
+   middle is then arithmetic (Recall@1 and @3), and its spread over the documents tells the scale of t.
 2. Every combination of the best of these with intervened layers, t and calibrated rows answers a chunk of questions;
    those that do best answer the next chunk, until a few are left.
 3. The few, best first, answer the held-out questions. The first one that raises accuracy with gold in the middle, and
@@ -45,7 +45,7 @@ class Score:
         self.asked[position] = self.asked.get(position, 0) + 1
 
     def accuracy(self, positions: Collection[int] | None = None) -> float:
-        """In 0 … 1, the unweighted mean over positions, all that were asked for None; NaN where none was."""
+        """Return the unweighted mean over positions, in 0 … 1; None is all that were asked. NaN where none was."""
         chosen = [one for one in sorted(self.asked) if positions is None or one in positions]
         return statistics.fmean(self.right[one] / self.asked[one] for one in chosen) if chosen else math.nan
 
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class RelSetting:
-    """Which layers give rel, and how well it finds gold documents.
+    """The layers that give rel, and its recall of gold documents.
 
     `recall` by depth in 0 … 1, `vanilla_recall` that of the same layers' attention before anything is taken off;
     `spread` is the median over prompts of rel's standard deviation over the documents, in the unit of Attn.
@@ -97,7 +97,7 @@ class Tried:
 
 
 class Question(Protocol):
-    """What the search must know of a question: at which position, counted from 0, its gold document stands."""
+    """A question as the search sees it: the position of its gold document, counted from 0."""
 
     @property
     def gold(self) -> int: ...
@@ -175,7 +175,7 @@ def is_found(scores: Tensor, gold: int, depth: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the search goes: settings of rel for each span rule and scope, runs of layers, finalists."""
+    """Limits of the search: settings of rel for each span rule and scope, runs of layers, finalists."""
 
     rel_settings: int = 3
     row_scopes: tuple[RowScope, ...] = ("last", "tail")
@@ -215,7 +215,7 @@ def _candidate(setting: RelSetting, layers: tuple[int, ...], factor: float, bias
 
 
 def merit(score: Score, vanilla: Score, middle: Collection[int]) -> float:
-    """What a profile is chosen by: its gains in the middle and on average; a lower average weighs LOSS_WEIGHT more."""
+    """Rate a profile by its gains in the middle and on average; a lower average weighs LOSS_WEIGHT more."""
     average = score.accuracy() - vanilla.accuracy()
     return score.accuracy(middle) - vanilla.accuracy(middle) + average + LOSS_WEIGHT * min(0.0, average)
 

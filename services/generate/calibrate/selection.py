@@ -1,4 +1,4 @@
-"""What calibration and evaluation are asked to run on: questions, a checkpoint, numbers and positions of documents."""
+"""The inputs of calibration and evaluation: questions, a checkpoint, numbers and positions of documents."""
 
 import typer
 

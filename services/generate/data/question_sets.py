@@ -29,7 +29,7 @@ from services.generate.data.questions import (
 GENERATED = "generated"
 Part = Literal["calibration", "evaluation", "all"]
 
-CALIBRATION_SHARE = 10  # one in so many
+CALIBRATION_SHARE = 10  # one question in this number
 # what training draws from begins at 0
 GENERATED_SEEDS: dict[Part, int] = {"calibration": 1_000_003, "evaluation": 2_000_003, "all": 2_000_003}
 

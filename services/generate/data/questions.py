@@ -55,8 +55,8 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
     Files with distractors (nq-open-10_total_documents_gold_at_0, …) give each question its gold and its first
     num_documents − 1 retrieved distractors, in their order. The oracle file has golds only: there the distractors
     are the gold passages of other questions with other titles, drawn at random with `seed`, which are easier than
-    retrieved ones. Gold comes first; `limit` takes the first so many questions. Raises BadData, naming the line, for
-    records of another form and for too few distractors, ValueError for `num_documents` below 1.
+    retrieved ones. Gold comes first; `limit` is the number of questions, the first ones. Raises BadData, naming the
+    line, for records of another form and for too few distractors, ValueError for `num_documents` below 1.
     """
     _check_count(num_documents)
     rows = list(_read_questions(path))
@@ -77,8 +77,8 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
     """Examples of a SynthWiki csv file: its context is the gold document, without title.
 
     The num_documents − 1 distractors are contexts about other people, drawn at random with `seed`, in random order.
-    Gold comes first; `limit` takes the first so many questions. Raises BadData for missing columns or too few
-    contexts, ValueError for `num_documents` below 1.
+    Gold comes first; `limit` is the number of questions, the first ones. Raises BadData for missing columns or too
+    few contexts, ValueError for `num_documents` below 1.
     """
     _check_count(num_documents)
     with path.open(encoding="utf-8", newline="") as file:

@@ -91,7 +91,7 @@ def spearman(one: Array, other: Array) -> float:
 
 
 def is_in_attended_half(attention: Sequence[float], document: int) -> bool:
-    """Tell whether a document is among the ⌈K/2⌉ attended most (Table 3.1); of equals, the earlier stand first."""
+    """Tell whether a document is among the ⌈K/2⌉ attended most (Table 3.1); of equals, the earlier come first."""
     order = sorted(range(len(attention)), key=lambda k: (-attention[k], k))
     return document in order[: (len(order) + 1) // 2]
 

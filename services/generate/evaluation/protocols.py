@@ -123,7 +123,7 @@ def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> 
 def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[str, RankMethod] = RANKINGS) -> Scores:
     """Table 3.3: in which share of the examples gold, put in the middle, is among the three best documents.
 
-    Attention is a mean over all layers and heads; beside it stand attention and rel over the profile's `rel_layers`
+    Attention is a mean over all layers and heads; attention and rel over the profile's `rel_layers` are added
     where these are not all.
     """
     middle = (len(examples[0].documents) - 1) // 2
@@ -149,7 +149,7 @@ def attention_and_use(study: Study, examples: Sequence[Example], seed: int) -> S
 
     Columns are positions: mean TF-IDF cosine of the response to the document there, and mean Attn(k) over all layers
     and heads, in the original and in a shuffled order. `MOST_USED` counts in which half of the attention the document
-    lies that the response is most like; responses that are like none are left out. NaN where nothing is wrong.
+    is that the response is most like; responses that are like none are left out. NaN where nothing is wrong.
     """
     middle = (len(examples[0].documents) - 1) // 2
     placed = [place_gold(example, middle) for example in examples]

@@ -10,7 +10,7 @@ from services.jobs.result_files import ResultFiles
 
 Protocol = Literal["accuracy", "recall", "attention", "hypotheses", "estimates"]
 
-# Beside an accuracy may stand how sure it is, under its name with this behind it.
+# Suffix of the column of an accuracy's standard error, where there is one.
 ERROR = " ±"
 
 
@@ -55,6 +55,6 @@ def average_of(columns: Mapping[str, float]) -> float:
 def truncated(percent: float) -> str:
     """Two decimals, the rest cut off, as Table B.2 has them; 60.396 → 60.39.
 
-    What lies within rounding of a hundredth is taken for it, so that 0.57 as 0.569999… stays 0.57.
+    A value within rounding of a hundredth counts as that hundredth, so that 0.57 as 0.569999… stays 0.57.
     """
     return f"{math.floor(percent * 100 + 1e-6) / 100:.2f}"

@@ -57,7 +57,7 @@ def _of(results: Sequence[Result], protocol: Protocol) -> list[Result]:
 
 
 def _attention_tables(results: Sequence[Result]) -> Iterator[Table]:
-    """Table 3.1: among wrong answers, in which half of the attention the most used document lies."""
+    """Table 3.1: among wrong answers, in which half of the attention the most used document is."""
     for result in results:
         halves = result.scores[MOST_USED]
         total = sum(halves.values())

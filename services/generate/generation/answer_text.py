@@ -26,7 +26,7 @@ Decode = Callable[[list[int]], str]
 class TokenOut:
     """A token of an answer. Everything but `token_id` is there only where log-probabilities were asked for.
 
-    `utf8` is what the token stands for, which may be part of a character. `top` are the most likely tokens in its
+    `utf8` are the token's bytes, which may be part of a character. `top` are the most likely tokens in its
     place, the most likely first, without `top` of their own.
     """
 
@@ -92,10 +92,10 @@ class Vocabulary:
 
 
 class Detokenizer:
-    """Token ids to text, one by one; all that comes out, joined, is what `decode` makes of all of them at once.
+    """Token ids to text, one by one; the pieces, joined, are what `decode` makes of all of them at once.
 
-    Except after bytes that are no text: where a decoder would then read bytes before them anew, what was given away
-    stands. `context` are token ids of the text that is continued, if it is: a decoder that drops the space a text
+    Except after bytes that are no text: where a decoder would then read bytes before them anew, text that was given
+    out is kept. `context` are token ids of the text that is continued, if it is: a decoder that drops the space a text
     begins with then keeps it.
     """
 
@@ -191,12 +191,12 @@ class AnswerText:
         return self._stops.is_found
 
     def push(self, token: TokenOut) -> Piece:
-        """What is certain with this token."""
+        """Return the text that is certain with this token."""
         self._held.append((token, self._num_read, None))
         return self._give(self._detokenizer.push(token.token_id))
 
     def finish(self) -> Piece:
-        """What is left when no token is to come. A stop string may come to light; then the answer ends before it."""
+        """Return the rest when no token is to come. A stop string may show up in it; the answer then ends there."""
         piece = self._give(self._detokenizer.flush())
         if self.is_stopped:
             return piece
@@ -226,7 +226,7 @@ class AnswerText:
 
 
 def _kinds(decoder: dict[str, Any]) -> frozenset[str]:
-    """The types of a decoder and of all that it consists of."""
+    """Return the types of a decoder and of all its parts."""
     return frozenset({decoder["type"]}).union(*map(_kinds, decoder.get("decoders", ())))
 
 

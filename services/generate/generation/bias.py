@@ -1,4 +1,4 @@
-"""How much attention a document's place brings by itself: what a dummy in that place is paid.
+"""Attention that a document's position brings by itself: the attention that a dummy in that position receives.
 
 Three estimates of Attn(dummy, k), on a prompt that is prefilled already:
 
@@ -41,8 +41,8 @@ EstimateKind = Literal["exact", "tree", "single"]
 class TreeOptions:
     """Savings of `tree`. None is without.
 
-    dummy_tokens: dummies of at most so many tokens, at the first positions of their document.
-    window: a dummy sees so many tokens before its document, and the prompt's first `num_sinks`.
+    dummy_tokens: the most tokens of a dummy; they have the first positions of its document.
+    window: number of tokens before its document that a dummy sees, besides the prompt's first `num_sinks`.
     """
 
     dummy_tokens: int | None = None
@@ -52,7 +52,7 @@ class TreeOptions:
 
 @dataclass(frozen=True, eq=False)
 class BiasJob:
-    """A prompt whose tokens stand in `slot`, all of them; `filler_ids` are what dummies are made of, at least one."""
+    """A prompt whose tokens are all in `slot`; `filler_ids` are what dummies are made of, at least one."""
 
     slot: Slot
     prompt: Prompt
@@ -85,7 +85,7 @@ class DummyCache:
         self._kept: OrderedDict[bytes, KeyValues] = OrderedDict()
 
     def get(self, key: bytes, num_layers: int) -> KeyValues | None:
-        """What was put under a key, of its first `num_layers`; None where there are not so many."""
+        """Return the first `num_layers` layers of what was put under a key; None where there are fewer."""
         kept = self._kept.get(key)
         if kept is None or kept.keys.shape[0] < num_layers:
             return None
@@ -268,7 +268,7 @@ def _dummy(model: LanguageModel, job: BiasJob, span: Range, max_tokens: int | No
 
 
 def _prefix_digests(prompt: Prompt) -> list[bytes]:
-    """Of the tokens before each document."""
+    """Digest the tokens before each document."""
     running = hashlib.sha256()
     digests, done = [], 0
     for start, _ in prompt.spans:

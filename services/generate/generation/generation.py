@@ -41,7 +41,7 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and answer, at most."""
+        """Tokens of prompt and answer, at most."""
         return len(self.prompt.input_ids) + self.max_tokens
 
     @property
@@ -67,9 +67,9 @@ class Generation:
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What the prompt's pass showed, K numbers in the order of the prompt's documents.
+    """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
-    `cached_tokens` were not computed anew. `attention` is Attn(k) of the last prompt row ahead of any calibration,
+    `cached_tokens` were not computed anew. `attention` is Attn(k) of the last prompt row before any calibration,
     a mean over all heads and the layers that enter rel (all layers where the generation has no profile).
     `relevance` is rel(k), None where nothing was calibrated. `order` tells which document of the request each is.
     """
@@ -84,10 +84,10 @@ class PromptFacts:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step brought for one generation.
+    """The result of a step for one generation.
 
     `text` is certain and `tokens` are those that it is made of, without stop strings and end-of-text tokens;
-    `num_tokens` counts all that were generated so far, those included. `facts` come with the first.
+    `num_tokens` counts all tokens that were generated so far, including those. `facts` come with the first.
     """
 
     generation: Generation

@@ -1,4 +1,4 @@
-"""Where and how a checkpoint runs, and what is asked of an answer."""
+"""Options of an engine and of an answer."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +17,7 @@ HEADROOM_TOKENS = 256
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where a checkpoint runs, and what its running batch may hold (`RunningBatch` has the meaning of each)."""
+    """The device of a checkpoint, and the limits of its running batch (`RunningBatch` explains each)."""
 
     device: DeviceOptions = field(default_factory=DeviceOptions)
     max_cached_tokens: int = 65_536
@@ -29,7 +29,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What is asked of an answer.
+    """Options of an answer.
 
     `max_tokens` None is as many as the context leaves. `calibration` None is the checkpoint's own profile. `reorder`
     ranks the documents first. The rest is as in `Generation`.

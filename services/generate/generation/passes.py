@@ -40,20 +40,20 @@ class Preparations(Generic[ItemT, ResultT]):
 
     @property
     def items(self) -> list[ItemT]:
-        """All that wait."""
+        """All items that wait."""
         return [item for preparation in self._waiting for item in preparation.items]
 
     @property
     def first(self) -> Sequence[ItemT]:
-        """Those for whom the next pass is."""
+        """The items that the next pass is for."""
         return tuple(self._waiting[0].items) if self._waiting else ()
 
     def add(
         self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False, has_begun: bool = False
     ) -> None:
-        """Work for these items, behind all others or ahead of them; `items` loses those that are cancelled.
+        """Add work for these items, behind all others or before them; `items` loses those that are cancelled.
 
-        Work that `has_begun` stands ahead of its first pass already.
+        Work that `has_begun` was advanced up to its first pass already.
         """
         self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 

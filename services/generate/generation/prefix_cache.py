@@ -32,16 +32,16 @@ class Prefix:
     tenant: str = ""
 
     def first(self, num_tokens: int) -> KeyValues:
-        """Of the first tokens alone."""
+        """Return the prefix of the first tokens."""
         return KeyValues(self.key_values.keys[:, :, :num_tokens], self.key_values.values[:, :, :num_tokens])
 
 
 class PrefixCache:
     """Prefixes of at most `max_bytes` together; the one that was not used for longest goes first.
 
-    What is kept stands in the order of its tenant and of its tokens' bytes, where sequences that begin alike are
-    neighbours: whichever shares most with given tokens stands next to where those would stand, however many are kept,
-    and also where all of them begin with one template. None that is kept begins with another of its tenant.
+    Prefixes are sorted by tenant and by their tokens' bytes, so that sequences that begin alike are neighbours: the one
+    that shares most with given tokens is next to where those would be inserted, however many are kept, and also where
+    all of them begin with one template. None that is kept begins with another of its tenant.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -54,8 +54,8 @@ class PrefixCache:
         return len(self._kept)
 
     def longest(self, input_ids: TokenIds, tenant: str = "") -> tuple[int, Prefix | None]:
-        """How many of these tokens a kept prefix of this tenant begins with, at most, and that prefix; 0 and None
-        where none does."""
+        """Find the kept prefix of this tenant that begins with most of these tokens, and count those; 0 and None where
+        none does."""
         place = bisect.bisect_left(self._order, _key(input_ids, tenant))
         neighbours = [self._kept[key] for key in self._order[max(0, place - 1) : place + 1]]
         own = (prefix for prefix in neighbours if prefix.tenant == tenant)

@@ -29,8 +29,8 @@ MIN_SHARED_BYTES = 2**24
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPrompt:
-    """A prompt that stands in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
-    row as the model computes it. Estimates are remembered for each `tenant`, as the passes that they took are told."""
+    """A prompt that is in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
+    row as the model computes it. Estimates are remembered for each `tenant`, as their number of passes is reported."""
 
     slot: Slot
     prompt: Prompt
@@ -142,9 +142,9 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
 
 
 def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, TreeOptions] | None:
-    """How the bias of the prompt's documents is to be estimated; None where the profile's tables hold it.
+    """Choose how to estimate the bias of the prompt's documents; None where the profile's tables hold it.
 
-    Where a cached bias has no table for so many documents, `tree` stands in for it.
+    Where a cached bias has no table for this number of documents, `tree` replaces it.
     """
     if _looked_up(profile, prompt) is not None:
         return None
@@ -181,11 +181,11 @@ def by_document(rel: Tensor) -> tuple[float, ...]:
 
 
 def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num_layers: int) -> Calibration:
-    """How the prompt's answer shall attend: α of rel, (K,) or with `per_head` (L, H, K), L = `num_layers`."""
+    """Calibrate the prompt's answer by α of rel, (K,) or with `per_head` (L, H, K), L = `num_layers`."""
     num_tokens = torch.tensor([end - start for start, end in prompt.spans], device=rel.device)
     alpha = log_alpha(rel, profile.temperature, num_tokens)
     if alpha.dim() == 3:
-        # one a layer of the model: what is intervened on is among the layers that enter rel
+        # one per layer of the model: the layers that are intervened on are among those that enter rel
         every = alpha.new_zeros((num_layers, *alpha.shape[1:]))
         every[list(layers_of_relevance(profile, num_layers))] = alpha
         alpha = every

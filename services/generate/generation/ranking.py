@@ -1,7 +1,7 @@
-"""Which of K documents answer a question, as a language model sees it, and orders to show them in.
+"""Scores of how well each of K documents answers a question, by a language model, and orders to show them in.
 
 - `attention`: Attn(k), the mean weight on document k's tokens in the last row of a prompt of all documents;
-- `calibrated`: rel(k) of it, Eq. 3.4, which leaves out where a document stands;
+- `calibrated`: rel(k) of it, Eq. 3.4, without the bias of a document's position;
 - `query_likelihood`: LongLLMLingua's r_k, the mean log-probability of the question and a restrictive sentence behind
   document k alone (its negative is the paper's mean negative log-likelihood: the lower that, the more relevant);
 - `query_generation`: the same of the question as one that the model was told to write for the document (Sun et al.,
@@ -36,8 +36,8 @@ from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 
-# Tokens that prompts may take in the cache side by side; a longer prompt stands alone. They are a pass, for which the
-# answers that run wait, and larger passes are hardly faster.
+# Tokens that prompts may take in the cache side by side; a longer prompt is alone. They are a pass, for which the
+# running answers wait, and larger passes are hardly faster.
 MAX_CACHED_TOKENS = 2048
 
 
@@ -169,7 +169,7 @@ def _sorting_by_attention(
         prompt_tokens += job.prompt_tokens
         prompts = [_Asked(prompt) for prompt in job.prompts]
         (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
-        # ascending, equal ones as they stand
+        # ascending, equal ones in their present order
         order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
     return Reordering(order, prompt_tokens)
 
@@ -184,7 +184,7 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Prompts that stand in one cache together, each in an empty slot of its length."""
+    """Prompts that share one cache, each in an empty slot of its length."""
 
     model: LanguageModel
     profile: CalibrationProfile
@@ -208,7 +208,7 @@ def _in_groups(
     asked: Sequence[_Asked],
     run: Callable[[_Group], Passes[list[list[float]]]],
 ) -> Passes[list[list[float]]]:
-    """What `run` says of each prompt, so many of them in the cache at a time as may."""
+    """Return `run`'s scores of each prompt, with as many of them in the cache at a time as may be."""
     # each runs once: prompts at different places of a pass differ in their last bits, but equal documents have equal
     # scores
     distinct = list(dict.fromkeys(asked))
@@ -277,7 +277,7 @@ def _biases(group: _Group) -> Passes[list[Tensor | None]]:
 
 
 def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
-    """Of the tokens from each prompt's `tail_start` on."""
+    """Average the log-probabilities of the tokens from each prompt's `tail_start` on."""
     yield
     # logits are as wide as the vocabulary: the passage's own tokens go without
     passages = group.model.prefill(

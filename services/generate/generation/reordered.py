@@ -12,7 +12,7 @@ from services.generate.generation.generation import Generation
 from services.generate.generation.options import Reorder
 from services.generate.prompts.templates import Document, Prompt
 
-# Tokens that a document may bring to a prompt, or take from it, where it stands beside others.
+# Tokens that a document may add to a prompt, or remove, by its neighbours.
 JOINT_TOKENS = 2
 
 
@@ -32,11 +32,11 @@ class ReorderedGeneration(Generation):
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and answer, at most, in any order."""
+        """Tokens of prompt and answer, at most, in any order."""
         return max(super().num_tokens, self.room)
 
     def in_order(self, order: Sequence[int]) -> "ReorderedGeneration":
-        """What runs for it. Raises TooLarge where this order leaves no room for an answer."""
+        """Make the generation that runs in this order. Raises TooLarge where it leaves no room for an answer."""
         assert self.render is not None
         prompt = self.render([self.documents[k] for k in order])
         left = self.num_tokens - len(prompt.input_ids)

@@ -132,7 +132,7 @@ class RunningBatch:
     def admitting(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
         """`admit`, a pass at a time; others may be admitted, step and leave in between.
 
-        It takes no room ahead of its first pass. To cancel any of the generations, close it, then cancel all of them.
+        It takes no room before its first pass. To cancel any of the generations, close it, then cancel all of them.
         """
         self._num_admitting += 1
         try:
@@ -142,7 +142,7 @@ class RunningBatch:
             self._calibrator.trim(is_shared=self._num_admitting > 0)
 
     def giving_back(self, passes: Passes[T]) -> Passes[T]:
-        """Where these run out of memory, let go of what is kept of prompts, so that another try may succeed."""
+        """Run these; where they run out of memory, drop the kept prompts, so that another try may succeed."""
         try:
             return (yield from passes)
         except (RuntimeError, MemoryError) as error:
@@ -216,8 +216,8 @@ class RunningBatch:
         return False
 
     def _next_wave(self, waiting: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
-        """Those to prefill together now, and those to come later: when the pass is full, or what they would mostly
-        compute is being computed for another one in it."""
+        """Choose those to prefill together now, and those for later: where the pass is full, or most of their computing
+        is done for another one in it."""
         wave: list[Arrival] = []
         later: list[Arrival] = []
         num_tokens = 0
@@ -233,7 +233,7 @@ class RunningBatch:
         return wave, later
 
     def _with_source(self, arrival: Arrival) -> Arrival:
-        """Where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
+        """Find where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
         input_ids = arrival.input_ids
         tenant = arrival.generation.tenant
         num_shared_kept, prefix = self._prefixes.longest(input_ids, tenant)
@@ -303,7 +303,7 @@ class RunningBatch:
     def _calibrate(
         self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]
     ) -> Passes[dict[int, PromptCalibration]]:
-        """What is known of those that are calibrated, by the identity of what runs."""
+        """Return the calibrations of those that are calibrated, by the identity of what runs."""
         measured: dict[int, MeasuredPrompt] = {}
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
@@ -332,7 +332,7 @@ class RunningBatch:
         return logits
 
     def _replayed(self, running: RunningSequence) -> Tensor:
-        """(V,), behind all that a calibrated answer had generated when it was paused."""
+        """Return the logits (V,) after the tokens that a calibrated answer had generated when it was paused."""
         first = len(running.generation.prompt.input_ids)
         for start in range(first, len(running.input_ids), REPLAYED_ROWS):
             rows = tuple(running.input_ids[start : start + REPLAYED_ROWS])

@@ -18,11 +18,11 @@ NUM_SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, in OpenAI's terms.
+    """Options of drawing tokens, in OpenAI's terms.
 
     `temperature` 0 takes the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach
     it. `seed` repeats the random numbers of an answer; None draws anew each time. `num_logprobs` asks for the
-    log-probability of each token and of so many most likely ones beside it; None for neither. The penalties lower the
+    log-probability of each token and of this number of the most likely ones; None for neither. The penalties lower the
     logits of tokens that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to
     its logit). Raises ValueError for a value out of range.
     """
@@ -62,8 +62,8 @@ class Choice:
 
 
 class Chooser:
-    """What one answer remembers from token to token: its random generator, its tokens if they are penalised, and its
-    `logit_bias` where its logits are."""
+    """The state of one answer from token to token: its random generator, its tokens if they are penalised, and its
+    `logit_bias` on the device of its logits."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -151,14 +151,14 @@ def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
         top_p = top_p.clamp_min(torch.finfo(top_p.dtype).tiny)
         ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
-        # what stands before the first is 0, so the most likely token always stays
+        # the sum before the first is 0, so the most likely token always stays
         place = _at(torch.where(before < top_p, ordered, 0.0), draws[cut])
         chosen[cut] = order.gather(-1, place[:, None])[:, 0]
     return chosen
 
 
 def _at(weights: Tensor, draws: Tensor) -> Tensor:
-    """Where a draw in [0, 1) falls among weights (R, V) laid end to end: (R,); never on one that weighs nothing."""
+    """Find where draws in [0, 1) fall among weights (R, V) laid end to end: (R,); never on a weight of 0."""
     cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1]
     # rounding may take draw · total up to total itself, behind the last weight

@@ -1,4 +1,4 @@
-"""What the running batch knows of one sequence: as it arrives, while it runs, and while it has given its place away.
+"""A sequence of the running batch: as it arrives, while it runs, and while it has given its place away.
 
 Shapes: L layers, H heads, K documents.
 """
@@ -21,7 +21,7 @@ class RunningSequence:
     """A generation in its slot. `input_ids` are prompt and answer; the last one is not cached yet.
 
     `prefilled_ids` are those that its first pass computes: the prompt, and of an answer that goes on without
-    calibration all that was generated.
+    calibration its generated tokens.
     """
 
     generation: Generation
@@ -56,7 +56,7 @@ class RunningSequence:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A generation that is about to run, and where the first of its tokens stand already, if anywhere.
+    """A generation that is about to run, and where the first of its tokens are already cached, if anywhere.
 
     `input_ids` are its `prefilled_ids`; `paused` is what it was before it gave its place away, if it did.
     """
@@ -83,7 +83,7 @@ def is_worth_waiting(arrival: Arrival, other: Arrival) -> bool:
 
 
 def facts_of(running: RunningSequence, attention: Tensor | None, calibration: PromptCalibration | None) -> PromptFacts:
-    """What the prompt's pass showed; `attention` (L, H, K) is what its last row paid each document."""
+    """Collect the results of the prompt's pass; `attention` (L, H, K) is that of its last row to each document."""
     generation = running.generation
     layers = generation.calibration.rel_layers if generation.calibration is not None else ()
     means: list[float] = []

@@ -55,7 +55,7 @@ def begun_with_text(progress: Progress, text_so_far: str) -> Progress:
 
 
 def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:
-    """What the model saw in each document, in the order of the request."""
+    """Report the attention and relevance of each document, in the order of the request."""
     positions = {index: position for position, index in enumerate(facts.order)}
     return [
         DocumentReport(

@@ -106,7 +106,7 @@ def generate_router(service: GenerateService) -> APIRouter:
 
 
 def generate_models_router(service: GenerateService) -> APIRouter:
-    """What is served, in OpenAI's words."""
+    """Make the routes of the served models, in OpenAI's form."""
     return models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
 

@@ -1,4 +1,4 @@
-"""What crosses the wire of `/generate` and `/v1/models`; OpenAI's and the rerank routes' forms stand beside it."""
+"""Request and response bodies of `/generate` and `/v1/models`; other modules have OpenAI's and the rerank routes'."""
 
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ class DocumentInput(BaseModel):
 
 
 def check_length(given: Any, info: ValidationInfo) -> Any:
-    """The list as it was given, ahead of its items. Raises TooLarge for more than MAX_LISTED of them."""
+    """Return the list as it was given, before its items are read. Raises TooLarge for more than MAX_LISTED of them."""
     if isinstance(given, list):
         check_count(str(info.field_name), len(given), MAX_LISTED, "entries")
     return given
@@ -46,7 +46,7 @@ DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
 
 class CalibrationOptions(BaseModel):
-    """What differs from the checkpoint's calibration profile; what is left out comes from there."""
+    """Changes to the checkpoint's calibration profile; a field that is left out has the profile's value."""
 
     enabled: bool | None = None
     bias: BiasKind | None = Field(None, description="How positional bias is estimated.")
@@ -77,7 +77,7 @@ class GenerateRequest(BaseModel):
 
 
 class DocumentReport(BaseModel):
-    """What the model saw in one document, in the order of the request."""
+    """Attention and relevance of one document, in the order of the request."""
 
     id: str | None
     index: int = Field(description="Its place in the request, from 0.")
@@ -115,7 +115,7 @@ class GenerateDelta(BaseModel):
 
 
 class ModelLimits(BaseModel):
-    """What one request may hold or ask for."""
+    """Limits of one request."""
 
     max_documents: int
     max_tokens: int

@@ -1,7 +1,7 @@
 """Answers in OpenAI's forms: whole, and in the chunks of a stream.
 
-An answer to a request has several choices where it has several prompts or `n` is above 1; those of one prompt stand
-together.
+An answer to a request has several choices where it has several prompts or `n` is above 1; those of one prompt are
+adjacent.
 """
 
 import codecs
@@ -17,7 +17,7 @@ from services.generate.http.generate_schemas import DocumentReport
 
 @dataclass(frozen=True)
 class Identity:
-    """What every chunk of one answer repeats; `created` is Unix time in seconds."""
+    """Fields that every chunk of one answer repeats; `created` is Unix time in seconds."""
 
     id: str
     created: int
@@ -231,7 +231,7 @@ class CompletionForm:
 
 
 class Reports(Protocol):
-    """What an answer tells of each document of its prompt."""
+    """Makes an answer's reports of each document of its prompt."""
 
     def __call__(self, facts: PromptFacts) -> Sequence[DocumentReport]: ...
 

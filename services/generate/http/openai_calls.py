@@ -45,7 +45,7 @@ def check_completion(body: CompletionRequest) -> None:
 
 
 def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_queue_cost: int) -> list[int]:
-    """What each choice is charged for its place in the queue, where answering prompt p costs `costs[p]` tokens.
+    """Compute each choice's charge for its place in the queue, where answering prompt p costs `costs[p]` tokens.
 
     The choices of a prompt share its computation, which the first is charged; the others are charged 1 each. A lone
     prompt is charged no more than what the queue holds, so that an idle service takes it with all its choices. Raises
@@ -72,7 +72,7 @@ def stops_of(body: SamplingRequest) -> tuple[str, ...]:
 
 
 def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
-    """How tokens are drawn, with OpenAI's defaults. Raises InvalidField for a token id that the model does not have."""
+    """Read the sampling options, with OpenAI's defaults. Raises InvalidField for a token id that the model has not."""
     logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:

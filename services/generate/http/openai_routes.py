@@ -114,7 +114,7 @@ class Answer:
 
     @property
     def choices(self) -> list[ChoiceSoFar]:
-        """Those that have begun, in order."""
+        """Choices that have begun, in order."""
         return [self._choices[place] for place in sorted(self._choices)]
 
 

@@ -45,7 +45,7 @@ class StreamOptions(BaseModel):
 
 
 def check_logit_bias(given: Any) -> Any:
-    """The biases as they were given, ahead of their values.
+    """Return the biases as they were given, before their values are read.
 
     Raises InvalidRequest for more than MAX_LOGIT_BIASES, and for a key that is no token id as JSON writes a number.
     """
@@ -64,7 +64,7 @@ def _bad_logit_bias(reason: str) -> InvalidRequest:
 
 
 class SamplingRequest(BaseModel):
-    """What both routes take: how the answer is drawn and how it is sent."""
+    """Fields of both routes: how the answer is drawn and how it is sent."""
 
     model: str | None = Field(None, description="Checked against the served model.")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -101,7 +101,7 @@ class ChatMessage(BaseModel):
 
 
 def check_messages(given: Any) -> Any:
-    """The messages as they were given, ahead of what they hold. Raises TooLarge for very many, or parts of them."""
+    """Return the messages as they were given, before they are read. Raises TooLarge for very many, or parts of them."""
     if isinstance(given, list):
         contents = [message.get("content") for message in given if isinstance(message, dict)]
         number = len(given) + sum(len(content) for content in contents if isinstance(content, list))
@@ -110,7 +110,7 @@ def check_messages(given: Any) -> Any:
 
 
 def check_prompts(given: Any) -> Any:
-    """The prompt as it was given, ahead of its items. Raises TooLarge for more than MAX_PROMPTS of them."""
+    """Return the prompt as it was given, before it is read. Raises TooLarge for more than MAX_PROMPTS items."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         check_count("prompt", len(given), MAX_PROMPTS, "prompts")
     return given
@@ -258,7 +258,7 @@ class Completion(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """What one event of a streamed chat adds; only the one that carries the usage has no choices."""
+    """One event of a streamed chat; only the one that carries the usage has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -271,7 +271,7 @@ class ChatCompletionChunk(BaseModel):
 
 
 class CompletionChunk(BaseModel):
-    """What one event of a streamed completion adds; only the one that carries the usage has no choices."""
+    """One event of a streamed completion; only the one that carries the usage has no choices."""
 
     id: str
     object: Literal["text_completion"]

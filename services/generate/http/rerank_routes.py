@@ -28,7 +28,7 @@ from services.generate.http.rerank_schemas import (
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall
 
-# Cohere bills a search for each so many documents.
+# Cohere bills one search for up to this number of documents.
 DOCUMENTS_PER_SEARCH_UNIT = 100
 
 

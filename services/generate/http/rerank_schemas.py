@@ -31,7 +31,7 @@ class RerankDocument(BaseModel):
 
 
 class RerankRequest(BaseModel):
-    """What Jina's and both of Cohere's routes take."""
+    """Request of Jina's route and of both of Cohere's."""
 
     model: str | None = Field(None, description="Checked against the served model.")
     query: Annotated[str, Field(min_length=1)]

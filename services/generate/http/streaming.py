@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.core.http.error_responses import ErrorEnvelope
 
-# What OpenAI's clients, and all that follow them, end a stream with.
+# The end of a stream, for OpenAI's clients and those that follow them.
 DONE = b"data: [DONE]\n\n"
 
 # Proxies that collect a response before they pass it on would turn a stream into one late answer.
@@ -32,7 +32,7 @@ def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI `content` of a stream whose events hold one of these, or the error that it breaks off with.
 
     In the words of OpenAPI 3.2, which are FastAPI's own for its streams: `itemSchema` is of one event. The schemas of
-    the payloads stand in it whole, so that it can be put into any document.
+    the payloads are included whole, so that it can be put into any document.
     """
     held: Any = Union[(*payloads, ErrorEnvelope)]
     schema = TypeAdapter(held).json_schema(mode="serialization")

@@ -41,14 +41,14 @@ MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32
 
 
 class ForwardPass(Protocol):
-    """What a forward call does in attention; given to the model as the keyword argument `forward_pass`."""
+    """The attention of a forward call; given to the model as the keyword argument `forward_pass`."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """(B, H, T, D') queries over (B, H', S, D') keys and values → (B, T, H, D').
+        """Attend (B, H, T, D') queries over (B, H', S, D') keys and values → (B, T, H, D').
 
-        `sliding_window` is how many keys up to itself a token of this layer sees, None where that is all of them.
+        `sliding_window` is the number of keys up to itself that a token of this layer sees, None for all of them.
         """
         ...
 
@@ -91,7 +91,7 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
-    """Logits ahead of the softmax: (B, H, Q, D') and (B, H', S, D') → (B, H, Q, S), −inf where hidden.
+    """Compute the logits of the softmax: (B, H, Q, D') and (B, H', S, D') → (B, H, Q, S), −inf where hidden.
 
     `mask` (B, 1, S) or (B, Q, S) bool, true where a row sees a key, None where every row sees all. Products of half
     precision are accumulated and kept in float32; float32 and float64 stay what they are.
@@ -148,9 +148,9 @@ def measure_rows(
 
 
 def bias(scores: Tensor, documents: Documents, log_alpha: Tensor) -> Tensor:
-    """What calibration adds to the scores of its rows: (B, H, Q, S) → (B, H, Q, E), log c_k on document k's tokens.
+    """Compute the addition of calibration to its rows' scores: (B, H, Q, S) → (B, H, Q, E), log c_k on k's tokens.
 
-    `log_alpha` (B, K), or (B, H, K) for one a head. 0 on tokens of no document; E is where the last document ends, and
+    `log_alpha` (B, K), or one per head (B, H, K). 0 on tokens of no document; E is where the last document ends, and
     nothing is added behind it. As SDPA's additive mask, padded to S and −inf where a row does not see, it gives what
     `attend_calibrated` gives.
     """
@@ -175,7 +175,7 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
     """
     scores = row_scores(query, key, scaling, mask)
     weights = scores.softmax(dim=-1)
-    # on a GPU, where asking whether weights suffice would wait for all that is queued, always by the scores
+    # on a GPU, where asking whether weights suffice would wait for all queued work, always by the scores
     if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
         change = bias(scores, documents, log_alpha)
         scores[..., : change.shape[-1]] += change
@@ -218,7 +218,7 @@ class PaddedPass:
         `log_alpha` (B, K), or (B, L, H, K), calibrates `layers`, None calibrates nothing. `num_cached` tokens of each
         row, padding included, are in the cache already: T − 1 to run the last prompt token once more. `is_measured`
         fills `attention`.
-        Raises ValueError for a prompt without tokens, padding behind tokens, and spans that do not lie in their prompt.
+        Raises ValueError for a prompt without tokens, padding behind tokens, and spans outside their prompt.
         """
         is_token = attention_mask.bool()
         if not is_token[:, -1].all() or not torch.equal(is_token, is_token.cummax(dim=1).values.bool()):
@@ -240,7 +240,7 @@ class PaddedPass:
 
     @property
     def attention(self) -> Tensor:
-        """Attn(k) in the last row of the last call, ahead of the layer's own rescaling: (B, L, H, K) float32."""
+        """Attn(k) in the last row of the last call, before the layer's own rescaling: (B, L, H, K) float32."""
         return torch.stack([self._attention[layer] for layer in sorted(self._attention)], dim=1)
 
     def attend(

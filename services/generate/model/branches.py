@@ -67,7 +67,7 @@ class Branched:
 
 
 class SegmentPlan:
-    """Where a segment's rows stand in the packed row, and which keys they read.
+    """A segment's rows in the packed row, and the keys that they read.
 
     `rows` is None for a segment that is known already. `ranges` are the positions that it sees, its own at their end.
     """
@@ -117,7 +117,7 @@ class SegmentPlan:
         return visible
 
     def _read(self, numbers: Tensor, axis: int) -> Tensor:
-        """What stands at the positions that are read, out of all."""
+        """Take the values at the positions that are read, out of all."""
         if not self._is_sparse:
             return numbers.narrow(axis, self._start, self.segment.stop - self._start)
         return torch.cat([numbers.narrow(axis, start, stop - start) for start, stop in self._ranges], axis)
@@ -213,9 +213,9 @@ def _write(segment: SegmentPlan, layer: int, new: tuple[Tensor, Tensor], prompt:
 
 
 def _seen(branch: Branch, segment: Segment) -> list[Range]:
-    """What a segment sees, the branch's own tokens included: sorted ranges that do not touch, the last up to its end.
+    """List the ranges that a segment sees, own tokens included, sorted, not touching, the last up to its end.
 
-    Raises ValueError for a prompt's token that stands behind it or that is not cached.
+    Raises ValueError for a prompt's token that is behind it or not cached.
     """
     if segment.stop > branch.slot.length or any(stop > segment.position for _, stop in segment.sees):
         raise ValueError("a segment sees tokens ahead of it alone, and stands in the place of tokens that are cached")

@@ -1,8 +1,8 @@
 """Keys and values of the sequences that run, one slot each.
 
-All slots of a layer stand in one tensor, side by side from slot 0 on, so that a batch of decoding sequences reads its
+All slots of a layer are in one tensor, side by side from slot 0 on, so that a batch of decoding sequences reads its
 keys through a view. Closing a slot moves the last one into the hole. Numbers past a slot's length stay finite, for a
-batch reads as far as its longest sequence and only then masks: what is stale must not turn another's answer into NaN.
+batch reads as far as its longest sequence and then masks: stale numbers must not turn another's answer into NaN.
 
 Shapes: L layers, Hkv key/value heads, S slots, C tokens that a slot has room for, T tokens, hd width of a head.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Slot:
-    """One sequence in a cache: `length` tokens of at most `capacity` stand at `index` now; −1 once it is closed."""
+    """One sequence in a cache: `length` tokens of at most `capacity` are at `index` now; −1 once it is closed."""
 
     cache: "KVCache"
     index: int
@@ -43,7 +43,7 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a token takes: `num_layers` times keys and values of `num_kv_heads` × `head_dim` numbers."""
+    """Size of a token: `num_layers` times keys and values of `num_kv_heads` × `head_dim` numbers."""
 
     num_layers: int
     num_kv_heads: int
@@ -56,8 +56,8 @@ class KVCache:
     """Room for at most `max_tokens`, slots times the longest slot's capacity. Memory is taken as slots need it.
 
     `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. Where `open` or
-    `grow` runs out of memory part-way, the layers differ in S and C until the next one; what the open slots hold stands
-    in each.
+    `grow` runs out of memory part-way, the layers differ in S and C until the next one; each has the contents of the
+    open slots.
     """
 
     def __init__(self, shape: CacheShape, max_tokens: int) -> None:
@@ -136,7 +136,7 @@ class KVCache:
         return max(capacity, *(slot.capacity for slot in self._slots), 1)
 
     def _make_room(self, needed_slots: int, capacity: int) -> None:
-        """For so many slots, one of them of this capacity.
+        """Make room for `needed_slots` slots, one of them of this capacity.
 
         A side that must grow is doubled where that fits, so that growing costs little in all.
         """

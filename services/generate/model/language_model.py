@@ -27,7 +27,7 @@ from services.nn.refusals import readable_weights
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
 VARYING_ROPE = ("dynamic", "longrope")
-# A pass over several prompts holds at most so many tokens, or one prompt.
+# Most tokens of a pass over several prompts; a longer prompt is a pass of its own.
 MAX_PASS_TOKENS = 8192
 # Rows of logits that exist at a time where every row's are wanted.
 LOGITS_ROWS = 256
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the parts around the model need to know of it; `max_model_len` in tokens."""
+    """Facts about the model for the parts around it; `max_model_len` in tokens."""
 
     num_layers: int
     num_heads: int
@@ -188,7 +188,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Branched]:
-        """What the last row of each branch attends to, in the first `num_layers` layers. The cache stays as it is."""
+        """Measure the attention of each branch's last row in the first `num_layers` layers. The cache is unchanged."""
         num_layers = self.config.num_layers if num_layers is None else num_layers
         return [
             branched

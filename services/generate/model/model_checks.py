@@ -34,8 +34,8 @@ def check_last_token(model: LanguageModel, input_ids: tuple[int, ...]) -> None:
 
 
 def next_logits(model: LanguageModel, tokenizer: Any, text: str, max_tokens: int) -> list[float]:
-    """How far the logits of some tokens of the vocabulary, evenly spaced in V, lie from their mean behind a text, of
-    which no more than `max_tokens` tokens are read.
+    """Return the differences of some tokens' logits, evenly spaced in V, from their mean after a text, of which no more
+    than `max_tokens` tokens are read.
     """
     input_ids = tokenise(tokenizer, [Piece(text)]).input_ids[:max_tokens]
     (last,) = model.prefill([Prefill(model.new_cache(len(input_ids)).open(len(input_ids)), input_ids)])

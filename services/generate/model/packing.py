@@ -1,7 +1,7 @@
 """Sequences of unequal lengths side by side in one row of tokens: no padding, and no mask of T × T.
 
 Everything but attention works token by token, so it runs once over the packed row. Attention goes from stretch to
-stretch: a sequence's new tokens are written into its slot of the cache and look at what stands there up to themselves.
+stretch: a sequence's new tokens are written into its slot of the cache and attend to that slot up to themselves.
 
 Shapes: T tokens of the packed row, R rows of one stretch, S keys that it may see, H heads, Hkv key/value heads,
 hd width of a head, L layers, K documents.
@@ -24,9 +24,9 @@ CHUNK_ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """How an answer attends to its documents.
+    """Changes of an answer's attention to its documents.
 
-    `spans` are K half-open ranges of the prompt's tokens; `log_alpha` is (K,), or (L, H, K) for one a layer and head,
+    `spans` are K half-open ranges of the prompt's tokens; `log_alpha` is (K,), or (L, H, K) for one per layer and head,
     on any device; `layers` are those that are intervened.
     """
 
@@ -56,7 +56,7 @@ class Stretch:
 
     @classmethod
     def side_by_side(cls, places: Sequence[tuple[Slot, int, int]]) -> list["Stretch"]:
-        """Of (slot, number of rows, position) each, in order."""
+        """Make a stretch of each (slot, number of rows, position), in order."""
         stretches, first = [], 0
         for slot, num_rows, position in places:
             stretches.append(cls(slot, first, num_rows, position))
@@ -65,7 +65,7 @@ class Stretch:
 
 
 class LowerRightMasks:
-    """What the last R of S tokens see: everything up to themselves, or as much of it as a window shows.
+    """Masks of the last R of S tokens, which see everything up to themselves, or as much of it as a window shows.
 
     A row's place is counted from the end of the keys, so one mask serves any R and S by its lower right corner.
     """
@@ -77,7 +77,7 @@ class LowerRightMasks:
         self._widest: dict[int | None, Tensor] = {}
 
     def of(self, num_rows: int, num_keys: int, window: int | None) -> Tensor:
-        """(R, S) to be added to scores: 0 where a row sees a key, −inf elsewhere. R is at most `CHUNK_ROWS`."""
+        """Return (R, S) to be added to scores: 0 where a row sees a key, −inf elsewhere. R is at most `CHUNK_ROWS`."""
         if window not in self._widest:
             mask = torch.zeros(CHUNK_ROWS, self._num_keys, device=self._device, dtype=self._dtype)
             self._widest[window] = mask.masked_fill_(~self.visible(CHUNK_ROWS, self._num_keys, window), -torch.inf)
@@ -105,7 +105,7 @@ def attend_masked(query: Tensor, key: Tensor, value: Tensor, scaling: float, mas
 def attend_last(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, masks: LowerRightMasks
 ) -> Tensor:
-    """The last R of S tokens over all that they may see: (1, H, R, hd) over (1, Hkv, S, hd) → (R, H, hd)."""
+    """Attend the last R of S tokens to the keys that they may see: (1, H, R, hd), (1, Hkv, S, hd) → (R, H, hd)."""
     num_rows, num_keys = query.shape[2], key.shape[2]
     if window is None or num_keys <= window:
         window = None
@@ -128,7 +128,7 @@ def attend_last(
 
 
 class PackedPass:
-    """What packed passes share: new tokens go into their slots, and the masks of one pass serve all of its layers."""
+    """The shared part of packed passes: new tokens go into their slots; one pass's masks serve all of its layers."""
 
     def __init__(self, stretches: Sequence[Stretch], device: torch.device, dtype: torch.dtype) -> None:
         self.stretches = stretches
@@ -267,9 +267,9 @@ class RerunPass(PackedPass):
 
 
 class DecodePass:
-    """One new token of each of B sequences, which stand in one cache; `slots` are in the order of their indices.
+    """One new token of each of B sequences, which share one cache; `slots` are in the order of their indices.
 
-    Keys are read through a view where the slots stand side by side, as they do when every open slot decodes.
+    Keys are read through a view where the slots are adjacent, as they are when every open slot decodes.
     Sequences shorter than the longest are masked.
     """
 

@@ -29,7 +29,7 @@ class BadProfile(ValueError):
 
 
 class BiasTable(BaseModel):
-    """Mean Attn(dummy, k) of many prompts, for prompts of so many documents and about so many tokens a document.
+    """Mean Attn(dummy, k) of many prompts, for one number of documents and about one number of tokens per document.
 
     `attention` has a mean over the profile's `rel_layers` and all heads for each place k, first document first;
     `bucket` is the least power of two that is not below the mean length of the prompts' documents in tokens.
@@ -47,11 +47,11 @@ class BiasTable(BaseModel):
 
 
 class CalibrationProfile(BaseModel):
-    """What the calibration does for one checkpoint; layers are counted from 0.
+    """The calibration of one checkpoint; layers are counted from 0.
 
     `layers` are intervened, `rel_layers` enter rel (Eq. 3.4): their mean over layers and heads, or with `per_head` a
-    rel for each head of each intervened layer. `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: dummies no
-    longer than so many tokens, which see so many tokens before them and so many at the prompt's start; None leaves a
+    rel for each head of each intervened layer. `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most
+    tokens of a dummy, and the numbers of tokens that it sees before itself and at the prompt's start; None leaves a
     dummy as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside
     those of the answer. `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`.
     """
@@ -104,7 +104,7 @@ class CalibrationProfile(BaseModel):
         return self
 
     def cached_attention(self, num_tokens: Sequence[int]) -> tuple[float, ...] | None:
-        """The table's Attn(dummy, k), K values, for documents of so many tokens.
+        """Return the table's Attn(dummy, k), K values, for documents of `num_tokens`.
 
         Of several tables for K documents the one whose bucket is nearest, the smaller of two as near; None where no
         table is for K documents (and for K = 0).
@@ -162,7 +162,7 @@ def write_profile(profile: CalibrationProfile, directory: Path) -> Path:
 
 
 def complaints(error: ValidationError) -> str:
-    """What is wrong with a profile, in a line."""
+    """Tell what is wrong with a profile, in a line."""
     return "; ".join(_complaints(error))
 
 

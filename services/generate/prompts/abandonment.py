@@ -29,7 +29,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def check_wanted() -> None:
-    """Raises Abandoned where whoever waited for this thread was cancelled."""
+    """Raise Abandoned where the task that waited for this thread was cancelled."""
     is_abandoned = _is_abandoned.get()
     if is_abandoned is not None and is_abandoned.is_set():
         raise Abandoned

@@ -28,16 +28,16 @@ from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 WORKER = Path(__file__).with_name("template_worker.py")
 LENGTH = struct.Struct("<Q")
 READ_BYTES = 1024 * 1024
-# Of a rendering whose process was killed by others: by whoever frees memory, say, maybe while it had nothing to do.
+# Tries of a rendering whose process was killed from outside, by the kernel's OOM killer for one, maybe while idle.
 ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
 class TemplateLimits:
-    """What one rendering may take: seconds of a processor and by the clock, memory and length of its text.
+    """Limits of one rendering: seconds of a processor and by the clock, memory and length of its text.
 
-    A rendering by itself takes a millisecond; `wall_s` only ends one that waits without computing, and `wait_s` is how
-    long one waits for a process while others are rendered.
+    A rendering by itself takes a millisecond; `wall_s` only ends one that waits without computing, and `wait_s` is the
+    longest wait for a process while others are rendered.
     """
 
     cpu_s: int = 2
@@ -75,7 +75,7 @@ class BoundedTemplates:
         documents: Sequence[Mapping[str, str]],
         variables: Mapping[str, Any],
     ) -> str:
-        """What the template makes of messages and documents, as transformers renders it for an answer to come.
+        """Render the template of messages and documents, as transformers does for an answer to come.
 
         Raises InvalidRequest with what the template, or its syntax, complains of, and where its text takes more memory
         or characters than it may; DeadlineExceeded where it takes too long; Overloaded where others take too long.

@@ -19,7 +19,7 @@ from services.core.errors import InvalidRequest, TooLarge
 from services.generate.prompts.bounded_templates import templates_of_this_process
 from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, SpanRule, Template, control_tokens
 
-# A plane of private characters: the first of them are marks around documents, the others stand for other characters.
+# A plane of private characters: the first of them are marks around documents, the others replace other characters.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
 _MAX_DOCUMENTS = 0x4000
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
@@ -35,7 +35,7 @@ def render_question(
     template: Template = QUERY_AWARE,
     span_rule: SpanRule = "newline",
 ) -> tuple[Piece, ...]:
-    """The template's prompt, as the user's message where the tokenizer has a chat template, else as it stands."""
+    """Render the template's prompt, as the user's message where the tokenizer has a chat template, else unchanged."""
     if tokenizer.chat_template is None:
         return template.render(question, documents, span_rule)
     return _in_message(_Chat(tokenizer), [{"role": "user", "content": question}], documents, template, span_rule)
@@ -92,7 +92,7 @@ def _in_template(
 ) -> tuple[Piece, ...] | None:
     try:
         text = chat.written(messages, documents)
-        # the same document twice: what stands between the two is the end of one and the beginning of the next
+        # the same document twice: the text between the two is the end of one and the beginning of the next
         twice = chat.written(messages, [documents[0]] * 2)
     except InvalidRequest:  # it does not take documents of this form, which is no fault of the messages
         return None
@@ -108,8 +108,8 @@ def _in_template(
 def _with_frame(text: str, found: list[tuple[int, int]], between: str, span_rule: SpanRule) -> list[tuple[int, int]]:
     """The ranges of K documents' titles and texts, grown by what the template writes for each document.
 
-    Of what stands between two documents, the first line break with all before it ends the first; the rest begins the
-    second. Before the first and after the last document it is looked for again, with other numbers.
+    Of the text between two documents, everything up to the first line break ends the first; the rest begins the second.
+    Before the first and after the last document the same is looked for, with other numbers.
     """
     num_closing = _closing(between)
     opening = re.sub(r"\d+", lambda _: r"\d+", re.escape(between[num_closing:]))
@@ -134,7 +134,7 @@ def _closing(between: str) -> int:
 
 
 def _found(text: str, num_documents: int) -> list[tuple[int, int]] | None:
-    """Where each document lies once the marks are taken out; None unless all are there, apart and in order."""
+    """Find each document's range without the marks; None unless all are there, apart and in order."""
     places = [(ord(mark.group()) - _FIRST, mark.start() - i) for i, mark in enumerate(_MARK.finditer(text))]
     by_document = [(k, [at for _, at in group]) for k, group in itertools.groupby(places, key=lambda place: place[0])]
     # a title or a text whose second mark is missing was cut off by the template
@@ -145,7 +145,7 @@ def _found(text: str, num_documents: int) -> list[tuple[int, int]] | None:
 
 @dataclass(frozen=True)
 class _Spellings:
-    """How a user's text can spell a control token: whole, or up to the template's own text before or after it."""
+    """Spellings of control tokens in a user's text: whole, or up to the template's own text before or after it."""
 
     whole: re.Pattern[str] | None
     beginnings: frozenset[str]
@@ -198,7 +198,7 @@ class _Chat:
         return f"{mark}{self.escaped(text)}{mark}"
 
     def written(self, messages: Sequence[Message], documents: Sequence[Document] = ()) -> str:
-        """What the template makes of messages and documents, escaped and marked."""
+        """Render the template of messages and documents, escaped and marked."""
         return self.rendered(
             [{**message, "content": self.escaped(message["content"])} for message in messages],
             [
@@ -208,13 +208,13 @@ class _Chat:
         )
 
     def rendered(self, messages: Sequence[Message], documents: Sequence[Mapping[str, str]] = ()) -> str:
-        """What the template makes of what is escaped already. Raises what `BoundedTemplates.render` does."""
+        """Render the template of what is escaped already. Raises what `BoundedTemplates.render` does."""
         return templates_of_this_process().render(
             self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
         )
 
     def pieces(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
-        """Marks out, stand-ins back: one piece for each range (of a document) and each stretch between them."""
+        """Remove marks, restore escaped characters: one piece for each range (of a document) and each between them."""
         bare = _MARK.sub("", text)
         pieces, at = [], 0
         for k, (start, end) in enumerate(ranges):

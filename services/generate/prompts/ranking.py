@@ -1,4 +1,4 @@
-"""How documents are put to a model that is to rank them: every method's prompts, tokenised and held to the limit.
+"""Prompts of a model that is to rank documents: every method's, tokenised and held to the limit.
 
 Torch-free. Legend: K documents.
 """

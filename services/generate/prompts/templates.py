@@ -61,9 +61,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a prompt's text that is tokenised by itself, so that its ends lie on token borders.
+    """A stretch of a prompt's text that is tokenised by itself, so that its ends are token borders.
 
-    document: which document it is, counted from 0; None for what stands around them. is_chat: written by a chat
+    document: which document it is, counted from 0; None for the text around them. is_chat: written by a chat
     template, whose control tokens count as such; `plain` are then the half-open ranges of `text` in which they do
     not, because a user wrote them. Without `is_chat` all of `text` is plain.
     """
@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Template:
-    """What stands before, in and after the documents.
+    """The text before, in and after the documents.
 
     `{question}`, `{number}` (from 1), `{title}` and `{text}` are filled in.
     head, tail: around the documents. titled, untitled: one document, its newline included. closed_book: the whole
@@ -139,8 +139,8 @@ TEMPLATES = {"plain": PLAIN, "query_aware": QUERY_AWARE, "random_order": RANDOM_
 # The dummy document's text, which is about nothing that anybody asks.
 FILLER = " This passage was left blank on purpose and says nothing about the matter."
 
-# What may stand before a text while it is tokenised, so that it is read as the middle of a text and not as its start,
-# where some tokenizers put a space. The first that does not grow together with the text is taken.
+# Texts to put before one that is tokenised, so that it is read as the middle of a text and not as its start, where
+# some tokenizers put a space. The first that does not merge with the text is taken.
 _ANCHORS = ("\n", "x", "1", ".")
 
 
@@ -172,7 +172,7 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
 
 
 def filler_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of FILLER, to be repeated or cut to the length of the document that a dummy stands in for."""
+    """Return the token ids of FILLER, to be repeated or cut to the length of the document that a dummy replaces."""
     encoder = _Encoder(tokenizer)
     return tuple(encoder.encode([_Fragment(FILLER, ((0, len(FILLER)),), 0)])[0])
 
@@ -212,7 +212,7 @@ class _Encoder:
         return next(with_special[:i] for i in range(len(with_special)) if with_special[i : i + len(alone)] == alone)
 
     def encode(self, fragments: Sequence[_Fragment]) -> list[list[int]]:
-        """One list of ids for each fragment; all that can be read at once is."""
+        """Return one list of ids for each fragment; as many as possible are read at once."""
         anchors = [self._anchors[f.anchor] if f.anchor is not None and f.text else "" for f in fragments]
         results: list[list[int] | None] = []
         again: list[_Fragment] = []
@@ -233,7 +233,7 @@ class _Encoder:
     def _second_try(
         self, fragment: _Fragment, shift: int, ids: list[int], offsets: list[tuple[int, int]]
     ) -> list[_Fragment]:
-        """What to tokenise instead, where the fragment grew into its anchor or spells control tokens; else nothing."""
+        """Return what to tokenise instead where the fragment merged with its anchor or spells control tokens."""
         if fragment.anchor is not None and any(start < shift < end for start, end in offsets):
             if fragment.anchor + 1 < len(self._anchors):
                 return [_Fragment(fragment.text, fragment.plain, fragment.anchor + 1)]

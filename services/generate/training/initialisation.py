@@ -1,11 +1,12 @@
 """First weights and tokenizer of the starter.
 
-The model is a Llama that begins by comparing what stands before two tokens.
+The model is a Llama that begins by comparing the tokens before two tokens.
 
 Trained from random weights, a model of this size needs hours until it looks a name up; these weights give it the parts:
 
-* layers 0 and 1: each head attends to one token so many places back (`OFFSETS`), whatever it is. All embeddings share
-  a constant in dimension 0; queries and keys read it through the fast rotary frequencies, a query turned by the offset.
+* layers 0 and 1: each head attends to one token a fixed number of places back (`OFFSETS`), whatever it is. All
+  embeddings share a constant in dimension 0; queries and keys read it through the fast rotary frequencies, a query
+  turned by the offset.
 * layers 2 and 3: each head compares what two of those heads gathered, queries and keys being the same projection on
   the slow frequencies, which do not mind distance. A token does not see its neighbourhood (fast frequencies, negated),
   prefers words of answers (dimension 1 of their embeddings), and what it sees is written out as it is.

@@ -1,7 +1,7 @@
-"""Unlabelled texts to begin with: a student learns to write down whole what it is given with words missing.
+"""Unlabelled texts for a first training: a student learns to restore a text that it is given with words missing.
 
 A stand-in for the pretraining of a T5, of the texts of the other generated tasks without their labels and reasons: runs
-of words give way to one sign each, and the target is the text as it was.
+of words are replaced by one sign each, and the target is the original text.
 """
 
 import random

@@ -34,7 +34,7 @@ class Aspect:
         return tuple(dict.fromkeys(thing for things in self.wider.values() for thing in things))
 
     def things(self, words: str) -> frozenset[str]:
-        """The exact things that words may stand for."""
+        """Return the exact things that words may mean."""
         return frozenset(self.wider.get(words, (words,)))
 
     def relation(self, told: str, said: str) -> Label:

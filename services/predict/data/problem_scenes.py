@@ -55,7 +55,7 @@ BOXES = (("boxes", "box"), ("bags", "bag"), ("jars", "jar"), ("baskets", "basket
 QUALITIES = ("red", "blue", "green", "small", "large", "old", "new", "plain", "white", "black")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-# A sentence ahead of a problem or behind it, and why its number is not needed; `{spare}` and `{stranger}` occur nowhere
+# A sentence before a problem or behind it, and why its number is not needed; `{spare}` and `{stranger}` occur nowhere
 # else in the problem.
 IRRELEVANT = (
     ("{stranger} [has|owns|counted] {z} {spare}.", "The {z} {spare} [do not matter|are not asked for]."),

@@ -1,9 +1,9 @@
 """The data sets of Distilling step-by-step in their published files and splits, and teachers' outputs beside them.
 
-A folder holds one folder a data set, as the released code lays them out: `cqa/cqa_train.json` and so on, one JSON
+A folder holds one folder per data set, as the released code lays them out: `cqa/cqa_train.json` and so on, one JSON
 record a line, with a teacher's texts in `cqa/palm/train_CoT_0.json`, `…_1.json`, …, a JSON list each, whose texts in
-that order are the rows of the split. Any of these may be compressed (`.json.gz`). SVAMP may also stand there as its
-authors publish it (`svamp/SVAMP.json`), ASDiv does (`asdiv/ASDiv.xml`); it has a training split alone, and no teacher.
+that order are the rows of the split. Any of these may be compressed (`.json.gz`). SVAMP may also be there as its
+authors publish it (`svamp/SVAMP.json`), ASDiv is (`asdiv/ASDiv.xml`); it has only a training split, and no teacher.
 """
 
 import gzip

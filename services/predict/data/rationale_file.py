@@ -125,12 +125,12 @@ class RationaleFile:
                 content = content[os.write(self._descriptor, content) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            # a part of a line may stand there, and nothing must follow it
+            # a part of a line may be there, and nothing must follow it
             self._failure = error
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file, in its order, but for one that a crash has torn. Raises OutputError."""
+    """Read the records of a file, in its order, except one that a crash has torn. Raises OutputError."""
     try:
         return _parsed(path, path.read_bytes(), None)[0]
     except OSError as error:
@@ -179,9 +179,9 @@ def _agree(path: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _parsed(path: Path, content: bytes, arguments: str | None) -> tuple[list[Record], int]:
-    """The records of a file's content, and how many of its bytes hold them.
+    """Parse a file's content into its records, and count the bytes that hold them.
 
-    What follows the last record and is none is left out. Raises OutputError where something else stands between them,
+    A torn record behind the last one is left out. Raises OutputError where something else is between them,
     for an id that comes twice, and for records of other arguments than these.
     """
     records: list[Record] = []

@@ -13,10 +13,10 @@ from typing import Literal
 
 from services.predict.tasks import TASKS
 
-# no_answer, several_answers: the words ahead of the label are missing, or stand there more than once.
-# no_label, no_rationale: nothing stands where it should. unknown_label: it is none of the task's labels.
+# no_answer, several_answers: the words before the label are missing, or occur more than once.
+# no_label, no_rationale: there is none in its place. unknown_label: it is none of the task's labels.
 Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_rationale"]
-# Whose outputs: PaLM's, or GPT-NeoX's, which may begin with white space and with other words ahead of the answer.
+# Form of the outputs: PaLM's, or GPT-NeoX's, which may begin with white space and have other words before the answer.
 Dialect = Literal["palm", "gpt"]
 
 

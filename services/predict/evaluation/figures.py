@@ -27,14 +27,14 @@ COMPARED = ("standard", "step-by-step")
 # PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
 LARGEST_RADIUS = 21.0
-SHARE_AXIS = -10.0, 110.0  # large marks stand on either end
+SHARE_AXIS = -10.0, 110.0  # there are large marks at either end
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
     """Panels by figure (`2.4` to `2.9`), one for each data set and, by share of the data, for each model.
 
-    A panel needs two points of a curve, but for Figures 2.8 and 2.9, which need the accuracy of the teacher itself;
-    what has less is left out. Bars are standard errors over seeds.
+    A panel needs two points of a curve, except Figures 2.8 and 2.9, which need the accuracy of the teacher itself;
+    one with less is left out. Bars are standard errors over seeds.
     """
     merged = RESULT_FILES.merge(results)
     found: dict[str, list[Panel]] = {}

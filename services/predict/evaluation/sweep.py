@@ -118,7 +118,7 @@ class Listener(Protocol):
     """Receiver of what happens in a sweep."""
 
     def on_start(self, cell: Cell) -> None:
-        """A process works on it, or waits for another sweep's."""
+        """Learn that a process works on the cell, or waits for another sweep's."""
 
     def on_line(self, cell: Cell, line: str) -> None:
         """Take a line that a cell reports."""
@@ -127,7 +127,7 @@ class Listener(Protocol):
         """Take the result of a cell."""
 
     def on_failure(self, cell: Cell, reason: str) -> None:
-        """Why nothing did."""
+        """Take the reason why a cell has no result."""
 
 
 class Sweep:
@@ -155,7 +155,7 @@ class Sweep:
                 self.found.append((cell, result))
 
     def run(self, listener: Listener, num_workers: int = 1) -> int:
-        """Run all that is waiting, `num_workers` at a time; returns how many failed.
+        """Run all waiting cells, `num_workers` at a time; return how many failed.
 
         Cells that another sweep is running are left to it until nothing else is to be done, and then waited for.
         """

@@ -37,7 +37,7 @@ class SweepError(ValueError):
 class Cell:
     """A student of a sweep; data, model, recipe and `vocab_size` are those of `StudentRun`.
 
-    `teacher` is what tables call whoever wrote what it learns from; None where it learns from nobody's outputs.
+    `teacher` is the name in tables of the author of the outputs that it learns from; None where it learns from none.
     """
 
     data: DataSource

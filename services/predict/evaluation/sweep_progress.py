@@ -53,7 +53,7 @@ class SweepProgress:
         self._end(cell, f"{100 * scores['test_accuracy']:.2f} % in {duration(scores['seconds'])}")
 
     def on_failure(self, cell: Cell, reason: str) -> None:
-        """Why."""
+        """Show why the cell failed."""
         self._num_failed += 1
         self._end(cell, f"failed: {reason}")
 

@@ -160,7 +160,7 @@ def _bar(console: Console) -> Iterator[tuple[Progress, TaskID]]:
 
 @contextmanager
 def _one_line_errors(console: Console) -> Iterator[None]:
-    """What goes wrong is told in one line."""
+    """Print an error as one line."""
     try:
         yield
     except (BadData, PromptError, OutputError, EndpointError) as error:
@@ -172,7 +172,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
 
 
 def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split) -> list[Input]:
-    """What there is to be asked about. Raises BadData, also for nothing."""
+    """Read the inputs to ask about. Raises BadData, also for none."""
     if inputs is not None and data is None:
         asked = read_inputs(TASKS[task], inputs)
     elif data is not None and inputs is None:
@@ -185,7 +185,7 @@ def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split)
 
 
 def _key(variable: str | None) -> str | None:
-    """The key, from the environment alone: what stands on a command line is read by others. Raises BadParameter."""
+    """Read the key from the environment alone: a command line can be read by others. Raises BadParameter."""
     if variable is None:
         return None
     key = os.environ.get(variable)

@@ -22,8 +22,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What all requests of an extraction have in common; `extra` are further fields of their JSON, null taking one
-    out."""
+    """The shared part of an extraction's requests; `extra` are further fields of their JSON, null taking one out."""
 
     prompts: Prompts
     endpoint: Endpoint
@@ -48,7 +47,7 @@ class Plan:
         return {name: value for name, value in body.items() if value is not None}
 
     def arguments(self) -> dict[str, Any]:
-        """All that the outputs depend on, but for the inputs; where the model answers is not part of it."""
+        """Return what the outputs depend on, except the inputs; the model's address is not part of it."""
         return {
             "task": self.prompts.task.name,
             "prompts": self.prompts.file.digest(),
@@ -63,7 +62,7 @@ class Plan:
 
 @dataclass
 class Tally:
-    """What the records of a file amount to; prices are for a million tokens, in any currency."""
+    """Totals of the records of a file; prices are for a million tokens, in any currency."""
 
     input_price: float | None = None
     output_price: float | None = None
@@ -96,10 +95,10 @@ class Tally:
 
 
 class Extraction:
-    """One run over inputs, so many requests on their way at a time.
+    """One run over inputs, with a limited number of requests in flight.
 
-    A request's next one is sent when its answer is on disk, so a crash costs each of them at most one answer. What
-    stops the run lets those on their way have theirs.
+    The next request is sent when an answer is on disk, so a crash costs at most one answer per request in flight. A run
+    that is stopped waits for the answers of those.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a teacher is asked, so that it gives its reasons with its answer, and what of its output is a rationale.
+"""Prompts that make a teacher give its reasons with its answer, and the rationales of its outputs.
 
-Few-shot prompts hold demonstrations (x, r, y) ahead of the input: chains of thought (Wei et al. 2022), as Distilling
-step-by-step asks for them. Zero-shot prompts say in words what form the output should have. Either way the form is one
-that the released rules of `llm_outputs` read.
+Few-shot prompts hold demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022), as Distilling
+step-by-step asks for them. Zero-shot prompts say in words what form the output should have. The released rules
+of `llm_outputs` read either form.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ class PromptError(Exception):
 class PromptFile(BaseModel):
     """The prompts of a task, as a YAML file holds them.
 
-    `question` and `answer` are the two halves of a demonstration, with names in braces for what stands there: the
+    `question` and `answer` are the two halves of a demonstration, with names in braces for what is filled in: the
     task's fields or `input`, all of them as a student reads them, and `rationale` and `label`. Where labels are
-    choices, `{label}` is the letter in parentheses and the choice. `few_shot` is what a chat is told ahead of the
-    demonstrations, `zero_shot` what either route is told in place of them; `stop` ends an output. A demonstration holds
-    a value for every field, and `rationale` and `label`.
+    choices, `{label}` is the letter in parentheses and the choice. `few_shot` are a chat's instructions before the
+    demonstrations, `zero_shot` either route's instructions in place of them; `stop` ends an output. A demonstration
+    holds a value for every field, and `rationale` and `label`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +51,7 @@ class PromptFile(BaseModel):
     demonstrations: tuple[dict[str, str | tuple[str, ...]], ...] = Field(min_length=1)
 
     def digest(self) -> str:
-        """SHA-256 of all that it says, in hexadecimal; comments and layout of the YAML do not count."""
+        """Return the SHA-256 of its content in hexadecimal; comments and layout of the YAML do not count."""
         return hashlib.sha256(orjson.dumps(self.model_dump(), option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -66,7 +66,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Read:
-    """What an output says. `problem` is what keeps it from being a rationale and a label, as `llm_outputs` names it.
+    """A parsed output. `problem` is what keeps it from being a rationale and a label, as `llm_outputs` names it.
 
     `rationale` and `label` are what the rules give, also where there is a problem.
     """
@@ -78,7 +78,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Prompts:
-    """How a teacher is asked for a task's rationales."""
+    """Prompts that ask a teacher for a task's rationales."""
 
     task: Task
     file: PromptFile

@@ -39,11 +39,11 @@ AnyPredictRequest = Annotated[
 
 
 def predict_router(service: PredictService) -> APIRouter:
-    """What can be asked, and the answers."""
+    """Make the routes of the tasks and of their answers."""
     router = APIRouter(tags=["predict"], route_class=JsonRoute)
 
     async def check_head(request: Request) -> None:
-        """Ahead of the fields: in which dialect errors are told, and whether there are too many inputs."""
+        """Choose the dialect of errors and refuse too many inputs, before the fields are read."""
         try:
             body = await request.json()
         except ValueError:
@@ -94,7 +94,7 @@ def predict_router(service: PredictService) -> APIRouter:
 
 
 def models_router(service: PredictService) -> APIRouter:
-    """What is served, in OpenAI's words."""
+    """Make the routes of the served models, in OpenAI's form."""
     router = APIRouter(tags=["models"])
 
     @router.get("/v1/models")

@@ -1,4 +1,4 @@
-"""What crosses the wire of the predict service: Fovea's own form, and TEI's."""
+"""Request and response bodies of the predict service: Fovea's own form, and TEI's."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ MAX_NAME_LENGTH = 256
 
 
 def check_num_fields(given: Any) -> Any:
-    """An input as it was given, ahead of its fields."""
+    """Return an input as it was given, before its fields are read."""
     if isinstance(given, dict) and len(given) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", f"An input has at most {MAX_FIELDS} fields")
     return given
@@ -69,7 +69,7 @@ class PredictAnswer(BaseModel):
 
 
 class TaskObject(BaseModel):
-    """What can be asked."""
+    """A served task."""
 
     id: str
     model: str = Field(description="`name@version` of the checkpoint that answers it.")
@@ -107,7 +107,7 @@ class TeiPrediction(BaseModel):
 
 
 class ModelLimits(BaseModel):
-    """What one request may hold."""
+    """Limits of one request."""
 
     max_inputs: int
 
@@ -138,7 +138,7 @@ def is_tei(body: Any) -> bool:
 
 
 def num_inputs(body: Any) -> int:
-    """How many inputs a body asks about, before it is known whether it is one."""
+    """Count the inputs of a body that is not validated yet."""
     inputs = body.get("inputs") if isinstance(body, dict) else None
     if not isinstance(inputs, list):
         return 1

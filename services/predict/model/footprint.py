@@ -1,4 +1,4 @@
-"""How much memory a student takes, told by its files before it is loaded."""
+"""The memory that a student takes, computed from its files before it is loaded."""
 
 import math
 from pathlib import Path
@@ -19,8 +19,8 @@ def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False
 
     Every matrix is there once, as it is multiplied, the embeddings as they are looked up, and the head's rows to be
     picked out of it. Where products have a layout of their own (float32 on x86, and 8-bit integers) none of the three
-    can stand for another, but for the rows of a head that is tied to the embeddings. While a checkpoint is being loaded
-    it takes up to as much again. Raises ValueError where the folder holds no such weights.
+    can replace another, except the rows of a head that is tied to the embeddings. While a checkpoint is being loaded it
+    takes up to as much again. Raises ValueError where the folder holds no such weights.
     """
     device = options.choose_device()
     dtype = options.choose_dtype(device)

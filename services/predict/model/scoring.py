@@ -26,13 +26,13 @@ Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class DecoderRows(Protocol):
-    """What one pass of the decoder runs for one input: (N,) tokens at depths, and who sees whom."""
+    """The decoder rows of one input in a pass: (N,) tokens at depths, and which row sees which."""
 
     tokens: Numbers
     depths: Numbers
 
     def visible(self) -> Visible:
-        """(N, N): whether the row sees the column."""
+        """Tell whether the row sees the column, (N, N)."""
 
 
 class Chain:
@@ -43,7 +43,7 @@ class Chain:
         self.depths: Numbers = np.arange(len(self.tokens))
 
     def visible(self) -> Visible:
-        """Each row sees those ahead of it and itself."""
+        """Let each row see those before it and itself."""
         return np.tri(len(self.tokens), dtype=bool)
 
 
@@ -51,7 +51,7 @@ class Candidates:
     """The trie of some labels' tokens. Made on any thread, and never changed.
 
     A node is a prefix behind which candidates part, or what leads to one; the empty prefix comes first. `tokens`,
-    `depths`, `parents` are (N,): the token that a node runs, how many stand ahead of it, and the node of those.
+    `depths`, `parents` are (N,): the token that a node runs, the number before it, and the node of those.
     `edge_nodes`, `edge_tokens` are (E,) in the nodes' order, of nodes with several.
     """
 
@@ -108,7 +108,7 @@ class Candidates:
 
     @cached_property
     def groups(self) -> list["Candidates | None"]:
-        """Those that go on together where candidates part first; None for one that is alone from there on."""
+        """Groups of candidates that stay together where they first part; None for one that is alone from there on."""
         return [self.of(some) if len(some) > 1 else None for some in self._members]
 
     @cached_property
@@ -170,7 +170,7 @@ class BestFirst:
         return None
 
     def add(self, logprobs: Sequence[float]) -> None:
-        """What was found in that group: its members' log-probabilities among themselves."""
+        """Take the result of that group: its members' log-probabilities among themselves."""
         group = self._waiting.pop()
         for candidate, logprob in zip(self._candidates._members[group], logprobs, strict=True):
             if self._logprobs[group] + logprob > self.best.logprob:

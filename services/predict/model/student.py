@@ -22,7 +22,7 @@ from services.predict.model.t5 import T5, Cache, Group, Memory
 
 # Rows that a pass of the decoder runs at most, or one input's.
 MAX_DECODER_ROWS = 8192
-# A trie of at most so many nodes costs less than a look ahead at which of them matter.
+# A trie of at most this number of nodes costs less than a look ahead at which of them matter.
 SMALL_TRIE = 4
 # On a GPU launching an operation costs more than padding, so that inputs are brought to multiples of this length.
 GPU_LENGTH_STEP = 64
@@ -30,7 +30,7 @@ GPU_LENGTH_STEP = 64
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """What the parts around a student need to know of it."""
+    """Facts about a student for the parts around it."""
 
     d_model: int
     num_layers: int
@@ -48,7 +48,7 @@ class Encoded:
     num_inputs: int
 
     def of(self, places: Sequence[int]) -> "Encoded":
-        """Those at these places, in this order."""
+        """Select the inputs at these places, in this order."""
         if list(places) == list(range(self.num_inputs)):
             return self
         return Encoded(self.memory.of(torch.tensor(places, device=self.memory.device)), len(places))
@@ -66,7 +66,7 @@ class Decoded(NamedTuple):
 
 
 class Student:
-    """Runs one T5; on one thread at a time. An answer does not depend on what shares its batch, but for rounding."""
+    """Runs one T5; on one thread at a time. An answer does not depend on its batch, except for rounding."""
 
     def __init__(self, model: Any, tokenizer: Any, *, is_int8: bool = False, num_threads: int | None = None) -> None:
         """`model` is transformers' T5ForConditionalGeneration, on its device; None leaves the threads as they are.
@@ -147,9 +147,9 @@ class Student:
 
     @torch.inference_mode()
     def best(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Best]:
-        """The most probable of each input's candidates, as `score` has them, without scoring those that cannot be it.
+        """Find the most probable of each input's candidates by `score`, without scoring those that cannot be it.
 
-        Equals `score` but for rounding; of equally probable ones, any.
+        Equals `score` except for rounding; of equally probable ones, any.
         """
         _check_one_each(encoded, candidates)
         found: dict[int, Best] = {}
@@ -182,7 +182,7 @@ class Student:
         return sums
 
     def decode(self, encoded: Encoded, max_tokens: int) -> list[tuple[int, ...]]:
-        """Greedy answers: the tokens ahead of the end of sequence, at most `max_tokens`."""
+        """Decode greedily: the tokens before the end of sequence, at most `max_tokens`."""
         return [decoded.token_ids for decoded in self.decode_scored(encoded, max_tokens)]
 
     @torch.inference_mode()
@@ -262,7 +262,7 @@ class Student:
     # Scoring
 
     def _score(self, encoded: Encoded, places: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
-        """Of the inputs at these places."""
+        """Score the candidates of the inputs at these places."""
         if not places:
             return []
         most = max(some.num_nodes for some in candidates)
@@ -276,7 +276,7 @@ class Student:
         return scores
 
     def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
-        """Of all tries' edges, one trie after the other: (ΣE,) float32."""
+        """Compute the logits of all tries' edges, one trie after the other: (ΣE,) float32."""
         decoded = self._run_rows(memory, candidates)
         most = decoded.shape[1]
         nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])

@@ -1,7 +1,7 @@
 """The layers of a T5, run on its weights as transformers has loaded them.
 
 T5 adds a bias to the logits of its self-attention that depends on the distance of two tokens, and does not scale them;
-SDPA takes both. Rows of unequal inputs stand one after the other without padding in everything but attention.
+SDPA takes both. Rows of unequal inputs are packed one after the other without padding in everything except attention.
 
 Shapes: B inputs, T tokens of an input, N decoder rows of an input, S rows that they see, R rows of all inputs together,
 D width, H heads, K numbers of a head, L layers, V vocabulary.
@@ -41,7 +41,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a decoder sees of B inputs: keys and values (B, H, T, K) of each layer, and which of them are tokens.
+    """B inputs as a decoder sees them: keys and values (B, H, T, K) of each layer, and which of them are tokens.
 
     `mask` is (B, 1, 1, T) float, 0 or −∞, None where all are.
     """
@@ -51,7 +51,7 @@ class Memory:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of the keys and values."""
         return self.layers[0][0].device
 
     def of(self, inputs: Tensor) -> "Memory":
@@ -125,11 +125,11 @@ class T5:
 
     @property
     def num_layers(self) -> int:
-        """Of the decoder."""
+        """Layers of the decoder."""
         return len(self._decoder)
 
     def encode(self, input_ids: Tensor, groups: Sequence[Group]) -> Tensor:
-        """(R,) int64 → (R, D), the groups' rows in their order."""
+        """Encode (R,) int64 → (R, D), the groups' rows in their order."""
         longest = max(group.num_tokens for group in groups)
         bias = self._bias_between(longest)
         biases = [self._bias_of(group, bias) for group in groups]
@@ -145,9 +145,9 @@ class T5:
         return self._encoder_norm(x)
 
     def memory(self, encoded: Tensor, rows: Tensor | None, num_inputs: int, mask: Tensor | None) -> Memory:
-        """(R, D) → keys and values of the cross attention.
+        """Compute keys and values of the cross attention from (R, D).
 
-        `rows` (B, T) int64 are the rows of each input, None where they stand so already; `mask` (B, 1, 1, T).
+        `rows` (B, T) int64 are the rows of each input, None where they are in that form already; `mask` (B, 1, 1, T).
         """
         projected = self._cross_kv(encoded)
         projected = projected.view(num_inputs, -1, projected.shape[-1]) if rows is None else projected[rows]
@@ -194,7 +194,7 @@ class T5:
         return bias.masked_fill(~is_visible[..., None, :, :], float("-inf"))
 
     def last_row_bias(self, num_rows: int) -> Tensor:
-        """The bias of the last of so many decoder rows towards them all: (1, H, 1, N)."""
+        """Return the bias of the last of `num_rows` decoder rows towards all of them: (1, H, 1, N)."""
         bias = self._decoder_bias[:, -num_rows:]
         if num_rows > MAX_DISTANCE:
             bias = torch.cat([bias[:, :1].expand(-1, num_rows - MAX_DISTANCE), bias], dim=1)
@@ -280,7 +280,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _biases(stack: Any, num_distances: int) -> Tensor:
-    """The learnt bias towards each of so many tokens, of a row at the place MAX_DISTANCE − 1: (H, num_distances)."""
+    """Return the learnt bias towards each token of a row at the place MAX_DISTANCE − 1: (H, num_distances)."""
     attention = stack.block[0].layer[0].SelfAttention
     with torch.no_grad():
         bias: Tensor = attention.compute_bias(1, num_distances, past_seen_tokens=MAX_DISTANCE - 1)

@@ -1,4 +1,4 @@
-"""What a student's checkpoint says of itself in `task.json`, and texts as its tokenizer is to read them."""
+"""The description of a student's checkpoint in `task.json`, and texts as its tokenizer is to read them."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class BadTask(ValueError):
 class TaskDescription(BaseModel):
     """A task as its student was trained for it.
 
-    `task`, `fields`, `separator`, `labels`, `choices` and `metric` are those of `Task`. `label_prefix` stands ahead of
+    `task`, `fields`, `separator`, `labels`, `choices` and `metric` are those of `Task`. `label_prefix` is put before
     an input to ask for its label, empty for a student that was only finetuned; `rationale_prefix` asks for its
     rationale, None where the student has none. Tokens count with the end of sequence.
     """
@@ -84,7 +84,7 @@ class TaskDescription(BaseModel):
         (directory / TASK_FILE).write_text(self.model_dump_json(indent=2) + "\n")
 
     def to_task(self) -> Task:
-        """What makes texts of inputs."""
+        """Return the task, which makes texts of inputs."""
         return Task(self.task, self.fields, self.separator, self.metric, self.labels, self.choices)
 
 
@@ -108,11 +108,11 @@ class PlainTexts:
         return self._spelled.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def make_plain_values(self, values: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
-        """All texts of some fields; whatever is no text stays as it is, for the task to refuse it."""
+        """Make all texts of some fields plain; a value that is no text stays as it is, for the task to refuse it."""
         return {name: self._plain_value(value) for name, value in values.items()}
 
     def num_controls(self, input_ids: list[int]) -> int:
-        """How many of these are control tokens; an unknown character is none."""
+        """Count the control tokens among these; an unknown character is none."""
         return sum(id_ in self._control_ids for id_ in input_ids)
 
     def _plain_value(self, value: FieldValue) -> FieldValue:

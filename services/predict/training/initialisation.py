@@ -16,12 +16,12 @@ from services.nn.loading import transformers
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
-# A word, a digit or other signs with the space ahead of it; further white space.
+# A word, a digit or other signs with the space before it; further white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A PreTrainedTokenizerFast of at most so many tokens, the same for the same texts in the same order.
+    """Build a PreTrainedTokenizerFast of at most `vocab_size` tokens, the same for the same texts in the same order.
 
     It puts the end of sequence behind every text. The first word of a text, and of what follows a control token, is the
     token that it would be further on. Raises ValueError for fewer than MIN_VOCABULARY tokens.
@@ -77,7 +77,7 @@ def add_lora(model: Any, rank: int, seed: int) -> Any:
 
 
 def merged_copy(handle: Any) -> Any:
-    """A plain model with the matrices added to the weights that they stand beside."""
+    """Copy into a plain model, with the matrices added to their weights."""
     return copy.deepcopy(handle).merge_and_unload()
 
 

@@ -1,4 +1,4 @@
-"""Training texts as tensors: batch t is a function of t alone, whoever runs which part of it.
+"""Training texts as tensors: batch t is a function of t alone, on any number of processes.
 
 Shapes: B examples, T tokens of the longest input, U those of the longest target.
 """
@@ -70,7 +70,7 @@ class Lessons:
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
 
     def batch(self, step: int, process: int = 0, num_processes: int = 1) -> Batch:
-        """What a process learns from at a step, counted from 0: every `num_processes`-th example of the batch."""
+        """Make a process's part of the batch at a step, counted from 0: every `num_processes`-th example."""
         some = [self._examples[row] for row in self._rows(step)]
         labels = [(self._recipe.input_text(example), self._recipe.label_text(example)) for example in some]
         rationales = [self._recipe.rationale_texts(example) for example in some]
@@ -147,7 +147,7 @@ class Lessons:
 
 
 def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[TokenIds]:
-    """The tokens of texts with their end of sequence; what is too long is cut ahead of its end."""
+    """Tokenise texts with their end of sequence; a text that is too long is cut before that."""
     every = tokenizer(list(texts)).input_ids
     return [tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1]) for ids in every]
 

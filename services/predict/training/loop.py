@@ -39,7 +39,7 @@ from services.predict.training.state import Progress, arguments_of, load_weights
 __all__ = ["CHECKPOINT", "Evaluation", "Method", "Outcome", "Recipe", "TeachingData", "learning_rate", "teach"]
 
 CHECKPOINT = "checkpoint"
-# Between two evaluations, how things stand is told so often.
+# Seconds between reports of the state between two evaluations.
 REPORT_SECONDS = 30
 
 
@@ -241,7 +241,7 @@ class _Teaching:
         return max(self.evaluations, key=lambda one: (one.validation_accuracy, -one.step))
 
     def _accuracy(self, examples: list[Example]) -> float:
-        """Of the whole model on the main process, told to all."""
+        """Compute the accuracy of the whole model on the main process, and share it with all."""
         shares = [0.0]
         if self.is_main:
             loss, lora = self.whole
@@ -298,7 +298,7 @@ def _dropout_seed(*numbers: int) -> int:
 
 
 def describe(task: Task, recipe: Recipe) -> TaskDescription:
-    """What a student's checkpoint says of itself. The answer of a single-task student is free text: both in one."""
+    """Describe a student's checkpoint. The answer of a single-task student is free text: rationale and label in one."""
     limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
     if recipe.method == "single-task":
         task = replace(task, labels=None, choices=None, metric="exact_match")

@@ -1,4 +1,4 @@
-"""How many examples a student answers as their labels are, by greedy decoding."""
+"""The share of examples that a student answers with their labels, by greedy decoding."""
 
 from collections.abc import Iterator, Sequence
 

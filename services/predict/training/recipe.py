@@ -1,4 +1,4 @@
-"""How a student is taught, from what, and what came of it: plain values, read by the training and by tables of runs."""
+"""Recipes of trainings, their examples and outcomes: plain values for the training and for tables of runs."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -82,16 +82,16 @@ class Recipe:
 
     @property
     def used_prefixes(self) -> Prefixes:
-        """What stands ahead of the inputs of this method."""
+        """The prefixes of this method's inputs."""
         return self.prefixes if self.method == "step-by-step" else NO_PREFIXES
 
     @property
     def max_answer_tokens(self) -> int:
-        """Of an answer that is generated to be compared with a label."""
+        """Most tokens of an answer that is generated to be compared with a label."""
         return self.max_target_tokens if self.method == "single-task" else self.max_new_tokens
 
     def input_text(self, example: Example) -> str:
-        """What the student is given when it is asked for a label.
+        """Return the student's input where it is asked for a label.
 
         Raises ValueError for an example without a rationale where the method's inputs have one.
         """
@@ -102,7 +102,7 @@ class Recipe:
         return explained_input(example.input, example.rationale)
 
     def label_text(self, example: Example) -> str:
-        """What it learns to answer; a single-task answer without a rationale is its label behind the marker."""
+        """Return the target of a label; a single-task answer without a rationale is its label behind the marker."""
         if self.method == "single-task":
             return joint_target(example.rationale or "", example.label).lstrip()
         return example.label
@@ -157,7 +157,7 @@ class Outcome:
     """A finished training: the step of the greatest validation accuracy, the first of equals, and that step's test.
 
     `num_train` counts examples, `num_parameters` those of the student; `seconds` are those of all parts together of a
-    training that was interrupted, but for what was lost.
+    training that was interrupted, except for what was lost.
     """
 
     evaluations: tuple[Evaluation, ...]

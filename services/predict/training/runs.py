@@ -45,7 +45,7 @@ class StudentRun:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
 
     def as_json(self) -> dict[str, Any]:
-        """All that changes the result, as JSON has it."""
+        """Return the values that change the result, as JSON has them."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return values
 
@@ -100,7 +100,7 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
 
 
 def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:
-    """What a tokenizer is learnt from: the same for each method, so that they differ in nothing else."""
+    """Collect the texts to learn a tokenizer from: the same for each method, so that they differ in nothing else."""
     return [
         *(recipe.prefixes.label + example.input for example in data.train),
         *(recipe.prefixes.rationale + example.input for example in data.train),

@@ -1,4 +1,4 @@
-"""Where the examples of a training come from: published data with a teacher's outputs, or generated data."""
+"""Sources of a training's examples: published data with a teacher's outputs, or generated data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ WITHOUT_VALIDATION = (CQA.name, SVAMP.name)
 
 @dataclass(frozen=True)
 class DataSource:
-    """What a student learns from.
+    """Data that a student learns from.
 
-    `task` is one of PUBLISHED_TASKS, whose files lie in `folder` as `services.predict.data.published` reads them, or
+    `task` is one of PUBLISHED_TASKS, whose files are in `folder` as `services.predict.data.published` reads them, or
     one of GENERATED_TASKS. Rationales, and labels where `labels` is "llm", are the released ones of PaLM beside the
     data, or those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`,
     `valid.jsonl` and `test.jsonl`. With labels of people, rows that the file leaves out teach their labels alone; with
@@ -73,9 +73,9 @@ class DataSource:
 
 
 def read_teaching_data(source: DataSource, method: Method, seed: int) -> TeachingData:
-    """The examples of a run, whose seed chooses the share of the training rows.
+    """Read the examples of a run, whose seed chooses the share of the training rows.
 
-    As published, the share is taken ahead of the validation rows, and a teacher's labels are for training alone. Only
+    As published, the share is taken before the validation rows, and a teacher's labels are for training alone. Only
     the method "explained" needs what a teacher wrote about the rows that a student is chosen by and tested on. Raises
     BadData for files that are missing or of another form, or too few, and OutputError for one of rationales.
     """

@@ -1,9 +1,9 @@
-"""What a training leaves behind so that it can go on: its state, and the weights of the best step so far.
+"""The files that let a training go on: its state, and the weights of the best step so far.
 
     resume.pt       step, weights, optimizer and evaluations, with the arguments that they belong to
     best-<step>.pt  the weights that were best on the validation examples
 
-A file is there whole or not at all. The best weights are written ahead of the state that speaks of them.
+A file is there whole or not at all. The best weights are written before the state that names them.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Progress:
         self._arguments = json.loads(json.dumps(arguments))
 
     def load(self) -> dict[str, Any] | None:
-        """The values that were saved with the last state, whose weights then stand in the module; None without one.
+        """Load the last state's weights into the module, and return the values saved with it; None without one.
 
         Raises ValueError for a state of other arguments.
         """
@@ -91,7 +91,7 @@ class Progress:
         return weights
 
     def best_path(self, step: int) -> Path:
-        """Where they lie."""
+        """Return the path of the best weights."""
         return self._folder / f"best-{step}.pt"
 
     def _trained(self) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def forget(folder: Path) -> None:
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Those that require a gradient, by name, each once."""
+    """Return the weights that require a gradient, by name, each once."""
     return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
 
 
@@ -124,9 +124,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
-    """What changes the result of a training, in short: the recipe, and digests of the examples and of the model.
+    """Summarise what changes the result of a training: the recipe, and digests of the examples and of the model.
 
-    Of each of the model's weights the first numbers stand for the rest.
+    Of each of the model's weights only the first numbers are digested.
     """
     examples = hashlib.sha256(repr(data.task).encode())
     for split in (data.train, data.valid, data.test):
@@ -156,7 +156,7 @@ def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _part_of(like: Tensor, whole: Tensor) -> Tensor:
-    """What a process has of a tensor that is shared out as another one is."""
+    """Return the process's part of a tensor that is sharded like another one."""
     if not isinstance(like, DTensor):
         return whole
     # every process has read the whole, so that none needs to be sent anything

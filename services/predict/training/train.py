@@ -134,7 +134,7 @@ def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any]) -> None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """What is refused is told in one line, by the option's name where it is of one."""
+    """Print an error as one line, with the option's name where it is about one."""
     try:
         yield
     except (BadData, OutputError, StoreError, ValueError, OSError) as error:

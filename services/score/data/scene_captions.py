@@ -165,8 +165,8 @@ def detail(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def sketch(facts: Facts, dice: Sequence[float]) -> Facts:
-    """Half as much as `detail` besides colours and shapes, of which some are left out: what few words there are to be
-    exchanged are exchanged more often. `dice` are six uniform numbers in 0..1."""
+    """Tell half as much as `detail` besides colours and shapes, and leave out some of these: with fewer words to be
+    exchanged, each is exchanged more often. `dice` are six uniform numbers in 0..1."""
     said = detail(facts, [2 * draw for draw in dice])
     left_out = [min(int(draw / SKETCHED), 2) for draw in dice[4:6]]  # 0: the colour, 1: the shape, 2: nothing
     return replace(
@@ -181,7 +181,7 @@ def sketch(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def only(facts: Facts, attribute: Attribute) -> Facts:
-    """One attribute of a scene of one group and nothing else; a number and "object" stand for the rest."""
+    """Tell one attribute of a scene of one group and nothing else; a number and "object" replace the rest."""
     group = facts.groups[0]
     if attribute in ("texture", "background"):
         return Facts((), texture=facts.texture if attribute == "texture" else None,

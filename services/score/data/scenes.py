@@ -14,13 +14,13 @@ from torch import Tensor
 from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, Scenes, render
 from services.score.data.scene_captions import MAX_COUNT, PLACES, Facts, Group
 
-MAX_COUNT_BESIDE = 2  # in a group that stands beside another
+MAX_COUNT_BESIDE = 2  # in a group that is beside another
 NUM_SLOTS = max(MAX_COUNT, 2 * MAX_COUNT_BESIDE)
 # Radii as fractions of the image side, small and large: of a lone object, of one or two in a group, of three.
 LONE_RADII = ((0.11, 0.14), (0.20, 0.26))
 GROUP_RADII = ((0.105, 0.13), (0.165, 0.19))
 CROWD_RADII = ((0.095, 0.115), (0.145, 0.16))
-# How far the members of a group stand apart: some touch, few hide one another.
+# Distances of the members of a group: some touch, few hide one another.
 SPACING = {2: 0.40, 3: 0.30}
 # Light: overall brightness, and how much one side of the image is brighter than the other. Weak enough that a gray
 # background stays darker than a white one.
@@ -98,7 +98,7 @@ def sample_scenes(
         rgb=(palette[color.gather(1, group)] + tint + uniform(-0.02, 0.02, num_scenes, NUM_SLOTS, 1)).clamp(0, 1),
         size=size.gather(1, group),
         radius=radius * uniform(0.97, 1.03, num_scenes, NUM_SLOTS),
-        # what is not there stands far outside, where it covers no patch
+        # an unused object is far outside, where it covers no patch
         center=torch.where(is_used[..., None], center, -9.0),
         angle=uniform(-0.2, 0.2, num_scenes, NUM_SLOTS),
         cell=cell,
@@ -157,7 +157,7 @@ def scene_facts(scenes: GroupScenes) -> list[Facts]:
 def side_groups(scenes: GroupScenes) -> Tensor:
     """Index of the group on each side of the image, left, right, top and bottom: (B, 4) int64, −1 for none.
 
-    None stands on any side of a scene with one group.
+    All are −1 in a scene with one group.
     """
     relation = scenes.objects.relation
     first = torch.nn.functional.one_hot(relation, len(RELATIONS))  # RELATIONS name the first group's side in this order

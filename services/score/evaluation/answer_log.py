@@ -16,7 +16,7 @@ from services.score.evaluation.judges import CannotJudge
 
 
 class LoggedAnswer(BaseModel):
-    """An answer, and to what: `question` is a digest of all that was sent; the rest is for people."""
+    """An answer and its question: `question` is a digest of the request's body; the rest is for people."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

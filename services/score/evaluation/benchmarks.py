@@ -22,7 +22,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class Line(BaseModel):
-    """A record as it stands in a file; its images are files below one folder."""
+    """A record as a line of a file; its images are files below one folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

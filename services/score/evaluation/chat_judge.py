@@ -42,7 +42,7 @@ def prompt(captions: Sequence[str]) -> str:
 
 
 def choice(answer: str, num_captions: int) -> int | None:
-    """The place of the caption that an answer names, and nothing besides: `(1)`, `1`, `(1).`; None for another."""
+    """Read an answer that is only the number of a caption, `(1)`, `1`, `(1).`, as its place; None for any other."""
     match = _CHOICE.fullmatch(answer.strip())
     if match is None or not 1 <= int(match[1]) <= num_captions:
         return None
@@ -77,7 +77,7 @@ class ChatJudge:
         self._num_refused = 0
 
     def notes(self) -> Mapping[str, Any]:
-        """How many answers name no option, and how many questions the endpoint refused: all of them count as wrong."""
+        """Count the answers that name no option, and the questions that the endpoint refused: all count as wrong."""
         counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._num_refused}
         return {"model": self._model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
 
@@ -128,7 +128,7 @@ class ChatJudge:
         return scores
 
     def _asking(self, client: EndpointClient, log: AnswerLog, task: str) -> Ask:
-        """How to have one order of a record's captions answered, or find that it was answered before."""
+        """Make the function that asks for one order of a record's captions, or finds the answer in the log."""
 
         async def ask(record: Record, order: str, captions: Sequence[str]) -> str:
             body = self._body(record, captions)

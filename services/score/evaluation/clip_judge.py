@@ -81,7 +81,7 @@ class Clip:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
@@ -118,7 +118,7 @@ class ClipJudge:
                 raise CannotJudge(f"{name} has no features of single tokens: {error}") from error
 
     def notes(self) -> dict[str, Any]:
-        """How many captions were longer than the model's context, and lost their ends."""
+        """Count the captions that were longer than the model's context, and were cut."""
         return {"local_weight": self._local_weight, **({"captions_cut": self._num_cut} if self._num_cut else {})}
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ class ClipJudge:
         return self._clip.tokenizer.num_tokens(text) > self._clip.tokenizer.context_length
 
     def _scores(self, paths: Sequence[Path], input_ids: Tensor, wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Of the pairs that are wanted, (U, V); what stands at the others means nothing."""
+        """Score the pairs that are wanted, (U, V); the other numbers mean nothing."""
         model, weight, size = self._clip.model, self._local_weight, self._batch_size
         pixels = torch.stack([self._clip.preprocess(open_image(path)) for path in paths]).to(self._clip.device)
         if weight == 0:
@@ -168,7 +168,7 @@ def _local(image_tokens: Tensor, texts: TextFeatures, wanted: NDArray[np.bool_])
     for image, columns in enumerate(wanted):
         own = torch.from_numpy(np.flatnonzero(columns)).to(image_tokens.device)
         if len(own):
-            # a token's cosine depends on no other token, so the texts of an image may stand end to end
+            # a token's cosine depends on no other token, so the texts of an image may be concatenated
             words = texts.tokens[own]
             cosines = token_cosines(image_tokens[image, None], words.flatten(0, 1)[None])
             scores[image, own] = mean_local_similarity(cosines.view(words.shape[:2]), texts.mask[own])

@@ -311,7 +311,7 @@ def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
 
 
 def _key(variable: str | None) -> str | None:
-    """Read the key from the environment alone: what stands on a command line is read by others."""
+    """Read the key from the environment alone: a command line can be read by others."""
     if variable is None:
         return None
     key = os.environ.get(variable)

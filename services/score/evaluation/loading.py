@@ -18,7 +18,7 @@ JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What all judges of a run have in common; the endpoint's are for `chat` alone, `similarity` for `clip`."""
+    """The shared options of a run's judges; the endpoint's are for `chat` alone, `similarity` for `clip`."""
 
     kind: JudgeKind
     device: DeviceName = "auto"
@@ -32,7 +32,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class Named:
-    """How a judge is called in tables, and where it is."""
+    """The name of a judge in tables, and the reference to it."""
 
     name: str
     reference: str
@@ -66,7 +66,7 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
 
 def _find(reference: str, options: JudgeOptions) -> Path | str:
-    """Where a judge's files are; what an endpoint or open_clip knows is a name."""
+    """Find a judge's files; a name that an endpoint or open_clip knows is returned unchanged."""
     if options.kind == "chat":
         return reference
     path = Path(reference)
@@ -83,7 +83,7 @@ def _find(reference: str, options: JudgeOptions) -> Path | str:
 
 
 def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
-    """What a judge needs is imported with it: transformers for texts, an HTTP client for endpoints."""
+    """Load a judge, and import only what it needs: transformers for texts, an HTTP client for endpoints."""
     if isinstance(place, str) and options.kind == "chat":
         from services.score.evaluation.chat_judge import ChatJudge
 

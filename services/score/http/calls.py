@@ -27,7 +27,7 @@ OPTIONS = ("explain", "truncate", "model")
 
 
 async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:
-    """`POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` holds what stands in the URL.
+    """`POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` holds the URL's parameters.
 
     Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
     """
@@ -82,7 +82,7 @@ def _of_one_image(image: ImageInput, texts: Sequence[str], options: ScoreOptions
 
 
 def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
-    """What the URL and the body say together. Raises InvalidRequest where they contradict each other."""
+    """Merge the options of URL and body. Raises InvalidRequest where they contradict each other."""
     merged = replace(
         call,
         captions=agreed("captions", query.captions, call.captions) or [],

@@ -79,7 +79,7 @@ def negatives_router(service: ScoreService) -> APIRouter:
 
 
 def score_models_router(service: ScoreService) -> APIRouter:
-    """What is served, in OpenAI's words."""
+    """Make the routes of the served models, in OpenAI's form."""
     return models_router(service.checkpoint, partial(_model, service), one=Model, listing=ModelList)
 
 

@@ -1,4 +1,4 @@
-"""What crosses the wire of the score service: Fovea's own form, and vLLM's."""
+"""Request and response bodies of the score service: Fovea's own form, and vLLM's."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ MAX_SEED = 2**63 - 1
 
 
 class ScoreOptions(BaseModel):
-    """What may stand beside the image and its captions, in whatever form they come."""
+    """Options besides the image and its captions, in any form of request."""
 
     explain: bool = Field(default=False, description="Answer with a heatmap of each token of each caption.")
     truncate: bool = Field(default=False, description="Cut captions at the model's context length, not refuse them.")
@@ -38,7 +38,7 @@ class Usage(BaseModel):
 
 
 class CaptionScore(BaseModel):
-    """How well one caption fits, `index` from 0."""
+    """Scores of one caption, `index` from 0."""
 
     index: int
     caption: str
@@ -50,7 +50,7 @@ class CaptionScore(BaseModel):
 
 
 class Explanation(BaseModel):
-    """Where the tokens of one caption look."""
+    """Attention of the tokens of one caption."""
 
     index: int
     tokens: list[str] = Field(
@@ -138,7 +138,7 @@ class NegativesAnswer(BaseModel):
 
 
 class ModelLimits(BaseModel):
-    """What one request may hold."""
+    """Limits of one request."""
 
     max_captions: int
     max_images: int
@@ -150,7 +150,7 @@ class ModelLimits(BaseModel):
 
 
 class HardNegativeSources(BaseModel):
-    """What hard negatives are made with on this machine."""
+    """Kinds and sources of hard negatives on this machine."""
 
     kinds: list[str]
     sources: dict[str, str | None] | None = Field(description="Null until they are loaded.")

@@ -25,7 +25,7 @@ _IMAGE_IN_BASE64 = re.compile(r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk[\w+/]{30})"
 
 
 class VllmOptions(BaseModel):
-    """What of vLLM's other fields means something here."""
+    """Further fields of vLLM's that have a meaning here."""
 
     model: str | None = None
     truncate_prompt_tokens: Literal[-1] | None = Field(None)

@@ -69,8 +69,8 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
 
 
 def end_of_text(clip: Any, input_ids: Tensor) -> Tensor:
-    """Where a model's text tower takes texts (N, W) to end, (N,) int64: at the first of a text's highest ids, or where
-    a tower of another vocabulary has its mark first. What stands behind is read by nobody."""
+    """Find the end of texts (N, W) as a model's text tower sees it, (N,) int64: at the first of a text's highest ids,
+    or where a tower of another vocabulary has its mark first. Tokens behind it are not read."""
     tower = _text_tower(clip)
     if _text_pool(tower) == "argmax":
         return input_ids.argmax(dim=-1)

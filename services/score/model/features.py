@@ -1,7 +1,7 @@
-"""What a model makes of an image or a caption, in host memory, and as the bytes that a cache keeps.
+"""Features of an image or a caption, in host memory, and as the bytes that a cache keeps.
 
-Only what a score depends on is kept of tokens: the directions of words and patches, and how long patches are beside
-each other. Brought to a length of at most 1 they fit into half precision whatever the model.
+Of tokens only what a score depends on is kept: the directions of words and patches, and the relative lengths of
+patches. Scaled to a length of at most 1 they fit into half precision with any model.
 
 Shapes: P patches, W text tokens, E embedding width.
 """
@@ -32,6 +32,6 @@ class Features:
 
     @classmethod
     def from_bytes(cls, data: bytes, width: int) -> "Features":
-        """What `to_bytes` wrote of features of this width."""
+        """Read the bytes of `to_bytes`, of features of this width."""
         pooled = np.frombuffer(data, "<f4", count=width)
         return cls(pooled, np.frombuffer(data, "<f2", offset=pooled.nbytes).reshape(-1, width))

@@ -1,4 +1,4 @@
-"""Where the words of a caption look, as a reader may have it: tokens that can be read, attention as a grid.
+"""Heatmaps of the words of a caption, for a reader: tokens that can be read, attention as a grid.
 
 A heatmap is the attention of Eq. 6, by which a token's patches are weighted: 0 at the patch that is least like the
 token, 1 at the one that is most. A token to which all patches are alike attends to all of them with 1.

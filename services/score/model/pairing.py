@@ -1,6 +1,6 @@
 """From features of an image and of captions to how well they fit, without the model that made them.
 
-The tokens of all captions stand end to end in one row, so that nothing is padded, and are taken in slices.
+The tokens of all captions are concatenated in one row, so that nothing is padded, and are taken in slices.
 
 Shapes: N captions, P patches, W text tokens, E embedding width.
 """
@@ -38,8 +38,8 @@ class PairItem:
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """Of each caption with the image: the cosine of the pooled features, and the mean of its tokens' cosines, (N,)
-    each. `weights` (W, P) are those of Eq. 6, None where nobody asked."""
+    """Similarities of each caption with the image: the cosine of the pooled features, and the mean of its tokens'
+    cosines, (N,) each. `weights` (W, P) are those of Eq. 6, None where they were not asked for."""
 
     global_cosines: Cosines
     local_cosines: Cosines

@@ -1,4 +1,4 @@
-"""What else changes in a caption where a word does: `a` or `an` before it, and the number of its verb."""
+"""Changes in a caption that follow from that of a word: `a` or `an` before it, and the number of its verb."""
 
 from collections.abc import Mapping
 

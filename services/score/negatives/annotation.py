@@ -22,8 +22,8 @@ MAX_WORDS = 256
 # nor is more of a caption read than this
 MAX_CHARACTERS = 4_096
 
-# A word is whatever holds together between white space and marks, so that scripts and emoji of all kinds stay whole; a
-# hyphen binds, and a contraction's second half stands for itself, as in the Penn treebank.
+# A word is a run of characters between white space and marks, so that scripts and emoji of all kinds stay whole; a
+# hyphen binds, and a contraction's second half is a word of its own, as in the Penn treebank.
 _MARK = r"!-/:-@\[-`{-~‐-‧‹›«»¡¿…"
 _LETTERS = rf"[^\s{_MARK}]+"
 _CLITIC = r"['’](?:s|re|ve|ll|d|m)\b"
@@ -41,7 +41,7 @@ Span = tuple[int, int]  # half-open range of words
 
 @dataclass(frozen=True, eq=False)
 class Annotation:
-    """The words of a caption and what stands between them: joined again they are the caption."""
+    """The words of a caption and the texts between them: joined again they are the caption."""
 
     words: tuple[str, ...]
     spaces: tuple[str, ...]  # what follows each word before the next, mostly " " or ""
@@ -61,7 +61,7 @@ class Annotation:
         return tuple(map(str.__add__, self.words, self.spaces))
 
     def text(self, span: Span) -> str:
-        """What a span of words says, without what follows it."""
+        """Return the text of a span of words, without what follows it."""
         start, end = span
         return "".join((*self._pieces[start : end - 1], self.words[end - 1]))
 
@@ -74,13 +74,13 @@ class Annotation:
         return "".join((*parts, *self._pieces[done:], self.tail))
 
     def starts_sentence(self, place: int) -> bool:
-        """Nothing but marks stands between a word and the start of the caption, or a full stop before it."""
+        """Tell whether there are only marks between a word and the start of the caption, or a full stop before it."""
         is_first = all(kind == "PUNCT" for kind in self.kinds[:place])
         return is_first or self.words[place - 1] in (".", "!", "?")
 
 
 class Annotator(Protocol):
-    """What reads a caption's grammar."""
+    """A reader of a caption's grammar."""
 
     @property
     def name(self) -> str: ...
@@ -89,7 +89,7 @@ class Annotator(Protocol):
 
 
 def split_words(caption: str) -> tuple[str, list[str], list[str], str]:
-    """What is before the first word, the words, what follows each, and the rest of the caption after the limits."""
+    """Split into the text before the first word, the words, what follows each, and the rest after the limits."""
     read = caption[:MAX_CHARACTERS]
     found = list(islice(_WORD.finditer(read), MAX_WORDS))
     if found and len(read) < len(caption) and found[-1].end() == len(read):
@@ -151,7 +151,7 @@ _BEFORE_VERBS = re.compile("r*x*")
 
 
 def _verb_ends(letters: str, start: int) -> Iterator[int]:
-    """Where verb phrases may end that start here."""
+    """Yield the possible ends of verb phrases that start here."""
     for opened in (start, start + 1) if letters[start] == "v" else (start,):
         match = _BEFORE_VERBS.match(letters, opened)
         end = match.end() if match else opened

@@ -1,4 +1,4 @@
-"""Words that may stand in place of others so that a caption is no longer true of its picture.
+"""Words that may replace others so that a caption is no longer true of its picture.
 
 They exclude each other: colours, sizes, shapes, materials, counts, and common things and deeds.
 """
@@ -92,7 +92,7 @@ class Lexicon(Protocol):
     """Replacements of words."""
 
     def candidates(self, word: str, tag: str) -> Candidates:
-        """What may replace a lower-case word of a Penn tag, in the same form; nothing where nothing is known."""
+        """List replacements of a lower-case word of a Penn tag, in the same form; none where none is known."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where things are to each other in a caption: phrases of place, their opposites, and the things around them."""
+"""Relations of things in a caption: phrases of place, their opposites, and the things around them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ class Phrase(NamedTuple):
 class Relation:
     """A phrase of place or a deed, the thing before it and the thing after it, each None where there is none.
 
-    A thing is a noun chunk with all that hangs on it by `of`. Relations of the least rank are the clearest.
+    A thing is a noun chunk with the chunks that `of` joins to it. Relations of the least rank are the clearest.
     """
 
     phrase: Phrase | None
@@ -140,7 +140,7 @@ class Relation:
 
 
 class Reading:
-    """What a caption speaks of: phrases of place, things, and how these are related; worked out when asked."""
+    """The content of a caption: phrases of place, things, and how these are related; computed when it is needed."""
 
     def __init__(self, annotation: Annotation) -> None:
         self.annotation = annotation
@@ -195,7 +195,7 @@ class Reading:
 
 
 def _with_of(annotation: Annotation, chunks: Sequence[Span]) -> list[Span]:
-    """Chunks joined where nothing but `of` stands between them."""
+    """Join chunks that only `of` separates."""
     joined: list[Span] = []
     for chunk in chunks:
         hangs = bool(joined) and joined[-1][1] + 1 == chunk[0] and annotation.lowered[chunk[0] - 1] == "of"

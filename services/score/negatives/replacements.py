@@ -19,7 +19,7 @@ from services.score.negatives.relations import NEEDS_NO_OBJECT, OPPOSITES, PICTU
 PER_ELEMENT = 2
 _PROPERTY_KINDS = frozenset(("DET", "NUM", "ADJ", "VERB"))
 # Phrases of place by meaning, with how often each occurs in 9,060 captions of COCO. Two meanings exclude each other
-# far more often than not; `near` and `at` are true beside most of them, so they never stand in.
+# far more often than not; `near` and `at` are true beside most of them, so they never replace any.
 _PLACES: tuple[dict[str, int], ...] = (
     {"in": 2450, "inside": 39},
     {"on": 2803, "on top of": 363, "atop": 4},
@@ -40,15 +40,15 @@ _OPPOSITE_WEIGHT = 3.0
 
 
 def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span, str] | None:
-    """What stands elsewhere in the caption, by span; None where nothing can be replaced.
+    """Draw a replacement, as the changed texts by span; None where nothing can be replaced.
 
-    Beside the elements one thing that is `a` or `one` may become two or three.
+    Besides the elements, one thing that is `a` or `one` may become two or three.
     """
     annotation, chunks = reading.annotation, reading.things
     says_more = reading.phrases or annotation.verb_phrases or any(_properties(annotation, chunk) for chunk in chunks)
     if len(chunks) < 2 or not says_more:
         return None
-    # one of all replacements that would be drawn: so many of each element
+    # one of all replacements that would be drawn: up to PER_ELEMENT of each element
     shares = [(span, found) for span, found in _elements(reading, lexicon) for _ in range(min(PER_ELEMENT, len(found)))]
     counted = [chunk for chunk in chunks if _is_one(annotation, chunk)]
     chosen = generator.randrange(len(shares) + bool(counted)) if shares or counted else None
@@ -110,7 +110,7 @@ def _head(annotation: Annotation, chunk: Span, lexicon: Lexicon) -> tuple[Span, 
 
 
 def _properties(annotation: Annotation, chunk: Span) -> list[int]:
-    """Places of a thing's determiner, number, adjectives and nouns that stand for adjectives."""
+    """Places of a thing's determiner, number, adjectives and nouns used as adjectives."""
     return [
         place
         for place in range(chunk[0], chunk[1] - 1)

@@ -1,7 +1,7 @@
 """Hard negatives made of a caption's own words.
 
 Two phrases are exchanged (NegCLIP), or the caption's pairs of words are shuffled; both follow the released code of
-FSC-CLIP draw by draw: an equally seeded `random.Random` gives equal texts where the annotations are equal, but for the
+FSC-CLIP draw by draw: an equally seeded `random.Random` gives equal texts where the annotations are equal, except the
 capital at the start of a sentence, which stays there. Or a relation becomes its opposite, or its two things change
 places.
 """
@@ -17,7 +17,7 @@ from services.score.negatives.relations import OPPOSITES, Reading, Relation
 
 
 def turn(reading: Reading, generator: Random) -> dict[Span, str] | None:
-    """What stands elsewhere in the caption turned round, by span; None where nothing is in relation to anything.
+    """Turn a relation of the caption round, as the changed texts by span; None where there is no relation.
 
     Of the clearest relations one is drawn, then whether its phrase or its things are turned where both can be.
     """
@@ -103,8 +103,8 @@ def _kinds_of_spans(annotation: Annotation) -> Iterable[Sequence[Span]]:
 def bigram_shuffle(annotation: Annotation, generator: Random) -> str | None:
     """The caption's consecutive pairs of words in another order; None for a pair or less, or where all are alike.
 
-    A last word that is punctuation and stands alone is put back behind a pair at random. What white space stood
-    between the words is not kept.
+    A last word that is punctuation and alone is put back behind a pair at random. The white space between the words
+    is not kept.
     """
     same = _without_edges(annotation, range(len(annotation.words)))
     for _ in range(SHUFFLES):

@@ -49,7 +49,7 @@ cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean lo
 roll run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use
 wait walk watch wind work
 """
-# -ing words that stand before a noun as nouns do
+# -ing words that come before a noun as nouns do
 _GERUNDS = frozenset(("living", "dining", "parking", "cutting", "wedding", "baking", "swimming", "washing", "shopping"))
 _BE = frozenset(("is", "are", "was", "were", "be", "been", "being", "am", "'s", "'re"))
 _PLACE_WORDS = frozenset(("to", "left", "right", "close", "next", "past", "up", "down", "off", "out", "away"))

@@ -1,8 +1,8 @@
-"""WordNet's database files read where they lie: words, their senses, and the pointers between senses.
+"""WordNet's database files, read in place: words, their senses, and the pointers between senses.
 
 The files are those of wndb(5WN) in any edition: Debian's `wordnet-base` and `wordnet-sense-index`, or NLTK's
 `corpora/wordnet`, a folder or its archive. They are mapped into memory and searched in place (each line of an index is
-found by halving, each sense stands at its offset), so opening costs next to nothing and processes share the pages.
+found by bisection, each sense is at its offset), so opening costs next to nothing and processes share the pages.
 """
 
 import mmap
@@ -21,7 +21,7 @@ Buffer = mmap.mmap | bytes
 FILES: dict[Pos, str] = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 _SENSE_TYPES: dict[Pos, int] = {"n": 1, "v": 2, "a": 3, "r": 4}
 _SATELLITE = 5
-# endings and what stands in the dictionary instead, tried in this order (morphy(7WN))
+# endings and those of the dictionary form, tried in this order (morphy(7WN))
 _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
     "n": (
         *(("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z")),
@@ -36,7 +36,7 @@ _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
 }
 # senses kept parsed; the frequent ones come again with nearly every word
 _KEPT_SYNSETS = 32_768
-# the words of nearly every sense stand within so much
+# the words of nearly every sense are within this number of bytes
 _HEAD_BYTES = 192
 
 
@@ -90,7 +90,7 @@ class WordNet:
         return [self.synset(pos, offset) for offset in self._offsets(lemma.lower(), pos)]
 
     def base_forms(self, word: str, pos: Pos) -> list[str]:
-        """The forms of a word that stand in the dictionary, itself first: irregular ones, or those by its endings."""
+        """List a word's forms in the dictionary, itself first: irregular ones, or those by its endings."""
         word = word.lower()
         irregular = self._irregular(pos).get(word)
         if irregular is not None:
@@ -104,7 +104,7 @@ class WordNet:
         return tuple(self._forms(pos).get(lemma, ()))
 
     def count(self, synset: Synset, place: int) -> int:
-        """How often the lemma at a place was met in this sense in the tagged texts; 0 where they are not there."""
+        """Return the number of times that a sense's lemma occurs in the tagged texts; 0 where they are not there."""
         return self._counts.get(self._sense_key(synset, place), 0)
 
     def related(self, synset: Synset, *symbols: str) -> Iterator[Synset]:
@@ -120,7 +120,7 @@ class WordNet:
                 yield self.synset(pointer.pos, pointer.offset), pointer.target - 1
 
     def gloss(self, synset: Synset) -> str:
-        """What a sense means, and examples."""
+        """Return a sense's definition and examples."""
         buffer = self._buffer(f"data.{FILES[synset.pos]}")
         start = buffer.find(b"|", synset.offset) + 1
         return bytes(buffer[start : buffer.find(b"\n", start)]).decode("utf-8", "replace").strip()

@@ -1,10 +1,10 @@
-"""What WordNet offers in place of a word: its opposites, and what falls under the same or a neighbouring notion.
+"""WordNet's replacements of a word: its opposites, and words under the same or a neighbouring notion.
 
 After SugarCrepe's replacements as the released code of FSC-CLIP draws them: antonyms, co-hyponyms (other kinds of the
-same) and cousin co-hyponyms (kinds of the parent's siblings), weighted by how often each was met in WordNet's tagged
-texts. An adjective is in no such tree: it is led over the nouns derived from it. Unlike there, a replacement also
-weighs what share the word's sense has in its use, names and words that insult are left out, and so are the word's own
-synonyms, hypernyms and hyponyms in any sense, of which the caption would remain true.
+same) and cousin co-hyponyms (kinds of the parent's siblings), weighted by how often each occurs in WordNet's tagged
+texts. An adjective is in no such tree: it is led over the nouns derived from it. Unlike there, the
+weight also has the share of the word's sense in its use, names and insulting words are left out, and so are the word's
+own synonyms, hypernyms and hyponyms in any sense, with which the caption would remain true.
 """
 
 import re
@@ -65,7 +65,7 @@ class WordNetLexicon:
             return ()
         senses = self.wordnet.synsets(word.replace(" ", "_"), pos)[:_MAX_SENSES]
         forms = self.wordnet.base_forms(word.replace(" ", "_"), pos)
-        # senses stand by how often they are meant, also where no text was tagged with any
+        # senses are in the order of their frequency, also where no text was tagged with any
         counts = [
             0.5**place + sum(self._counts(sense).get(form, 0) for form in forms) for place, sense in enumerate(senses)
         ]
@@ -91,7 +91,7 @@ class WordNetLexicon:
         return inflected(lemma.replace("_", " "), tag)
 
     def _counts(self, sense: Synset) -> dict[str, int]:
-        """How often each word of a sense was met in it."""
+        """Count the occurrences of each word of a sense in that sense."""
         return {lemma: self.wordnet.count(sense, place) for place, lemma in enumerate(sense.lemmas)}
 
     def _antonyms(self, sense: Synset) -> Iterator[tuple[str, int]]:
@@ -129,7 +129,7 @@ class WordNetLexicon:
         return steps
 
     def _words_below(self, pos: Pos, offset: int, steps: int, wanted: Pos) -> tuple[tuple[str, float], ...]:
-        """Words of the senses so many steps below a notion, or the adjectives derived from these, by how often met."""
+        """Count uses of the words of the senses `steps` below a notion, or of adjectives derived from these."""
         found: dict[str, float] = {}
         for sense in self._below(self.wordnet.synset(pos, offset), steps):
             pairs: Iterable[tuple[Synset, int]] = ((sense, place) for place in range(len(sense.lemmas)))

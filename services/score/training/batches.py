@@ -126,7 +126,7 @@ class SceneLexicon:
     GROUPS = (tuple(COLORS), SHAPES, SIZES, TEXTURES, tuple(BACKGROUNDS), NUMBERS[2 : MAX_COUNT + 1])
 
     def candidates(self, word: str, tag: str) -> Candidates:
-        """What may replace a lower-case word of a Penn tag, in the same form."""
+        """List replacements of a lower-case word of a Penn tag, in the same form."""
         plural = "es" if word == "crosses" else "s"
         singular = word.removesuffix(plural) if tag == "NNS" else word
         found = [other for group in self.GROUPS if singular in group for other in group if other != singular]

@@ -2,7 +2,7 @@
 
     W' = W + B A / rank
 
-They stand beside the attention's input and output projections, the linear layers and the convolutions of both towers;
+They are added to the attention's input and output projections, the linear layers and the convolutions of both towers;
 everything else, the temperature too, is frozen.
 
 peft adds those of layers that are called. The weights of attention are parametrized: peft's own way with them is to

@@ -1,4 +1,4 @@
-"""What tuning minimises: CLIP's loss, NegCLIP's, the global hard negative loss alone, and FSC-CLIP's.
+"""Losses of tuning: CLIP's, NegCLIP's, the global hard negative loss alone, and FSC-CLIP's.
 
 Shapes: B images, N hard negatives, K kinds of them, W text tokens, E embedding width.
 """
@@ -36,7 +36,7 @@ def method_weights(method: Method, weights: FscClipWeights) -> FscClipWeights:
 class TuningLoss(nn.Module):
     """A loss over batches of images, captions and packed hard negatives.
 
-    Captions of all processes stand in CLIP's softmax. `gather_negatives` decides about the hard ones: with it several
+    CLIP's softmax has the captions of all processes. `gather_negatives` decides about the hard ones: with it several
     processes minimise what one would on the whole batch; without, as released, NegCLIP's softmax holds those of the
     own process, and a hard negative loss is the mean of the processes' means.
 
@@ -102,8 +102,8 @@ def _encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
 
 
 def _share_of_rows(exists: Tensor) -> Tensor | float:
-    """What a process's mean over its images with negatives must be multiplied by, so that the mean of all processes
-    is the mean over all such images."""
+    """Compute the factor of a process's mean over its images with negatives that makes the mean of all processes the
+    mean over all such images."""
     if world_size() == 1:
         return 1.0
     own = exists.any(dim=0).sum()

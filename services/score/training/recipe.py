@@ -1,6 +1,6 @@
-"""How a CLIP is tuned: method, model, constants and schedule. The published ones stand in `recipes/*.toml`.
+"""Recipes of tuning a CLIP: method, model, constants and schedule. The published ones are in `recipes/*.toml`.
 
-A recipe tells neither where data lie nor how many processes share its batch.
+A recipe has neither the place of the data nor the number of processes that share its batch.
 """
 
 import math
@@ -90,7 +90,7 @@ class Recipe:
         return () if self.method == "clip" else self.negatives
 
     def num_steps(self, num_examples: int | None) -> int:
-        """Optimizer steps over data of so many examples, None for endless ones.
+        """Count the optimizer steps over data of `num_examples`, None for endless ones.
 
         Raises ValueError where neither steps nor the data's size are known, or no batch is full.
         """

@@ -111,7 +111,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
 
 
 def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> tuple[State, list[str]]:
-    """What a model has learnt, without names that begin with one of these, and the names of what is left out."""
+    """Return a model's learnt weights without names that begin with one of these, and the names that are left out."""
     left_out = [name for name in state if name in NOT_LEARNT or name.startswith(tuple(prefixes))]
     return {name: weight for name, weight in state.items() if name not in set(left_out)}, left_out
 

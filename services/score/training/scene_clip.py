@@ -1,8 +1,8 @@
-"""The small CLIP that the starter is tuned from: its configuration, what it is trained on and what it minimises.
+"""The small CLIP that the starter is tuned from: its configuration, its training data and its losses.
 
 First its towers learn to see and to read, each alone and supervised: contrastive learning alone leaves shapes at chance
 for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is, and
-keep at what they know. As with large CLIPs, either tower can tell what stands where, and image and text are still
+keep at what they know. As with large CLIPs, either tower can tell what is where, and image and text are still
 compared as bags of words.
 
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
@@ -27,9 +27,9 @@ from services.score.data.scenes import GroupScenes, generator_of, render_scenes,
 
 IMAGE_SIDE = 64
 HEAD_WIDTH = 32
-# How many scenes hold two groups: while the image tower learns to see, the text tower to read, and both to agree.
+# Shares of scenes with two groups: while the image tower learns to see, the text tower to read, and both to agree.
 SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
-# What keeping at it weighs beside the contrastive loss.
+# Weight of going on with the supervised losses beside the contrastive one.
 KEEPING = 0.2
 
 
@@ -37,7 +37,7 @@ KEEPING = 0.2
 class SceneBatch:
     """Scenes, rendered where they are trained on, and tokenized captions of them, (B, W) int64 each.
 
-    `input_ids` mostly list what there is, `detailed_ids` tell how two groups stand too;
+    `input_ids` mostly list what there is, `detailed_ids` also tell the relation of two groups;
     `is_said` (B, 4) bool tells whether a detailed caption says the size, the place, the texture, and the background.
     """
 
@@ -75,7 +75,7 @@ class SceneCaptions:
 
 
 class SceneWarmup(nn.Module):
-    """What each patch token and the class token must tell of a scene. The heads are thrown away."""
+    """Supervision of each patch token and of the class token by a scene. The heads are thrown away."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class SceneWarmup(nn.Module):
 
 
 class SceneReading(nn.Module):
-    """What the end of a caption must tell. The heads are thrown away."""
+    """Supervision of the end of a caption by its scene. The heads are thrown away."""
 
     def __init__(self, clip: Any) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class SceneReading(nn.Module):
 
 
 class SceneHeads(nn.Module):
-    """From one vector a scene, (B, D): what is known of the whole scene and of a lone group, and which colour and which
-    shape stand on each side of an image, in the order of RELATIONS."""
+    """Heads on one vector per scene, (B, D): the facts of the whole scene and of a lone group, and the colour and the
+    shape on each side of an image, in the order of RELATIONS."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

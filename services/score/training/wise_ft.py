@@ -29,7 +29,7 @@ TENTHS = tuple(i / 10 for i in range(11))
 
 @dataclass(frozen=True)
 class Blend:
-    """What a share α of the tuned weights measures, in percent; `local_weight` is the best for its composition."""
+    """Results of a share α of the tuned weights, in percent; `local_weight` is the best for its composition."""
 
     alpha: float
     local_weight: float
@@ -103,7 +103,7 @@ def plot(blends: Sequence[Blend]) -> str:
         Curve("with the best local weight", tuple((blend.zs, blend.comp) for blend in blends)),
     )
     accuracies = sorted(blend.zs for blend in blends)
-    # the ends alone are named, for the others stand close together
+    # the ends alone are named, for the others are close together
     names = dict.fromkeys(accuracies, "") | {zs: f"{zs:.1f}" for zs in (accuracies[0], accuracies[-1])}
     axes = Panel("WiSE-FT, α from 0 to 1", "zero-shot accuracy", "compositional accuracy", curves, has_zero=False,
                  x_names=names)  # fmt: skip

@@ -36,7 +36,7 @@ QUERIES = ("image", "text", "id")
 
 @dataclass(frozen=True)
 class SearchParameters:
-    """What a search has in its URL."""
+    """Query parameters of a search."""
 
     conditions: Sequence[str]
     k: int | None
@@ -57,7 +57,7 @@ async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
 
 
 async def read_images(request: Request, image_id: str | None, limits: CallLimits) -> Sequence[ImageToAdd]:
-    """`POST /collections/{name}/images`: one image, a form or JSON; `image_id` stands in the URL.
+    """`POST /collections/{name}/images`: one image, a form or JSON; `image_id` is from the URL.
 
     Raises UnsupportedMediaType for any other content type, InvalidRequest, InvalidField and TooLarge for what does
     not fit.

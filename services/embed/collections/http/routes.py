@@ -74,14 +74,14 @@ ImageId = Annotated[str, Path(description="The image's id; slashes in it may sta
 
 
 class Collections(Protocol):
-    """What the routes ask: every collection of the tenant that the current request is for.
+    """The collections of the current request's tenant, as the routes use them.
 
     Methods raise NotFound for a collection or an image that is not there, Overloaded while the collections are being
-    opened, and what else is wrong with what is asked.
+    opened, and other errors for other mistakes of a request.
     """
 
     async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
-        """The collection, and whether it is new."""
+        """Return the collection, and whether it is new."""
         ...
 
     async def list(self) -> CollectionListing: ...

@@ -1,4 +1,4 @@
-"""What crosses the wire of collections."""
+"""Request and response bodies of collections."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ Metadata = dict[str, JsonValue]
 
 
 class CreateRequest(BaseModel):
-    """What a new collection is for, or what an existing one shall index from now on."""
+    """Conditions of a new collection, or those that an existing one shall index from now on."""
 
     model: str | None = Field(None, description="Checked against the served model.")
     conditions: JsonList[str] = Field([], description="Conditions to index ahead, before anybody asks about them.")
@@ -86,7 +86,7 @@ class ImageList(BaseModel):
 
 
 class ConditionIndex(BaseModel):
-    """How far the images are indexed under a condition; null is the unconditional embedding."""
+    """Progress of indexing the images under a condition; null is the unconditional embedding."""
 
     condition: str | None
     state: State
@@ -99,7 +99,7 @@ class ConditionIndex(BaseModel):
 
 
 class ImageStates(BaseModel):
-    """What is kept of images so that a new condition need not encode them again."""
+    """Kept states of images, so that a new condition need not encode them again."""
 
     images: int
     bytes: int
@@ -132,7 +132,7 @@ class SearchResult(BaseModel):
 
 
 class SearchIndex(BaseModel):
-    """What answered."""
+    """The index that answered."""
 
     condition: str | None = Field(
         description="The wording under which query and images were compared, which may be another that means the same."

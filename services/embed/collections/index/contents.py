@@ -1,4 +1,4 @@
-"""What an index holds at one moment, searched without locks and made compact for a rebuild or a file."""
+"""The contents of an index at one moment, searched without locks and made compact for a rebuild or a file."""
 
 from dataclasses import dataclass
 

@@ -42,7 +42,7 @@ class DeviceVectors:
         self._index.reset()
 
     def search(self, queries: Vectors, k: int, live: LiveBits) -> Nearest | None:
-        """The k nearest live positions; None where the device cannot tell so many apart."""
+        """Find the k nearest live positions; None where that needs more answers than the device gives."""
         num_asked = min(k + live.num_dead, self._index.ntotal)
         if not 0 < num_asked <= MAX_ANSWERS:
             return None

@@ -1,6 +1,6 @@
 """Exact search: the rows of a matrix with the greatest dot products to a query, and how two such lists become one.
 
-Shapes: Q queries, N vectors, E width, K answers, C candidates. FAISS reads the matrix where it lies; nothing is copied.
+Shapes: Q queries, N vectors, E width, K answers, C candidates. FAISS reads the matrix in place; nothing is copied.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 class Nearest:
     """Positions in a matrix, int64 (Q, K), best first, −1 where there are fewer; scores, float32 (Q, K), −∞ there.
 
-    Of equal scores the lower position stands first.
+    Of equal scores the lower position comes first.
     """
 
     positions: Rows
@@ -26,7 +26,7 @@ class Nearest:
 
 
 def use_threads(num_threads: int) -> None:
-    """How many threads FAISS may use for what the calling thread asks of it; other threads keep their own number."""
+    """Set the number of FAISS's threads for calls from the calling thread; other threads keep their own number."""
     faiss.omp_set_num_threads(num_threads)
 
 
@@ -96,7 +96,7 @@ def padded(found: Nearest, k: int) -> Nearest:
 
 
 def _settled(found: Nearest) -> Nearest:
-    """What FAISS answers is sorted already, but for ties and for what stands where nothing was found."""
+    """Sort FAISS's answer where needed: it is sorted except for ties and for places where nothing was found."""
     has_ties = (found.scores[:, 1:] == found.scores[:, :-1]).any()
     return ordered(found.positions, found.scores) if has_ties or (found.positions < 0).any() else found
 

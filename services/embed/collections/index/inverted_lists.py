@@ -44,7 +44,7 @@ class InvertedLists:
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, positions and centroids."""
+        """Bytes of codes, positions and centroids."""
         per_vector = self.index.code_size + np.dtype(np.int64).itemsize
         return int(self.size * per_vector + self.index.nlist * self.index.d * np.dtype(np.float32).itemsize)
 

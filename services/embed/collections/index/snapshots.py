@@ -1,4 +1,4 @@
-"""An index as one file: a line of JSON, rows, vectors, inverted lists, and the SHA-256 of all that.
+"""An index as one file: a line of JSON, rows, vectors, inverted lists, and the SHA-256 of all of these.
 
 Numbers are little-endian. Dead rows are left out. A file is whole and of the asked identity, or it is refused.
 """
@@ -20,7 +20,7 @@ from services.embed.collections.index.vector_table import VectorTable
 
 MAX_HEADER_BYTES = 65_536
 DIGEST_BYTES = hashlib.sha256().digest_size
-# Live vectors are copied out of the table in pieces of so many.
+# Live vectors are copied out of the table in pieces of this number.
 PIECE_VECTORS = 8192
 
 
@@ -29,7 +29,7 @@ class CorruptSnapshot(Exception):
 
 
 class ListsHeader(BaseModel):
-    """What belongs to inverted lists and does not stand within FAISS's bytes, of which there are `num_bytes`."""
+    """Facts about inverted lists that FAISS's bytes do not hold, of which there are `num_bytes`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,7 +55,7 @@ class Header(BaseModel):
 
     @property
     def body_bytes(self) -> int:
-        """Of rows, vectors and lists."""
+        """Bytes of rows, vectors and lists."""
         return self.num_vectors * (8 + 4 * self.width) + (self.lists.num_bytes if self.lists else 0)
 
 

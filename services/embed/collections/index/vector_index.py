@@ -70,7 +70,7 @@ class VectorIndex:
 
     @property
     def contents(self) -> Contents:
-        """What is published now; deletions still show in it."""
+        """The contents that are published now; deletions still show in them."""
         return self._contents
 
     @property
@@ -85,7 +85,7 @@ class VectorIndex:
 
     @property
     def num_vectors(self) -> int:
-        """How many rows live."""
+        """Number of live rows."""
         return self._contents.table.num_live
 
     @property
@@ -151,7 +151,7 @@ class VectorIndex:
     def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
         """The k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending. Raises ValueError.
 
-        Of equal cosines that are found, the lower row stands first.
+        Of equal cosines that are found, the lower row comes first.
         """
         queries = np.ascontiguousarray(queries, np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.width or k < 1:
@@ -191,7 +191,7 @@ class VectorIndex:
                 self._publish(contents, is_compacted=compact is not None)
 
     def _search(self, queries: Vectors, k: int, among: Rows | None) -> tuple[TableView, Nearest]:
-        """What was found, as positions in a table."""
+        """Search, and return positions in a table."""
         if self._device is not None and among is None:
             with self._device.lock:
                 table = self._contents.table

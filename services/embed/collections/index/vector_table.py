@@ -17,7 +17,7 @@ MIN_CAPACITY = 1024
 class LiveBits:
     """A bit for each position of a table, 1 while its row lives, lowest bit first; `selector` is FAISS's view of it.
 
-    Bits only ever fall while readers look at them, so whoever searches after `clear` returned cannot find the row.
+    Bits only ever fall while readers look at them, so a search that begins after `clear` returned cannot find the row.
     """
 
     bits: NDArray[np.uint8]
@@ -33,18 +33,18 @@ class LiveBits:
         self.num_dead += 1
 
     def mask(self, size: int) -> NDArray[np.bool_]:
-        """Which of the first `size` positions live, bool (size,): a copy of this moment."""
+        """Tell which of the first `size` positions live, bool (size,): a copy of this moment."""
         return np.unpackbits(self.bits, count=size, bitorder="little").view(np.bool_)
 
     def at(self, positions: Rows) -> NDArray[np.bool_]:
-        """Which of these positions live, bool of the same shape."""
+        """Tell which of these positions live, bool of the same shape."""
         is_live: NDArray[np.bool_] = self.bits[positions >> 3] >> (positions & 7) & 1 == 1
         return is_live
 
 
 @dataclass(frozen=True, eq=False)
 class TableView:
-    """What a reader sees: vectors float32 (N, E), their rows int64 (N,) ascending, and which of them live."""
+    """A reader's view: vectors float32 (N, E), their rows int64 (N,) ascending, and which of them live."""
 
     vectors: Vectors
     rows: Rows
@@ -62,7 +62,7 @@ class TableView:
         return self.rows[self.live.mask(len(self))]
 
     def find(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-        """Where rows (R,) stand: positions int64 (R,), and whether each is here and lives, bool (R,)."""
+        """Find rows (R,): positions int64 (R,), and whether each is here and lives, bool (R,)."""
         if not len(self):
             return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
         positions = np.minimum(np.searchsorted(self.rows, rows), len(self) - 1)
@@ -92,7 +92,7 @@ class VectorTable:
 
     @property
     def view(self) -> TableView:
-        """All that was appended so far."""
+        """View of everything that was appended so far."""
         return TableView(self._vectors[: self._size], self._rows[: self._size], self._live)
 
     def append(self, rows: Rows, vectors: Vectors) -> None:

@@ -8,7 +8,7 @@ from threading import Lock
 
 from services.embed.collections.storage.database import free_bytes
 
-# Deleting an image writes some tens of pages ahead of all that it frees, and opening a database a few more.
+# Deleting an image writes some tens of pages before it frees any, and opening a database a few more.
 BALLAST_BYTES = 512 * 1024
 
 

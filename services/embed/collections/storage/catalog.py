@@ -1,6 +1,6 @@
 """The folder of all collections: a subfolder for each, made and removed in one step also when the process is killed.
 
-Those of the default tenant stand in the folder itself, those of another in `.tenants/<tenant>`.
+Those of the default tenant are in the folder itself, those of another in `.tenants/<tenant>`.
 """
 
 import errno
@@ -33,7 +33,7 @@ _OWN_FILES = {DATABASE_NAME, f"{DATABASE_NAME}-wal", "indexes", "states"}
 
 
 class CollectionKey(NamedTuple):
-    """Which collection; two tenants may use one name."""
+    """A collection's tenant and name; two tenants may use one name."""
 
     tenant: str
     name: str
@@ -81,13 +81,13 @@ class Catalog:
             self._lock = None
 
     def tenants(self) -> list[str]:
-        """All that may have collections, in order. Raises OSError."""
+        """List the tenants that may have collections, in order. Raises OSError."""
         folder = self._root / TENANTS
         others = [entry.name for entry in folder.iterdir()] if folder.exists() else []
         return sorted({DEFAULT_TENANT, *(name for name in others if _TENANT.fullmatch(name))})
 
     def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
-        """Of all collections of a tenant, in order, also of those that are damaged or can't be read. Raises OSError."""
+        """List a tenant's collections in order, also those that are damaged or can't be read. Raises OSError."""
         folder = self._folder_of(tenant)
         entries = list(folder.iterdir()) if folder.exists() else []
         named = ((_name_of(entry.name), entry) for entry in entries)
@@ -125,7 +125,7 @@ class Catalog:
             raise no_collection(name) from error
 
     def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
-        """Where a collection of this name keeps its files, whether there is one or not.
+        """Return the folder of a collection of this name, whether there is one or not.
 
         Raises InvalidField for the name, InvalidRequest for the tenant.
         """
@@ -197,5 +197,5 @@ def _taken(name: str) -> Conflict:
 
 
 def no_collection(name: str) -> NotFound:
-    """What whoever asks for another tenant's collection is told as well."""
+    """Make the error for a missing collection, and equally for another tenant's."""
     return NotFound(f"There is no collection {name!r}.", param="collection", code="collection_not_found")

@@ -27,7 +27,7 @@ PROBE_BYTES = 64 * 1024
 MAX_REWRITTEN_BYTES = 1024 * 1024 * 1024
 # Pages that are cut off at a time. Each takes the log about two pages, which the disk must have room for.
 MIN_STEP_PAGES, MAX_STEP_PAGES = 8, 1024
-# Free pages are left for what comes next, unless they are so many, and this share of the file.
+# Free pages are left for later writes, unless there are at least this number, and this share of the file.
 MIN_CUT_PAGES = 64
 CUT_SHARE = 1 / 8
 
@@ -71,8 +71,8 @@ class DatabaseFailed(Overloaded):
 class Database:
     """An open file; every method may be called from any thread.
 
-    Whatever reads or writes may raise DatabaseFailed. What is written to a file that somebody has removed or replaced
-    would be lost, so that is noticed ahead of each reading and transaction.
+    Methods that read or write may raise DatabaseFailed. Data written to a file that somebody has removed or replaced
+    would be lost, so that is checked before each reading and transaction.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
@@ -184,7 +184,7 @@ class Database:
             raise StorageFull
 
     def has_much_to_give_back(self) -> bool:
-        """Whether so many pages are free that the disk should have them."""
+        """Tell whether enough pages are free to give them back to the disk."""
         with self._writing, storage_errors(self._path.parent):
             self._check_open()
             num_pages, num_free = (
@@ -244,7 +244,7 @@ class Database:
             raise DatabaseFailed(f"{self._path} or its log is {what}")
 
     def _inodes(self) -> tuple[int | None, int | None]:
-        """Of the file and its log, None for one that is gone or can't be seen."""
+        """Return the inodes of the file and its log, None for one that is gone or can't be seen."""
         return _inode(self._path), _inode(self._log)
 
     def _num_bytes(self) -> int:
@@ -299,7 +299,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the disk of a folder has room for. Raises OSError."""
+    """Return the free bytes of a folder's disk. Raises OSError."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 

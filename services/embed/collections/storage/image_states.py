@@ -36,7 +36,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where everything stands in a file of records of `record_bytes`; all in bytes."""
+    """Offsets in a file of records of `record_bytes`; all in bytes."""
 
     record_bytes: int
 
@@ -54,11 +54,11 @@ class _Layout:
         return self.page(slot // SLOTS_PER_GROUP) + PAGE_BYTES + slot % SLOTS_PER_GROUP * self.record_bytes
 
     def num_groups(self, num_bytes: int) -> int:
-        """Groups whose page lies within a file of so many bytes."""
+        """Count the groups whose page is within a file of `num_bytes`."""
         return max(0, num_bytes - 2 * PAGE_BYTES + self._group_bytes) // self._group_bytes
 
     def num_slots(self, num_bytes: int) -> int:
-        """Slots that fit wholly into so many bytes."""
+        """Count the slots that fit wholly into `num_bytes`."""
         groups, rest = divmod(max(0, num_bytes - PAGE_BYTES), self._group_bytes)
         return groups * SLOTS_PER_GROUP + max(0, rest - PAGE_BYTES) // self.record_bytes
 
@@ -88,7 +88,7 @@ class StateCache:
 
     @classmethod
     def open(cls, path: Path, *, record_bytes: int, max_bytes: int, identity: str) -> "StateCache":
-        """What `path` holds of `identity` in records of this size, cut to the budget; anything else is removed.
+        """Open the states at `path` of `identity` in records of this size, cut to the budget; remove anything else.
 
         Keeps nothing where the budget holds no record or the disk is full. Raises OSError for a path that can't be
         used, ValueError for a record of no bytes.
@@ -127,7 +127,7 @@ class StateCache:
 
     @property
     def num_bytes(self) -> int:
-        """What the file takes, slots that are free at the moment included."""
+        """Size of the file, including slots that are free at the moment."""
         with self._in_use() as descriptor:
             return os.fstat(descriptor).st_size if descriptor is not None else 0
 
@@ -137,12 +137,12 @@ class StateCache:
         return self._descriptor is not None and (bool(self._free) or self._num_slots < self._max_slots)
 
     def rows(self) -> list[int]:
-        """Whose states there are, ascending."""
+        """List the rows whose states are kept, ascending."""
         with self._changed:
             return sorted(self._places)
 
     def has(self, rows: Sequence[int]) -> set[int]:
-        """Those of `rows` whose states there are."""
+        """Return those of `rows` whose states are kept."""
         return {row for row in rows if row in self._places}
 
     def put(self, rows: Sequence[int], states: Sequence[State]) -> None:
@@ -178,7 +178,7 @@ class StateCache:
             if descriptor is None or 2 * len(self._free) < self._num_slots:
                 return
             with self._changed:
-                self._free.sort(reverse=True)  # the lowest is taken first, here and by whoever keeps a state meanwhile
+                self._free.sort(reverse=True)  # the lowest is taken first, here and by a `put` meanwhile
                 last_first = sorted(self._places.items(), key=lambda item: -item[1].slot)
             for row, place in last_first:
                 if not self._move_down(descriptor, row, place):

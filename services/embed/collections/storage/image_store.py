@@ -1,4 +1,4 @@
-"""The images of one collection with their metadata, and which conditions it indexes: all that can't be made again."""
+"""The images of one collection with their metadata, and its conditions: the data that can't be derived again."""
 
 import json
 import sqlite3
@@ -202,7 +202,7 @@ class ImageStore:
             return [_stored_image(record) for record in found]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        """Those of the rows that there are."""
+        """Return the images of those rows that exist."""
         return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
@@ -309,7 +309,7 @@ def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
 
 
 def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record]) -> Record | None:
-    """What is to be stored of an image, and `known` from now on; None where it is there already. Raises Conflict."""
+    """Return the record to store of an image, and add it to `known`; None where it is stored. Raises Conflict."""
     there = known.get(image.id)
     if there is None:
         known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)

@@ -10,7 +10,7 @@ from typing import Any
 from services.core.errors import NotFound
 
 SCHEMA_VERSION = 1
-# Small columns stand before large ones, which then need not be read to reach them.
+# Small columns come before large ones, which then need not be read to reach them.
 SCHEMA = (
     "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL)",
     # counting the images themselves would read all of them
@@ -36,7 +36,7 @@ SCHEMA = (
 
 @dataclass(frozen=True)
 class Record:
-    """What an id stands for; `metadata` is JSON text."""
+    """The image of an id; `metadata` is JSON text."""
 
     id: str
     digest: str
@@ -66,7 +66,7 @@ def find_rows(connection: sqlite3.Connection, columns: str, rows: Iterable[int])
 
 
 def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
-    """Those of the ids that are taken."""
+    """Find the records of those ids that are taken."""
     found = connection.execute(
         "SELECT id, digest, metadata FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON id = value"
         " JOIN contents USING (content)",
@@ -76,7 +76,7 @@ def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, R
 
 
 def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> set[str]:
-    """Those of the digests whose bytes are stored."""
+    """Return those of the digests whose bytes are stored."""
     found = connection.execute(
         "SELECT digest FROM (SELECT value FROM json_each(?)) CROSS JOIN contents ON digest = value",
         (json.dumps(list(digests)),),
