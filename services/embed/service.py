@@ -1,4 +1,4 @@
-"""From what a call asks for to its vectors: cache, decoding threads, batches.
+"""The way of a call to its vectors: cache, decoding threads, batches.
 
 A call is worked on in slices, so that the largest takes no more memory or queue than a few small ones and shares the
 device with them.

@@ -166,7 +166,7 @@ class Readout:
 
 
 def _look(own: QueriesKeysValues, patch_keys: Tensor, patch_values: Tensor, questions: Questions) -> Tensor:
-    """Each readout's own tokens look at the patches of its image and at one another: (R, H, T, D/H) and
+    """Attend from each readout's own tokens to the patches of its image and to one another: (R, H, T, D/H) and
     (B, H, P, D/H), which may be of a narrower dtype → (R, T, D)."""
     keys = torch.cat([questions.of_images(patch_keys), own.key], dim=2)
     values = torch.cat([questions.of_images(patch_values), own.value], dim=2)
@@ -186,7 +186,7 @@ def _project_together(block: Any, patches: Tensor, x: Tensor) -> tuple[QueriesKe
 def _advance_together(
     block: Any, tokens: tuple[Tensor, Tensor], attended: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Both kinds of tokens through the rest of a block, side by side."""
+    """Run both kinds of tokens through the rest of a block, side by side."""
     advanced = advance(
         block, torch.cat([x.flatten(0, 1) for x in tokens]), torch.cat([x.flatten(0, 1) for x in attended])
     )

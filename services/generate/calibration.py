@@ -52,7 +52,7 @@ class Documents:
 
     @classmethod
     def of(cls, spans: Sequence[Sequence[tuple[int, int]]], device: torch.device | str = "cpu") -> "Documents":
-        """From each row's half-open token spans; a row may have none, and a span may be empty.
+        """Make them from each row's half-open token spans; a row may have none, and a span may be empty.
 
         Raises ValueError for a span that starts below 0 or ends before it starts.
         """
@@ -210,7 +210,7 @@ def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor)
 
 
 def spread(values: Tensor, documents: Documents) -> Tensor:
-    """To every token what its document has: (B, …, K) → (B, …, E), 0 on tokens of none.
+    """Spread each document's value to its tokens: (B, …, K) → (B, …, E), 0 on tokens of none.
 
     E is where the last document ends: no token behind it has anything.
     """

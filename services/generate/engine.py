@@ -36,7 +36,7 @@ from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 SAMPLE_QUESTION = "What is written on the second page?"
 SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
-# How many times a prompt is run, roughly, to estimate its bias.
+# Cost of estimating a prompt's bias, roughly, in runs of the prompt.
 TREE_PROMPTS = 2
 SINGLE_PROMPTS = 1
 
@@ -210,11 +210,11 @@ class GenerateEngine:
         return [*events, *self._run(running)]
 
     def step(self) -> list[Event]:
-        """One token more for each generation that has its first."""
+        """Generate one token more for each generation that has its first."""
         return self._told(self._batch.step())
 
     def prepare(self) -> list[Event]:
-        """One pass for the items that are `preparing`."""
+        """Run one pass for the items that are `preparing`."""
         return self._preparations.advance() or []
 
     def pause(self, item: Item) -> None:

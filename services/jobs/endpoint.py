@@ -24,7 +24,7 @@ Api = Literal["chat", "completions"]
 
 _PATHS: Mapping[Api, str] = {"chat": "chat/completions", "completions": "completions"}
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
-# What is about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model is about all.
+# Errors about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model is about all.
 _REFUSING_STATUSES = frozenset({400, 413, 415, 422, 451})
 _CODES_ABOUT_ALL = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 

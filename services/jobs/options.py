@@ -16,7 +16,7 @@ NumberT = TypeVar("NumberT", int, float)
 
 StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
 
-# What torch and numpy both take, with room for the seeds that jobs add to it.
+# Seeds that torch and numpy both take, with room for the numbers that jobs add to them.
 MAX_SEED = 2**31
 
 

@@ -176,7 +176,7 @@ def _optimizer(run: Run, loss: nn.Module) -> torch.optim.Optimizer:
 def _optimizer_step(
     run: Run, accelerator: Accelerator, model: nn.Module, optimizer: Any, batches: Iterator[Any]
 ) -> Tensor:
-    """One optimizer step over `run.accumulate` micro-batches; returns the last one's loss."""
+    """Run one optimizer step over `run.accumulate` micro-batches; returns the last one's loss."""
     value = torch.zeros(())
     for _ in range(run.accumulate):
         # fused attention is slow in the backward pass of a CPU: the plain one is several times faster there

@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """As it is shown."""
+        """The label's text, as it is shown."""
         return self.answers.texts[self.place]
 
     @property

@@ -27,7 +27,7 @@ Side = Literal["left", "right"]
 
 # Fewer characters than this are tokenised in less time than waking a thread takes.
 MAX_INLINE_CHARACTERS = 2048
-# What a thread prepares at a time; between two of them a request may be given up.
+# Inputs that a thread prepares at a time; between two of these batches a request may be given up.
 PREPARED_AT_ONCE = 128
 
 

@@ -18,7 +18,7 @@ FieldValue = str | Sequence[str]
 # separator of premise and hypothesis ends a sequence, as it did when the published students were trained.
 EOS = "</s>"
 
-# Of a student's sequences, and of what it generates, as published.
+# Lengths of a student's sequences and of its generated texts, as published.
 MAX_INPUT_TOKENS = 1024
 MAX_TARGET_TOKENS = 256
 MAX_NEW_TOKENS = 64

@@ -1,4 +1,4 @@
-"""From what a call asks about to its scores: cache, decoding threads, batches of what is not known, pairs of what is.
+"""The way of a call to its scores: cache, decoding threads, batches of unknown items, pairs of known ones.
 
 Images and captions wait for the model in one queue, pairs in another, whose turn comes after the running batch: what
 is encoded never waits behind what is not.
@@ -33,7 +33,7 @@ from services.score.model.pairing import PairItem, Similarities, Weights
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_CAPTIONS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
-# What a thread tokenises at a time; between two of them a request may be given up.
+# Captions that a thread tokenises at a time; between two of these batches a request may be given up.
 TOKENISED_AT_ONCE = 128
 
 

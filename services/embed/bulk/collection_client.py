@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """A call that no repetition would mend.
+    """A call that fails again if it is repeated.
 
     `status` is HTTP's, `image` the index in the request of the image at fault where the service names one.
     """

@@ -165,7 +165,7 @@ def _check_target(context: typer.Context, collection: str | None, output: Path |
 
 
 def _conditions(given: Sequence[str]) -> list[str]:
-    """As the service reads them, with single spaces."""
+    """Normalise the conditions as the service does, with single spaces."""
     conditions = [" ".join(condition.split()) for condition in given]
     if "" in conditions:
         raise typer.BadParameter("a condition is empty", param_hint="--condition")

@@ -127,7 +127,7 @@ class BulkFolder:
         return sum(shard.num_images for i, shard in enumerate(self.plan.shards) if i not in unfinished)
 
     def write(self, shard: Shard) -> None:
-        """On disk, whole, when this returns. Raises OSError."""
+        """Write a shard, whole and on disk when this returns. Raises OSError."""
         lines = (json.dumps(record, ensure_ascii=False) for record in shard.records)
         write_durably(self.directory / f"ids-{shard.index:05d}.jsonl", _encoded(lines))
         if shard.skipped:
@@ -136,7 +136,7 @@ class BulkFolder:
         write_durably(self._embeddings_file(shard.index), _npy(shard.embeddings.astype(dtype)))
 
     def finish(self, unlisted: Sequence[Skipped]) -> int:
-        """Once every shard is written: gather what was skipped, `unlisted` first. Returns how many they are."""
+        """Gather the skipped images once every shard is written, `unlisted` first. Returns how many they are."""
         assert not self.unfinished(), "a job without all of its shards is not finished"
         parts = [part for i in range(len(self.plan.shards)) if (part := self._skipped_file(i)).exists()]
         if not self.is_finished():

@@ -71,8 +71,8 @@ class Listing:
 
 
 def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Listing:
-    """Every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder: its own tar
-    files, and the images in it at any depth.
+    """List every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder: its own
+    tar files, and the images in it at any depth.
 
     Images are names that end in one of `suffixes`, whatever their case; names that begin with a dot are passed over.
     Those of a folder are in the order of their ids, those of a tar in its own. What can't be listed is skipped.

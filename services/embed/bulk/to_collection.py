@@ -18,7 +18,7 @@ from services.embed.bulk.progress import Bar, Bars
 
 # Far below what a service takes in one body (64 MiB as it comes), base64 included.
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-# What a service takes of one image is its own affair; this is what its body could hold at most.
+# A service has its own limit for an image; this is the most that a body could hold.
 MAX_IMAGE_BYTES = 47 * 1024 * 1024
 
 # A wrong key, no such collection any more, a full one: they are not about one image.
@@ -152,7 +152,7 @@ class _Upload:
 
 
 async def _wait_for_indexes(client: CollectionClient, bar: Bar, poll_s: float) -> None:
-    """Until every index of the collection holds every image."""
+    """Wait until every index of the collection holds every image."""
     while True:
         indexes = await client.progress()
         num_indexed = sum(index.num_indexed for index in indexes)
@@ -164,7 +164,7 @@ async def _wait_for_indexes(client: CollectionClient, bar: Bar, poll_s: float) -
 
 
 def cut_batches(images: Iterable[ListedImage], batch_size: int) -> Iterator[list[ListedImage]]:
-    """At most `batch_size` images and MAX_BATCH_BYTES of files each; a larger file is alone in its own."""
+    """Cut into batches of at most `batch_size` images and MAX_BATCH_BYTES of files; a larger file is a batch alone."""
     batch: list[ListedImage] = []
     num_bytes = 0
     for image in images:

@@ -132,7 +132,7 @@ def _run_worker(job: tuple[str, ModelChoice, BulkFolder, Sequence[ShardImages], 
 
 
 def _listen(workers: dict[Connection, BaseProcess], report: Report) -> None:
-    """Until every worker has ended. Raises EmbeddingError as soon as one fails."""
+    """Report until every worker has ended. Raises EmbeddingError as soon as one fails."""
     listening = set(workers)
     while listening:
         for connection in wait(list(listening)):

@@ -231,7 +231,7 @@ class CheckpointIndexes:
         self._indexes[key_of(text)] = index
 
     def _open_states(self, record_bytes: int, max_bytes: int) -> StateCache | None:
-        """None where the disk allows no file."""
+        """Open the cache of states; None where the disk allows no file."""
         path = self._folder / "states" / f"{self._stem}.states"
         for _ in range(2):
             try:

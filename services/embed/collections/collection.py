@@ -1,4 +1,4 @@
-"""One collection at work: its stored images, what the served checkpoint makes of them, and the task that feeds it."""
+"""One collection at work: its stored images, the served checkpoint's indexes of them, and the task that feeds these."""
 
 import asyncio
 import copy
@@ -43,7 +43,7 @@ from services.nn.clip_texts import Text
 RETRY_S = 1.0
 # Indexing that fails again and again is tried no less often than this.
 MAX_RETRY_S = 60.0
-# Who waits for an index stops this long before the deadline, at which what is stored would be answered with 504.
+# A wait for an index ends this long before the deadline, at which images that are stored would be answered with 504.
 ANSWERING_S = 0.5
 
 

@@ -57,7 +57,7 @@ MAX_NAMED_IMAGES = 16
 
 
 class Library:
-    """Every method is for the tenant of the request that it is called in.
+    """The collections of the tenant of the request that a method is called in.
 
     It raises Overloaded until the folder is open and for a collection that can't be opened, and NotFound for one that
     is not there, or is another tenant's. What is added or deleted stays so even where the client does not wait for the
@@ -77,7 +77,7 @@ class Library:
         return self._collections.opened()
 
     def check(self) -> CheckResult:
-        """For `/readyz`: which collections can't be used, and why; it is ready all the same."""
+        """Report to `/readyz` which collections can't be used, and why; it is ready all the same."""
         return self._collections.check()
 
     async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:

@@ -20,13 +20,13 @@ from services.embed.collections.storage.catalog import Catalog, CatalogInUse, Co
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
-# How often the folder is asked for again while another process, the one that this one replaces, still holds it.
+# Time between tries to lock the folder while another process, the one that this one replaces, still holds it.
 LOCK_POLL_S = 0.5
-# What can't be opened is tried again after the first of these, and after twice as long each time that it fails again.
+# Wait before a failed opening is tried again: the first of these, and twice as long after each further failure.
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 # Failures that `/readyz` describes; of more it tells the number.
 MAX_DESCRIBED = 10
-# Stands for all collections of a tenant whose folder can't be listed.
+# Name for all collections of a tenant whose folder can't be listed.
 ALL = ""
 
 
@@ -130,7 +130,7 @@ class OpenCollections:
         return sum(max(0, collection.lag) for collection in self._collections.values())
 
     def check(self) -> CheckResult:
-        """For `/readyz`, which a damaged collection leaves ready: the detail names it and says why."""
+        """Report to `/readyz`, which a damaged collection leaves ready: the detail names it and says why."""
         if not self._is_open:
             return True, f"not open: {self._not_open_because}"
         problems = {key: failure.reason for key, failure in self._failures.items()} | self._damaged
@@ -228,7 +228,7 @@ class OpenCollections:
                 log.info("collection open again")
 
     def _open_store(self, catalog: Catalog, key: CollectionKey) -> ImageStore | None:
-        """None where the folder is gone."""
+        """Open a collection's store; None where the folder is gone."""
         if not catalog.folder(key.name, key.tenant).exists() and key.name not in catalog.names(key.tenant):
             return None
         try:

@@ -59,7 +59,7 @@ class OpenIndexes:
                 await asyncio.to_thread(indexes.delete, row)
 
     async def retire_others(self, current: CheckpointIndexes) -> None:
-        """Let go of what other checkpoints made, once nobody can be using it."""
+        """Drop the indexes of other checkpoints, once they can't be in use any more."""
         now = time.monotonic()
         for digest in [digest for digest in self._open if digest != current.digest]:
             self._retired.append((now, self._open.pop(digest)))

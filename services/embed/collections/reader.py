@@ -19,7 +19,7 @@ from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, 
 from services.embed.service import EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
-# What one submission holds: large enough for full batches, small enough that requests find their turn between two.
+# Size of one submission: large enough for full batches, small enough that requests find their turn between two.
 PIECE_IMAGES = 64
 PIECE_COST = 8192
 
@@ -51,7 +51,7 @@ class Prepared:
     items: Sequence[tuple[int, Sequence[Item]]]
 
     def one_by_one(self) -> "list[Prepared]":
-        """Every image on its own."""
+        """Split into one for each image."""
         return [Prepared(one[0], [one]) for one in self.items]
 
     @property
@@ -74,7 +74,7 @@ class ImageReader:
     async def prepare(
         self, engine: EmbedModel, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
     ) -> list[tuple[int, Sequence[Item]]]:
-        """Each row's items; what has neither state nor pixels is decoded. One that does not decode is left out."""
+        """Prepare each row's items; decode an image without state or pixels, and leave out one that does not decode."""
         decode = functools.partial(self._decode, engine)
         encoded = [source for source in sources if source.data is not None]
         loop = asyncio.get_running_loop()

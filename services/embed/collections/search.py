@@ -34,7 +34,7 @@ ENCODING_COST = 8
 MAX_SHORTLISTING_INDEXES = 8
 # Fewer images than this say too little about whether two wordings mean the same.
 MIN_COMPARED_IMAGES = 16
-# What is read over the budget is read until so long before the deadline, at which nothing would be answered.
+# Images over the budget are read until this long before the deadline, at which nothing would be answered.
 FINISHING_S = 2.0
 
 
@@ -106,7 +106,7 @@ class Searcher:
         index = indexes.get(question.text)
         if index is not None:
             index.used = time.time()
-            # of one answer everything is compared under one wording: the one that is indexed
+            # everything in one answer is compared under one wording: the one that is indexed
             question = replace(question, text=index.text)
         (query,) = await self._embed(served, question, [question.text])
         if index is not None and index.vectors.through >= last_row:

@@ -30,7 +30,7 @@ from services.jobs.colorshape import (
 )
 from services.nn import clip_tokenizer
 
-# What an image can be asked: the attributes that the answer must name.
+# Conditions on an image, with the attributes that the answer must name.
 CONDITIONS: dict[str, tuple[str, ...]] = {
     "color": ("color",),
     "shape": ("shape",),
@@ -113,8 +113,8 @@ QUESTIONS = {
     ),
 }
 
-# How often a caption mentions an attribute: an attribute that captions rarely mention never gets a place of its own
-# in the text space, and no condition can retrieve it then.
+# Probability that a caption mentions an attribute: one that captions rarely mention never gets a place of its own in
+# the text space, and no condition can retrieve it then.
 MENTION_PROBABILITY = {"color": 0.8, "shape": 0.85, "size": 0.5, "background": 0.5, "texture": 0.5, "position": 0.5}
 ANSWER_CAPTION_FRACTION = 0.3
 PAIR_FRACTION = 0.35
@@ -152,7 +152,7 @@ def answer(scenes: Scenes, index: int, condition: str) -> str:
 
 @functools.cache
 def all_answers() -> tuple[str, ...]:
-    """Every answer that the conditions asked in tuning can have, held-out combinations left out."""
+    """List every answer that the conditions asked in tuning can have, held-out combinations left out."""
     words: dict[str, Sequence[str]] = {
         "color": list(COLORS),
         "shape": SHAPES,
@@ -174,7 +174,7 @@ def all_answers() -> tuple[str, ...]:
 
 @functools.cache
 def wordings(condition: str) -> tuple[str, ...]:
-    """Every way in which tuning asks for a condition."""
+    """List every wording of a condition in tuning."""
     asked = list(QUESTIONS.get(condition, ()))
     for attributes in itertools.permutations(CONDITIONS[condition]):
         # "the background and the size of the object": the owner belongs to the last attribute
@@ -244,7 +244,7 @@ def describe(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
 
 
 def instruction_vocabulary() -> list[str]:
-    """Every text that the generator can say or ask, for learning a vocabulary."""
+    """List texts with every word that the generator can say or ask, for learning a vocabulary."""
     words = [*COLORS, *SHAPES, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *(_place(cell) for cell in range(9))]
     sentences = [_sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
     questions = [text for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS for text in wordings(condition)]

@@ -21,7 +21,7 @@ from services.nn.image_transform import ImageTransform
 Array32 = NDArray[np.float32]
 T = TypeVar("T")
 
-# What one forward pass answers: images times instructions.
+# Readouts of one forward pass: images times instructions.
 MAX_READOUTS = 256
 
 

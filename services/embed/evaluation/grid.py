@@ -22,7 +22,7 @@ from services.jobs.published_data import MissingData, progress, read_image
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
-# What is asked of scenes where nothing is said.
+# Conditions on scenes where none are given.
 SCENE_CONDITIONS = tuple(TEST_INSTRUCTIONS[name] for name in ("color", "shape", "background"))
 
 # Neither training nor the ColorShape protocol draws from it.
@@ -39,7 +39,7 @@ class Gallery(Protocol):
         ...
 
     def thumbnail(self, index: int, side: int) -> Image.Image:
-        """One of them to look at, `side` × `side`."""
+        """Return an image for display, `side` × `side`."""
         ...
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:

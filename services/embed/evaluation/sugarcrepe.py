@@ -44,5 +44,5 @@ def _cosines(images: Array32, texts: Array32) -> Array32:
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
-    """Each name once, with its place."""
+    """Number the names, each once."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}

@@ -110,7 +110,7 @@ LAYOUTS = (
 
 
 def print_tables(results: Sequence[Result], console: Console, layouts: Sequence[Layout] = LAYOUTS) -> None:
-    """Every table that the results have a score for, a row for each embedder."""
+    """Print every table that the results have a score for, a row for each embedder."""
     scores: dict[str, dict[str, Mapping[str, float]]] = {}
     for result in RESULT_FILES.merge(results):
         scores.setdefault(result.embedder, {})[result.benchmark] = result.scores

@@ -1,4 +1,4 @@
-"""From a request's body to what it asks the model for, whichever of the accepted forms it has."""
+"""Conversion of a request's body, in any of the accepted forms, into a call of the model."""
 
 from dataclasses import replace
 from typing import Any

@@ -81,7 +81,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """In the order of the inputs; an image has one embedding for each condition, in the order of the conditions."""
+    """Embeddings in the order of the inputs; an image has one for each condition, in the order of the conditions."""
 
     object: Literal["list"] = "list"
     model: str = Field(description="`name@version` of the checkpoint that answered.")

@@ -94,7 +94,7 @@ class Encoder:
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
     ) -> tuple[Rows, list[Bytes | None]]:
-        """As `encode`, and from the same pass the packed state (state_bytes,) of each image.
+        """Encode as `encode`, and return from the same pass the packed state (state_bytes,) of each image.
 
         None is a state with a number that half precision can't hold. Raises ValueError where `state_bytes` is None.
         """

@@ -35,6 +35,6 @@ class ReadoutPlan:
         return cls(list(row_of), [row_of[pair] for pair in wanted], list(accumulate(len(d) for _, d in items)))
 
     def shared_out(self, rows: Rows) -> list[Rows]:
-        """Each item's own of the pairs' rows (R, E)."""
+        """Split the pairs' rows (R, E) into each item's own."""
         spread = rows[self.row_index]
         return [spread[start:end] for start, end in pairwise([0, *self.ends])]

@@ -27,7 +27,7 @@ class Bench:
     on_progress: Callable[[int], None] = lambda count: None
 
     def prompts(self, examples: Sequence[Example], span_rule: SpanRule) -> list[Prompt]:
-        """One prompt an example, as the service would write it."""
+        """Write one prompt per example, as the service would."""
         tokenizer = self.model.tokenizer
         return [
             tokenise(tokenizer, render_question(tokenizer, one.question, one.documents, self.template, span_rule))
@@ -58,7 +58,7 @@ class Bench:
             self.on_progress(len(places))
 
     def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[list[bool]]:
-        """By profile, None for vanilla, whether each example is answered right. Raises BadProfile as a profile does."""
+        """Tell by profile, None for vanilla, which examples are answered right. Raises BadProfile as a profile does."""
         right: list[list[bool]] = [[False] * len(examples) for _ in profiles]
         for span_rule in dict.fromkeys((profile or OFF).span_rule for profile in profiles):
             chosen = [place for place, profile in enumerate(profiles) if (profile or OFF).span_rule == span_rule]
@@ -119,7 +119,7 @@ class _Estimates:
         self._made: dict[tuple[EstimateKind, TreeOptions], list[BiasEstimate]] = {}
 
     def of(self, profile: CalibrationProfile) -> list[BiasEstimate] | None:
-        """None for a cached bias."""
+        """Return a profile's estimates of the batch; None for a cached bias."""
         if profile.bias == "cached":
             return None
         tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)

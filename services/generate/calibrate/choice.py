@@ -193,7 +193,7 @@ def _best(settings: Sequence[RelSetting], limits: Limits) -> list[RelSetting]:
 
 
 def _chunks(examples: Sequence[Example]) -> list[Sequence[Example]]:
-    """By SEARCH_SHARES, none of them empty."""
+    """Split by SEARCH_SHARES, and leave out empty chunks."""
     ends = [round(len(examples) * sum(SEARCH_SHARES[: number + 1])) for number in range(len(SEARCH_SHARES))]
     starts = [0, *ends[:-1]]
     return [examples[start:end] for start, end in zip(starts, ends, strict=True) if start < end]

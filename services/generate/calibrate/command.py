@@ -199,7 +199,7 @@ def _record(choice: Choice, profile: CalibrationProfile, source: CheckpointSourc
 
 
 def _check_publication(name: str, alias: str, store_url: str | None) -> None:
-    """Before the work. Raises BadParameter for what the store does not accept, and for a store that there is not."""
+    """Check before the work. Raises BadParameter for values that the store does not accept, and for a missing store."""
     checks = (
         ("--publish", lambda: check_model_name(name)),
         ("--alias", lambda: check_alias(alias)),

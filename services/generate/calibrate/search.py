@@ -132,7 +132,7 @@ def layer_ranges(num_layers: int, max_single: int = MAX_SINGLE_LAYERS) -> list[t
 
 
 def rank_rel_settings(measured: Sequence[Measured], span_rule: SpanRule, scope: RelScope = "mean") -> list[RelSetting]:
-    """Every run of layers as source of rel, best first. `measured` should have gold in the middle.
+    """Rank the runs of layers as sources of rel, best first. `measured` should have gold in the middle.
 
     With `per_head` recall is the mean over layers and heads of what each of them finds. Raises ValueError where nothing
     was measured.
@@ -227,7 +227,7 @@ def narrow_down(
     middle: Collection[int],
     limits: Limits,
 ) -> Iterator[list[Tried]]:
-    """After each chunk, vanilla and then every profile still in the running, best first.
+    """Yield after each chunk vanilla and then every profile still in the running, best first.
 
     A chunk is answered by a fifth of those that answered the one before, by no fewer than `finalists`; scores are over
     all chunks answered. Those that pass the first chunk answer it again with each other scope of rows.

@@ -189,7 +189,7 @@ def _other(generator: random.Random, names: Sequence[str], taken: Set[str]) -> s
 
 
 def words() -> list[str]:
-    """Every word and number of the generated prompts but those of the template, each once, in a fixed order."""
+    """List the words and numbers of the generated prompts except the template's, each once, in a fixed order."""
     phrases = [word for kind in KINDS.values() for word in f"{kind.question} {kind.statement}".split()]
     notes = [word.strip(".") for note in NOTES for word in note.split()]
     things = [thing for kind in KINDS.values() for thing in kind.things]

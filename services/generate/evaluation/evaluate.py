@@ -56,7 +56,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Plan:
-    """Protocols and methods to run, and the questions to run them on; without `positions`, gold stands at three."""
+    """Protocols and methods to run, and the questions to run them on; without `positions`, gold is put at three."""
 
     protocols: tuple[Protocol, ...]
     methods: tuple[str, ...]
@@ -140,7 +140,7 @@ def litm(
 def run(
     study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, progress: Progress
 ) -> list[Result]:
-    """One result a protocol, of examples with equally many documents."""
+    """Run the protocols on examples with equally many documents, one result for each."""
     num_documents = len(examples[0].documents)
     task = progress.add_task("", total=None)
     watched = replace(study, bench=replace(study.bench, on_progress=lambda count: progress.advance(task, count)))
@@ -170,7 +170,7 @@ def run(
 
 
 def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> None:
-    """Print the tables of all that is kept, keep the scores, draw figures and print, as the last line, the new scores.
+    """Print the tables of all kept results, keep the scores, draw figures and print, as the last line, the new scores.
 
     What can't be kept is printed all the same.
     """

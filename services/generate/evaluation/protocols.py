@@ -225,7 +225,7 @@ class _Estimate:
 def compare_estimates(
     study: Study, examples: Sequence[Example], tables: Sequence[BiasTable], kinds: Sequence[BiasKind]
 ) -> Scores:
-    """Each estimate of the bias beside the paper's, under the profile's other settings.
+    """Compare each estimate of the bias with the paper's, under the profile's other settings.
 
     `examples` have their gold documents where they are to be; `tables` serve `cached`. Spearman's ρ of bias and of rel
     with those of `exact` are means over prompts; Recall@3 is of examples with gold in the middle; accuracies are in

@@ -28,7 +28,7 @@ ESTIMATE_COLUMNS = {
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """Every table that the results have a score for."""
+    """Print every table that the results have a score for."""
     merged = RESULT_FILES.merge(results)
     for table in (
         *_attention_tables(_of(merged, "attention")),

@@ -12,11 +12,11 @@ from typing import Any
 
 from services.generate.generation.sampling import Choice
 
-# What decoders write for bytes that are no character, or none yet.
+# Decoders' replacement for bytes that are no character, or none yet.
 REPLACEMENT = "\ufffd"
 # Half a character is at most three bytes, so what is held back longer is not going to become one.
 MAX_HELD_TOKENS = 64
-# Of a prompt that is continued: enough for a decoder to tell that it is in the middle of a text.
+# Tokens of a continued prompt: enough for a decoder to tell that it is in the middle of a text.
 NUM_CONTEXT_TOKENS = 8
 
 Decode = Callable[[list[int]], str]
@@ -61,7 +61,7 @@ class Vocabulary:
         self._known: dict[int, bytes] = {}
 
     def decode(self, token_ids: list[int]) -> str:
-        """As the tokenizer decodes them, without special tokens and without any tidying of spaces."""
+        """Decode token ids without special tokens and without any tidying of spaces."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=True)
         return text
 

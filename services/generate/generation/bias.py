@@ -210,7 +210,7 @@ def _exact(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
 
 
 def _single(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
-    """One branch: everything from the first document on, all of them dummies."""
+    """Plan one branch: everything from the first document on, with a dummy for each document."""
     if not any(dummies):
         return []
     replaced = list(job.prompt.input_ids)

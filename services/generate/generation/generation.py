@@ -57,7 +57,7 @@ class Generation:
         )
 
     def choices(self, number: int) -> tuple["Generation", ...]:
-        """So many answers of the same prompt, which share its prefill; a seed gives each another seed."""
+        """Return `number` generations of the same prompt, which share its prefill; a seed gives each another seed."""
         seed = self.sampling.seed
         return tuple(
             replace(self, sampling=replace(self.sampling, seed=None if seed is None else seed + place))

@@ -7,7 +7,7 @@ from services.generate.generation.sampling import Sampling
 from services.generate.model.profile import CalibrationProfile
 from services.nn.devices import DeviceOptions
 
-# What the documents of a question are ordered by before it is answered.
+# Order of the documents of a question before it is answered.
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 # Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
 MAX_PREFILL_TOKENS = 4096

@@ -58,7 +58,7 @@ class Preparations(Generic[ItemT, ResultT]):
         self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 
     def advance(self) -> ResultT | None:
-        """One pass of the first work; what that returns once it has ended. It is gone if this raises what a pass does.
+        """Run one pass of the first work; return its result once it has ended. Work whose pass raises is dropped.
 
         Raises IndexError where nothing waits.
         """
@@ -75,7 +75,7 @@ class Preparations(Generic[ItemT, ResultT]):
         return None
 
     def cancel(self, item: ItemT) -> None:
-        """It waits no more; work for which nobody waits is closed. Nothing for an item that does not wait."""
+        """Stop waiting for an item, and close work without items. Does nothing for an item that does not wait."""
         for work in list(self._waiting):
             work.items[:] = [one for one in work.items if one is not item]
             if not work.items:

@@ -79,7 +79,7 @@ class PrefixCache:
         if size > self.max_bytes or self.covers(prefix.input_ids, prefix.tenant):
             return
         key = _key(prefix.input_ids, prefix.tenant)
-        # at most one: whatever stood between it and this one would begin with it as well
+        # at most one: any prefix between it and this one would begin with it as well
         before = bisect.bisect_left(self._order, key) - 1
         if before >= 0 and key.startswith(self._order[before]):
             self._drop(self._order[before])

@@ -1,4 +1,4 @@
-"""From what a prompt's last row attends to, to the calibration of its answer.
+"""Calibration of a prompt's answer, computed from the attention of the prompt's last row.
 
 The bias of each document's place is estimated (or looked up), taken off, and what remains says how the answer shall
 attend. Prompts that are admitted together share the passes of their estimates.
@@ -23,14 +23,14 @@ from services.generate.prompts.templates import Prompt, filler_ids
 
 # Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.
 MAX_REMEMBERED = 256
-# Room for those that answers on their way may share, whatever else is kept.
+# Least room for estimates that running answers share, even where less is kept for later.
 MIN_SHARED_BYTES = 2**24
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPrompt:
     """A prompt that is in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
-    row as the model computes it. Estimates are remembered for each `tenant`, as their number of passes is reported."""
+    row as the model computes it. Estimates are remembered per `tenant`, because their number of passes is reported."""
 
     slot: Slot
     prompt: Prompt
@@ -76,7 +76,7 @@ class PromptCalibrator:
         self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
 
     def calibrating(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[PromptCalibration]]:
-        """One for each prompt, by its own profile."""
+        """Calibrate each prompt by its own profile."""
         estimates = yield from self._estimates(prompts)
         return [_calibrated(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
 

@@ -37,7 +37,7 @@ from services.nn.devices import is_out_of_memory
 
 T = TypeVar("T")
 
-# Of the bytes for prefixes, the share that keeps dummies of documents.
+# Share of the bytes for prefixes that keeps dummies of documents.
 DUMMIES_SHARE = 0.25
 # Rows of an answer that are run again at a time when it goes on: their weights on all tokens exist at once.
 REPLAYED_ROWS = 256
@@ -151,7 +151,7 @@ class RunningBatch:
             raise
 
     def step(self) -> list[Progress]:
-        """One token more for each that has its first."""
+        """Generate one token more for each generation that has its first."""
         running = [one for one in self._running.values() if one.num_generated and not one.is_full]
         if not running:
             return []

@@ -106,7 +106,7 @@ class Chooser:
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
-    """One token for each row of `logits` (B, V) float32, by the B choosers, which take note of it.
+    """Choose one token for each row of `logits` (B, V) float32 by the B choosers, which take note of it.
 
     Raises FloatingPointError where a row holds NaN: nothing that is taken from it would mean anything.
     """

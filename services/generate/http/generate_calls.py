@@ -1,4 +1,4 @@
-"""From what a request says to what is asked of the model, and from what was seen back to what the request named."""
+"""Conversion of `/generate` requests into calls of the model, and of its results into the request's documents."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From OpenAI's requests to what they ask the model for; what an answer could not honour is refused by name."""
+"""Conversion of OpenAI's requests into calls of the model; fields that could not be honoured are refused by name."""
 
 from collections.abc import Sequence
 

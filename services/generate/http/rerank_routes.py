@@ -77,7 +77,7 @@ def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -
     return meta
 
 
-# What a document is read for; `rank_fields` may name no others.
+# Fields of a document that are read; `rank_fields` may name no others.
 READ_FIELDS = frozenset({"text", "title"})
 
 

@@ -23,7 +23,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) -> bytes:
-    """One event whose data is this object as JSON."""
+    """Render one event whose data is this object as JSON."""
     content = payload.model_dump(exclude_none=exclude_none) if isinstance(payload, BaseModel) else payload
     return b"data: " + orjson.dumps(content) + b"\n\n"
 

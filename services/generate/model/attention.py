@@ -246,7 +246,7 @@ class PaddedPass:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """As `ForwardPass.attend`; rows of padding come out as zeros."""
+        """Attend as `ForwardPass.attend`; rows of padding come out as zeros."""
         num_seen = self._num_seen.get(layer, self._num_cached) + query.shape[2]
         self._num_seen[layer] = num_seen
         num_dropped = num_seen - key.shape[2]

@@ -86,7 +86,7 @@ class SegmentPlan:
 
     @property
     def places(self) -> slice:
-        """In the prompt."""
+        """Positions in the prompt."""
         return slice(self.segment.position, self.segment.stop)
 
     def attend(
@@ -145,7 +145,7 @@ class BranchPass:
                 first = first if rows is None else rows.stop
 
     def results(self) -> list[Branched]:
-        """Once all layers have run."""
+        """Return the results once all layers have run."""
         return [
             Branched(
                 torch.stack(measured),
@@ -160,7 +160,7 @@ class BranchPass:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """As `ForwardPass.attend`, with a batch of one packed row."""
+        """Attend as `ForwardPass.attend`, with a batch of one packed row."""
         attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
         for slot, places in itertools.groupby(range(len(self._branches)), lambda place: self._branches[place].slot):
             own_keys, own_values = (

@@ -128,7 +128,7 @@ class LanguageModel:
         return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 
     def new_cache(self, max_tokens: int) -> KVCache:
-        """For sequences of this model; the passes below work on the slots of any one of them."""
+        """Make a cache for sequences of this model; the passes below work on the slots of any one cache."""
         config = self.config
         shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, self.device, self.dtype)
         return KVCache(shape, max_tokens)

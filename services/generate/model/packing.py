@@ -46,7 +46,7 @@ class Stretch:
 
     @property
     def rows(self) -> slice:
-        """In the packed row."""
+        """Rows in the packed row."""
         return slice(self.first, self.first + self.num_rows)
 
     @property
@@ -173,7 +173,7 @@ class PrefillPass(PackedPass):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """As `ForwardPass.attend`, with a batch of one packed row."""
+        """Attend as `ForwardPass.attend`, with a batch of one packed row."""
         is_last_only = self._last_rows_from is not None and layer >= self._last_rows_from
         attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
         for place, stretch in enumerate(self.stretches):
@@ -247,7 +247,7 @@ class RerunPass(PackedPass):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """As `ForwardPass.attend`, with a batch of one packed row."""
+        """Attend as `ForwardPass.attend`, with a batch of one packed row."""
         parts = []
         for stretch, interventions in zip(self.stretches, self._interventions, strict=True):
             keys, values = self.cached(layer, stretch, key, value)
@@ -288,7 +288,7 @@ class DecodePass:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """As `ForwardPass.attend`, with T = 1."""
+        """Attend as `ForwardPass.attend`, with T = 1."""
         self._cache.keys[layer][self._index, :, self._positions] = key[:, :, 0]
         self._cache.values[layer][self._index, :, self._positions] = value[:, :, 0]
         keys, values = self._read(self._cache.keys[layer]), self._read(self._cache.values[layer])

@@ -1,4 +1,4 @@
-"""Work in threads that ends soon once nobody waits for it: threads cannot be stopped, so they ask now and then."""
+"""Work in threads that ends soon after its request was cancelled: threads can't be stopped, so they ask regularly."""
 
 import asyncio
 import threading

@@ -141,7 +141,7 @@ class BoundedTemplates:
 
 @functools.cache
 def templates_of_this_process() -> BoundedTemplates:
-    """One for all checkpoints: what is rendered is given with each call, and a start takes a second."""
+    """Return the one of all checkpoints: templates are given with each call, and a start takes a second."""
     templates = BoundedTemplates()
     atexit.register(templates.close)
     return templates

@@ -14,7 +14,7 @@ from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Pr
 
 RankMethod = Literal["calibrated", "attention", "query_likelihood", "query_generation", "relevance_prompt"]
 
-# What LongLLMLingua puts behind the question, so that its likelihood is that of a question which the document answers.
+# LongLLMLingua's sentence behind the question, so that its likelihood is that of a question the document answers.
 RESTRICTION = " We can get the answer to this question in the given documents."
 WRITE_A_QUESTION = "Please write a question based on this passage."
 IS_IT_ANSWERED = "Does the passage answer the query?"

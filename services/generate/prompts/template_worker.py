@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
-# Of an error's text, which is the template's own.
+# Longest text of an error, which is the template's own.
 MAX_MESSAGE_CHARACTERS = 500
 
 

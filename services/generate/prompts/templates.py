@@ -10,7 +10,7 @@ from typing import Any, Literal
 from services.core.errors import InvalidRequest
 from services.generate.prompts.abandonment import check_wanted
 
-# What is read of a text at first, and how many tokens its unread rest could change at the end of what was read.
+# Length of a text that is read at first, and tokens at its end that the unread rest could change.
 CHARACTERS_PER_TOKEN = 8
 NUM_UNCERTAIN_TOKENS = 16
 

@@ -37,7 +37,7 @@ PLACES = ("box", "bag", "drawer", "basket", "chest", "jar", "case", "car", "shed
 TRADES = ("painter", "singer", "baker", "sailor", "teacher", "farmer", "doctor", "miner", "poet", "hunter", "judge")
 
 
-# Of four trades in a row, which one is told and which one is asked for.
+# Places among four trades in a row: the one that is told and the one that is asked for.
 _QUESTIONS = ((0, 1), (0, 2), (1, 3), (0, 3), (3, 2), (3, 1), (2, 0), (3, 0))
 
 
@@ -50,7 +50,7 @@ class _Deduction:
 
 
 def draw_deduction(generator: random.Random) -> Row:
-    """One, with the next random numbers."""
+    """Draw a deduction with the next random numbers."""
     draw, label = generator.choice(_KINDS), generator.choice(_LABELS)
     while (drawn := draw(generator)).label != label:
         pass

@@ -27,7 +27,7 @@ def capitalised(words: str) -> str:
 def draw_distinct(
     draw: Callable[[random.Random], Row], num_rows: int, generator: random.Random, taken: set[str]
 ) -> list[Row]:
-    """So many rows whose inputs differ from each other and from those `taken`, to which they are added."""
+    """Draw `num_rows` rows whose inputs differ from each other and from those `taken`, to which they are added."""
     rows: list[Row] = []
     while len(rows) < num_rows:
         row = draw(generator)

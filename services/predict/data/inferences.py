@@ -95,7 +95,7 @@ _ENDS: Mapping[Label, str] = {
 
 
 def draw_inference(generator: random.Random) -> Row:
-    """One, with the next random numbers."""
+    """Draw an inference with the next random numbers."""
     label = generator.choice(_LABELS)
     while True:
         told = _draw_scene(generator)

@@ -24,7 +24,7 @@ _STEP = re.compile(r"<([^<>]*)>")
 
 
 def draw_problem(generator: random.Random) -> Row:
-    """One, with the next random numbers."""
+    """Draw a problem with the next random numbers."""
     scene, ask = generator.choice([(scene, ask) for scene in SCENES for ask in scene.asks])
     named = {**_names(generator), **_numbers(scene, generator)}
     if ask.first is not None:

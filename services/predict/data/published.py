@@ -214,7 +214,7 @@ def _read_svamp(path: Path, split: Split) -> list[Row]:
 
 
 def _read_asdiv(path: Path) -> list[Row]:
-    """Every problem; its label is the number that its answer, such as `9 (apples)`, begins with."""
+    """Read every problem; its label is the number that its answer, such as `9 (apples)`, begins with."""
     try:
         problems = ElementTree.parse(path).iter("Problem")
     except (OSError, ElementTree.ParseError) as error:

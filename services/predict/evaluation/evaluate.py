@@ -166,7 +166,7 @@ def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Res
 
 
 def draw_figures(results: Sequence[Result], folder: Path) -> None:
-    """Every figure that the results have points for."""
+    """Draw every figure that the results have points for."""
     for figure, panels in figures(results).items():
         path = folder / f"figure-{figure}.svg"
         write_durably(path, [draw(panels).encode()])
@@ -222,7 +222,7 @@ def _models(text: str) -> tuple[str, ...]:
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe from the options, but for the method and the seed."""
+    """Make the recipe from the options, except for the method and the seed."""
     alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
     if options["rationale_weight"] is not None:
         if options["alpha"] is not None:

@@ -93,7 +93,7 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
 
 
 def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Result], float]) -> list[Curve]:
-    """One for each series of these methods, its points from left to right."""
+    """Make a curve for each series of these methods, its points from left to right."""
     curves = []
     for series, name in series_names(own).items():
         if series[0] not in methods:

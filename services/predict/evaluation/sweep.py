@@ -63,7 +63,7 @@ class Grid:
     vocab_size: int
 
     def cells(self) -> list[Cell]:
-        """Every student once, all those of a seed before those of the next.
+        """List every student once, all those of a seed before those of the next.
 
         Standard finetuning on people's labels learns from no teacher, whatever teachers there are. Raises BadData for
         rationales that are missing.

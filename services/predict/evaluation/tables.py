@@ -41,7 +41,7 @@ class Least:
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Every table that the results have a score for."""
+    """Make every table that the results have a score for."""
     merged = RESULT_FILES.merge(results)
     return [
         *(_accuracies(merged, data, labels) for data, labels in sets_of(merged)),

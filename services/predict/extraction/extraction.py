@@ -187,7 +187,7 @@ def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -
 
 
 def _short(number: int) -> str:
-    """In thousands or millions, to three digits or more."""
+    """Write a number in thousands or millions, to three digits or more."""
     for unit, suffix in ((1_000_000, "M"), (1000, "k")):
         if number >= unit:
             return f"{number / unit:.2f}{suffix}"

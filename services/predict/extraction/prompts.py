@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.predict.data.teacher_outputs import parse_output
 from services.predict.tasks import FieldError, FieldValue, Task
 
-# Which prompts a task has; word problems of both data sets are asked alike.
+# Prompt file of each task; word problems of both data sets share one.
 PROMPT_FILES = {"esnli": "esnli", "anli1": "anli1", "cqa": "cqa", "svamp": "svamp", "asdiv": "svamp"}
 # Beside what the rules of `llm_outputs` complain of: an equation that has no value.
 NO_VALUE = "no_value"

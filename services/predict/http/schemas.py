@@ -59,7 +59,7 @@ class Usage(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-    """In the order of the inputs."""
+    """Predictions in the order of the inputs."""
 
     object: Literal["list"] = "list"
     model: str = Field(description="`name@version` of the checkpoint that answered.")

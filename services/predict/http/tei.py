@@ -16,7 +16,7 @@ from services.predict.service import ClassifyCall, PredictService, Side
 
 
 async def answer_tei(service: PredictService, request: Request, body: TeiPredictRequest) -> Response:
-    """Every label of every input with its score, best first; a list of them, or of such lists for a batch."""
+    """Answer each input with its labels and their scores, best first: a list, or a list of lists for a batch."""
     began = time.perf_counter()
     is_left = (body.truncation_direction or "").lower() == "left"
     side: Side = "left" if is_left else "right"
@@ -34,7 +34,7 @@ async def answer_tei(service: PredictService, request: Request, body: TeiPredict
 
 
 def _scores(prediction: Prediction, *, is_raw: bool) -> list[dict[str, Any]]:
-    """Best first, equal ones in the order of the labels."""
+    """List the scores best first, equal ones in the order of the labels."""
     shares = sorted((prediction.probabilities or {}).items(), key=lambda pair: pair[1], reverse=True)
     # the smallest normal number, where a probability is so small that it is 0
     return [

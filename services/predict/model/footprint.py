@@ -10,7 +10,7 @@ from services.nn.packed_linear import can_pack
 
 EMBEDDINGS = "shared.weight"
 HEAD = "lm_head.weight"
-# What transformers writes a second time where a model was saved with its tied weights.
+# Weights that transformers writes a second time where a model was saved with its tied weights.
 TIED = frozenset({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
 
 

@@ -113,11 +113,11 @@ class Candidates:
 
     @cached_property
     def first(self) -> "Candidates":
-        """One of each group: the trie up to the place where candidates part first."""
+        """Trie of one candidate of each group, up to the place where candidates part first."""
         return self.of([some[0] for some in self._members])
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Each edge's logit (E,) float32 → each candidate's log-probability, (C,)."""
+        """Compute each candidate's log-probability, (C,), from each edge's logit (E,) float32."""
         device = logits.device
         shares = -torch.from_numpy(self._num_equal).to(device).log()
         if not len(logits):

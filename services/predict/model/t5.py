@@ -55,7 +55,7 @@ class Memory:
         return self.layers[0][0].device
 
     def of(self, inputs: Tensor) -> "Memory":
-        """That of some inputs, (B',) int64, in their order."""
+        """Select some inputs, (B',) int64, in their order."""
         mask = None if self.mask is None else self.mask[inputs]
         return Memory([(keys[inputs], values[inputs]) for keys, values in self.layers], mask)
 
@@ -201,7 +201,7 @@ class T5:
         return bias[None, :, None]
 
     def _linear(self, *modules: Any) -> Linear:
-        """One product for the outputs of several linear modules beside each other."""
+        """Join several linear modules into one product, their outputs side by side."""
         weights = [module.weight.detach() for module in modules]
         return self._make_linear(weights[0] if len(weights) == 1 else torch.cat(weights))
 

@@ -66,7 +66,7 @@ class TaskDescription(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> "TaskDescription":
-        """That of a checkpoint folder. Raises BadTask."""
+        """Read the description of a checkpoint folder. Raises BadTask."""
         path = directory / TASK_FILE
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -62,7 +62,7 @@ def teach(
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """That of a step, counted from 0: a linear rise over the warm-up, then a linear fall to 0 behind the last."""
+    """Return the rate of a step, counted from 0: a linear rise over the warm-up, then a linear fall to 0 at the end."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     return recipe.learning_rate * (recipe.num_steps - step) / (recipe.num_steps - recipe.warmup_steps)
@@ -181,7 +181,7 @@ class _Teaching:
         return outcome
 
     def _step(self, step: int) -> None:
-        """One optimizer step. The processes' gradients are averaged, and each has only a part of the batch's loss."""
+        """Run one optimizer step. The processes' gradients are averaged; each has only a part of the batch's loss."""
         torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, step)
@@ -293,7 +293,7 @@ class _Teaching:
 
 
 def _dropout_seed(*numbers: int) -> int:
-    """One of 32 bits, of which a CPU's generator takes no more."""
+    """Make a seed of 32 bits, the most that a CPU's generator takes."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 

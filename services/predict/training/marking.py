@@ -8,7 +8,7 @@ from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised
 from services.predict.training.recipe import Recipe
 
-# Of a batch that is decoded together: inputs, and tokens of them all with their padding.
+# Limits of a batch that is decoded together: inputs, and tokens of them all with their padding.
 MAX_INPUTS = 256
 MAX_TOKENS = 16_384
 

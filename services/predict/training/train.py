@@ -120,7 +120,7 @@ def _run(options: dict[str, Any]) -> StudentRun:
 
 
 def _tell(console: Console, line: str) -> None:
-    """One process tells for all."""
+    """Print a line, on the main process alone."""
     if PartialState().is_main_process:
         console.print(line, markup=False, soft_wrap=True)
 

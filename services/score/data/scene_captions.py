@@ -25,13 +25,13 @@ MAX_COUNT = 3
 PLACES = tuple(
     column if row == "middle" and column == "center" else f"{row} {column}" for row in ROWS for column in COLUMNS
 )
-# How many ways there are to word a caption; a caption of two groups knows the first two only.
+# Number of ways to word a caption; a caption of two groups has only the first two.
 NUM_STYLES = 4
 
-# How often a caption of the small CLIP's own training is a bare phrase: every attribute gets a place of its own in the
-# text space.
+# Share of captions of the small CLIP's own training that are bare phrases: every attribute gets a place of its own in
+# the text space.
 BARE_FRACTION = 0.35
-# How many groups of a caption for tuning are without a colour, and as many without a shape.
+# Share of the groups of a caption for tuning without a colour, and equally without a shape.
 SKETCHED = 0.1
 
 ChoiceT = TypeVar("ChoiceT")

@@ -13,7 +13,7 @@ from statistics import fmean
 ByTask = Mapping[str, float]
 Sizes = Mapping[str, int]
 
-# Of groups of images and captions one may score the captions' or the images' choice alone.
+# Suffixes for the choice of captions alone and of images alone, in groups of images and captions.
 TEXT, IMAGE = "::text", "::image"
 
 SUGARCREPE_FORMS = {
@@ -61,7 +61,7 @@ ELEVATER = (
     *("patchcamelyon", "rendered-sst2", "resisc45-clip", "stanfordcar", "voc2007classification"),
 )
 RETRIEVAL = ("coco_karpathy", "flickr30k", "coco_counterfactuals")
-# What FSC-CLIP's column Comp is the mean of, in the order of its Table 1.
+# Benchmarks that FSC-CLIP's column Comp is the mean of, in the order of its Table 1.
 COMP = (
     *("aro", "crepe", "eqben", "imagecode", "sugarcrepe", "svo_probes", "valse", "vl_checklist", "whatsup"),
     *("winoground", "spec"),
@@ -209,7 +209,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 def aggregates(benchmark: str, scores: ByTask, sizes: Sizes) -> dict[str, float]:
-    """Each number that a benchmark's rules make of its scores; none that lacks a task, none for an unknown benchmark.
+    """Compute the numbers of a benchmark's rules from its scores; none that lacks a task or for an unknown benchmark.
 
     `sizes` are the records of each task.
     """

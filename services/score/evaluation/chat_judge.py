@@ -82,7 +82,7 @@ class ChatJudge:
         return {"model": self._model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """Both orders of each record's captions.
+        """Score both orders of each record's captions.
 
         Raises CannotJudge for a choice of images, and where the endpoint fails.
         """

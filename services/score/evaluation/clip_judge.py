@@ -123,7 +123,7 @@ class ClipJudge:
 
     @torch.inference_mode()
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """One order; each image of a batch and each text is encoded once."""
+        """Score one order; each image of a batch and each text is encoded once."""
         for batch in _batches(task.records, self._batch_size):
             images = _numbered(path for _, record in batch for path in record.images)
             texts = list(_numbered(caption for _, record in batch for caption in record.captions))
@@ -195,12 +195,12 @@ def _batches(records: Sequence[Record], size: int) -> Iterator[list[tuple[int, R
 
 
 def _numbered(names: Iterable[NameT]) -> dict[NameT, int]:
-    """Each name once, with its place."""
+    """Number the names, each once."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
 def _runs(rows: Tensor, size: int) -> Iterator[Tensor]:
-    """So many rows at a time."""
+    """Yield `size` rows at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 

@@ -73,7 +73,7 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     resampling: Resampling | None = None,
 ) -> list[Result]:
-    """One result for each benchmark of the tasks, with the judge's notes among its settings.
+    """Judge the tasks, with one result for each benchmark and the judge's notes among its settings.
 
     Raises MissingData before the first image is read, if one is not there, and CannotJudge.
     """

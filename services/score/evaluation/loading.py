@@ -52,7 +52,7 @@ class Named:
 
 
 def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]:
-    """One after the other, so that only one is in memory.
+    """Load the judges one after the other, so that only one is in memory.
 
     `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; Hugging Face folders
     of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises

@@ -77,7 +77,7 @@ class Task:
 
     @property
     def kind(self) -> Kind:
-        """That of all records."""
+        """The one kind of all records."""
         return self.records[0].kind
 
     def first(self, limit: int | None) -> "Task":

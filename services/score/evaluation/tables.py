@@ -54,7 +54,7 @@ def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Every table that the results have a number for, a row for each judge."""
+    """Make every table that the results have a number for, a row for each judge."""
     numbers = numbers_of(results)
     benchmarks = dict.fromkeys(result.benchmark for result in results)
     layouts = [*LAYOUTS, *(_layout(name, results) for name in benchmarks if name not in LAID_OUT)]

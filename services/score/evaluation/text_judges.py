@@ -42,7 +42,7 @@ class TextJudge:
         return {}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """One order; a caption has its score whatever the image, so that between images there is a tie."""
+        """Score one order; a caption's score does not depend on the image, so that images tie."""
         for start in range(0, len(task.records), RECORDS_AT_ONCE):
             records = task.records[start : start + RECORDS_AT_ONCE]
             texts = list(dict.fromkeys(text for record in records for text in record.captions))

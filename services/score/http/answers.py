@@ -1,4 +1,4 @@
-"""From scores to the bodies of answers, in Fovea's form and in vLLM's."""
+"""Bodies of answers, in Fovea's form and in vLLM's, rendered from scores."""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""From a request's body to what it asks about which images, whichever of the accepted forms it has."""
+"""Conversion of a request's body, in any of the accepted forms, into a call about images and captions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
 from services.score.scorer import CallLimits, Caption, ScoreCall
 
-# Of a multipart form, beside its captions.
+# Fields of a multipart form besides its captions.
 OPTIONS = ("explain", "truncate", "model")
 
 

@@ -62,7 +62,7 @@ class Explanation(BaseModel):
 
 
 class ScoreAnswer(BaseModel):
-    """In the order of the captions."""
+    """Scores in the order of the captions."""
 
     object: Literal["list"] = "list"
     model: str = Field(description="`name@version` of the checkpoint that answered.")

@@ -1,4 +1,4 @@
-"""From features of an image and of captions to how well they fit, without the model that made them.
+"""Similarities of an image and captions, computed from their features without the model that made them.
 
 The tokens of all captions are concatenated in one row, so that nothing is padded, and are taken in slices.
 
@@ -57,7 +57,7 @@ class PairEngine:
         return item.num_tokens
 
     def run_batch(self, items: Sequence[PairItem]) -> list[Similarities]:
-        """Each item on its own: two of them share nothing."""
+        """Compare each item on its own: two of them share nothing."""
         with torch.inference_mode():
             return [self._compare(item) for item in items]
 

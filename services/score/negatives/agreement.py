@@ -46,7 +46,7 @@ def _is_company(annotation: Annotation, place: int) -> bool:
 
 
 def is_plural(annotation: Annotation, thing: Span) -> bool:
-    """By the head of its first chunk: `two cups of tea` are many."""
+    """Tell the number of a thing by the head of its first chunk: `two cups of tea` are many."""
     of = next((place for place in range(*thing) if annotation.lowered[place] == "of"), thing[1])
     head = thing[1] - 1 if annotation.lowered[of - 1] in QUANTITIES else of - 1
     return annotation.tags[head] in ("NNS", "NNPS")

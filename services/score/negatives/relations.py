@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.score.negatives.annotation import Annotation, Span
 
-# Of two phrases each is the other's opposite: both cannot be true of one pair of things.
+# Pairs of phrases that are each other's opposites: both cannot be true of one pair of things.
 _OPPOSED = (
     ("to the left of", "to the right of"),
     ("on the left of", "on the right of"),
@@ -27,7 +27,7 @@ _OPPOSED = (
     ("into", "out of"),
     ("far from", "next to"),
 )
-# Of these the second is an opposite of the first, which is not that of the second.
+# Pairs whose second is an opposite of the first, but not the other way round.
 _ONE_WAY = (
     ("on top of", "underneath"),
     ("on top of", "under"),
@@ -66,9 +66,9 @@ _SIDES = (
 # Parts of the picture: above or below, and beside.
 _ROWS = {"top": "bottom", "bottom": "top", "upper": "lower", "lower": "upper", "middle": None}
 _COLUMNS = {"left": "right", "right": "left", "center": None}
-# What is near is near the other way round: its two things are not exchanged.
+# Symmetric phrases remain true with their two things exchanged, so these are not.
 _SYMMETRIC = frozenset(("next to", "near", "beside", "close to", "far from", "far away from"))
-# Said of so much that they are turned only where a caption has nothing clearer, `in` (a shirt, a kitchen) last.
+# Phrases of wide use are turned only where a caption has nothing clearer, `in` (a shirt, a kitchen) last.
 _RANKS = {"on": 1, "next to": 1, "near": 1, "beside": 1, "close to": 1, "in": 3}
 _DEED_RANK = 2
 _TIMES_TEXT = """
@@ -76,7 +76,7 @@ day days night nights morning afternoon evening noon summer winter spring fall a
 minute hour monday tuesday wednesday thursday friday saturday sunday
 """
 TIMES = frozenset(_TIMES_TEXT.split())
-# What shows a thing is no part of it: what is left of "a photo of a dog" is left of the dog.
+# Words for a picture are no part of the thing that it shows: left of "a photo of a dog" is left of the dog.
 _PICTURES_TEXT = """
 photo photograph picture pic image shot close-up closeup up view painting drawing sketch rendering render scene portrait
 """
@@ -134,7 +134,7 @@ class Relation:
 
     @property
     def can_be_exchanged(self) -> bool:
-        """Both things are there, and the caption is not true with each in the other's place."""
+        """Tell whether both things are there, and the caption is not true with each in the other's place."""
         is_symmetric = self.phrase is not None and self.phrase.text in _SYMMETRIC
         return self.subject is not None and self.object is not None and not is_symmetric
 

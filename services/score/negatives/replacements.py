@@ -69,7 +69,7 @@ def _is_one(annotation: Annotation, chunk: Span) -> bool:
 
 
 def _more(annotation: Annotation, chunk: Span, generator: Random) -> dict[Span, str]:
-    """One thing as two or three, with its verb."""
+    """Make two or three of one thing, with its verb."""
     head = (chunk[1] - 1, chunk[1])
     number = cased_like(generator.choice(("two", "two", "three")), annotation.words[chunk[0]])
     noun = cased_like(plural(annotation.lowered[head[0]]), annotation.words[head[0]])

@@ -36,7 +36,7 @@ def turn(reading: Reading, generator: Random) -> dict[Span, str] | None:
 
 
 def _exchanged(annotation: Annotation, relation: Relation) -> dict[Span, str] | None:
-    """Each thing with the other's text; the verb between them agrees with the new subject."""
+    """Give each thing the other's text; the verb between them agrees with the new subject."""
     if not relation.can_be_exchanged or relation.subject is None or relation.object is None:
         return None
     if annotation.text(relation.subject).lower() == annotation.text(relation.object).lower():
@@ -49,7 +49,7 @@ def _exchanged(annotation: Annotation, relation: Relation) -> dict[Span, str] | 
 
 T = TypeVar("T")
 
-# How often pairs are shuffled until the outcome differs.
+# Tries to shuffle pairs until the outcome differs.
 SHUFFLES = 10
 # A phrase of nouns is swapped as a whole from this many words on; shorter ones are by their nouns.
 MIN_CHUNK_WORDS = 3
@@ -75,7 +75,7 @@ def negclip(annotation: Annotation, generator: Random) -> dict[Span, str] | None
 
 
 def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
-    """Each of two spans with the other's text; the capital at the start of a sentence stays there."""
+    """Give each of two spans the other's text; the capital at the start of a sentence stays there."""
     first, second = sorted((one, other))
     texts = annotation.text(first), annotation.text(second)
     if not annotation.starts_sentence(first[0]):

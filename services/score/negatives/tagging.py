@@ -43,7 +43,7 @@ tracks:NNS leaves:NNS geese:NNS oxen:NNS bikes:NNS zebras:NNS utensils:NNS stand
 nearby:JJ overhead:JJ plain:JJ snowy:JJ fenced:JJ wooded:JJ tiled:JJ flowered:JJ sized:JJ haired:JJ colored:JJ
 drinking:VBG cooking:VBG petting:VBG reading:VBG eating:VBG skating:VBG hiking:VBG fishing:VBG bathing:VBG set:NN
 """
-# What people and animals do in pictures. In newspapers these are mostly nouns.
+# Actions of people and animals in pictures. In newspapers these words are mostly nouns.
 _ACTS_TEXT = """
 cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean look pass play pose post race rest ride
 roll run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use

@@ -160,6 +160,6 @@ class WordNetLexicon:
         return texts
 
     def _is_decent_word(self, lemma: str, pos: Pos) -> bool:
-        """None of the lemma's senses insults or is about what captions do not speak of."""
+        """Tell whether none of the lemma's senses is an insult or about what captions do not speak of."""
         glosses = [self.wordnet.gloss(sense) for sense in self.wordnet.synsets_of_lemma(lemma, pos)]
         return not any(part in gloss for gloss in glosses for part in _INDECENT)

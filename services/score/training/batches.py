@@ -21,7 +21,7 @@ from services.score.data.scenes import GroupScenes, generator_of, render_scenes,
 from services.score.negatives.hard_negatives import HardNegatives, Kind
 from services.score.negatives.lexicon import Candidates
 
-# Of generated scenes: how many hold two groups; lone ones rehearse what the base model knew.
+# Share of generated scenes with two groups; those with one rehearse what the base model knew.
 PAIR_FRACTION = 0.65
 
 

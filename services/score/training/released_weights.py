@@ -32,7 +32,7 @@ NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length
 LORA_A = re.compile(r"(?P<layer>.+)\.(?P<weight>in_proj_weight_)?lora_A")
 MAX_NAMES_SHOWN = 8
 
-# What the readers of bytes that mean nothing, or no longer, may raise.
+# Errors that readers may raise on damaged bytes or those of outdated formats.
 DAMAGED = (
     AssertionError,
     AttributeError,

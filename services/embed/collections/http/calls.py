@@ -1,4 +1,4 @@
-"""From a request about a collection to what the library is asked, whichever of the accepted forms the body has."""
+"""Conversion of requests about a collection, in any of the accepted forms of a body, into calls of the library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from services.embed.service import CallLimits, TextInput
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10
-# What a search may be for; one of them.
+# Fields that a search may have as its query; exactly one of them.
 QUERIES = ("image", "text", "id")
 
 
@@ -119,7 +119,7 @@ def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
 
 
 def _metadata_of_form(form: Form, limits: CallLimits) -> dict[str, Metadata]:
-    """By file name. Raises InvalidRequest for what is no JSON, InvalidField for a name that no file has, TooLarge."""
+    """Read the metadata by file name. Raises InvalidRequest for no JSON, InvalidField for an unknown name, TooLarge."""
     parts = form.fields["metadata"]
     if not parts:
         return {}

@@ -63,7 +63,7 @@ class SearchRequest(BaseModel):
 
 
 class AddedImages(BaseModel):
-    """Sent once the images would survive a crash."""
+    """Answer that is sent once the images would survive a crash."""
 
     added: int
     unchanged: int = Field(description="Images that were there with the same content.")
@@ -78,7 +78,7 @@ class ImageEntry(BaseModel):
 
 
 class ImageList(BaseModel):
-    """Ascending by id; the last id of a page is the next one's `after`."""
+    """Images ascending by id; the last id of a page is the next one's `after`."""
 
     object: Literal["list"] = "list"
     data: list[ImageEntry]
@@ -145,7 +145,7 @@ class SearchIndex(BaseModel):
 
 
 class SearchResults(BaseModel):
-    """Best first."""
+    """Results of a search, best first."""
 
     object: Literal["search"] = "search"
     model: str = Field(description="`name@version` of the checkpoint that answered.")

@@ -27,7 +27,7 @@ class Contents:
     num_judged: int = 0
 
     def search(self, queries: Vectors, k: int, *, among: Rows | None, max_exact: int) -> Nearest:
-        """At most k positions (Q, ≤ K) of live rows, of all or `among` some. Up to `max_exact` are all compared."""
+        """Find at most k positions (Q, ≤ K) of live rows, all or `among` some. Up to `max_exact` are all compared."""
         positions = None if among is None else self.table.live_positions(among)
         if self.lists is not None and (positions is None or len(positions) > max_exact):
             found = self._search_lists(self.lists, queries, k, positions)

@@ -25,7 +25,7 @@ class DeviceVectors:
 
     @classmethod
     def on_gpu(cls, width: int) -> "DeviceVectors":
-        """On the first GPU. Raises ValueError where FAISS has none."""
+        """Make an index on the first GPU. Raises ValueError where FAISS has none."""
         if faiss.get_num_gpus() == 0:
             raise ValueError(
                 "device 'cuda' needs a GPU and a FAISS built for it: install the extra 'search-gpu' "

@@ -65,7 +65,7 @@ class InvertedLists:
         return found if (found.positions >= 0).all() else None
 
     def keeping(self, keep: NDArray[np.bool_]) -> "InvertedLists":
-        """These lists for a table that holds only the positions of `keep`, bool (at least `size`,), in their order."""
+        """Copy these lists for a table with only the positions of `keep`, bool (at least `size`,), in their order."""
         moved = np.cumsum(keep[: self.size]) - 1
         size = int(moved[-1] + 1) // 8 * 8
         kept = keep[: self.size] & (moved < size)
@@ -80,7 +80,7 @@ class InvertedLists:
         return replace(self, index=index, size=size)
 
     def extended(self, table: TableView) -> "InvertedLists":
-        """These lists with the rest of the table sorted in; the lists themselves may no longer be used."""
+        """Sort the rest of the table into these lists, and return them; the old object may no longer be used."""
         size = len(table) // 8 * 8
         self.index.add(table.vectors[self.size : size])
         return replace(self, size=size)

@@ -21,14 +21,14 @@ from services.embed.collections.storage.image_store import DATABASE_NAME, Collec
 
 MAX_NAME_CHARACTERS = 64
 LOCK_NAME = ".lock"
-# Of folders that are not collections yet, or no more. No name begins with a dot.
+# Prefixes of folders that are not collections yet, or no more. No name begins with a dot.
 CREATING = ".creating-"
 DELETING = ".deleting-"
 TENANTS = ".tenants"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TENANT = re.compile(TENANT_PATTERN)
-# What a collection's folder has, whatever else it has lost.
+# Files that show that a folder is a collection's, even where others are lost.
 _OWN_FILES = {DATABASE_NAME, f"{DATABASE_NAME}-wal", "indexes", "states"}
 
 

@@ -251,7 +251,7 @@ class Database:
         return sum(path.stat().st_size for path in (self._path, self._log) if path.exists())
 
     def _cut_off_some(self) -> bool:
-        """One step; False where nothing is left to cut off."""
+        """Cut off free pages in one step; return False where nothing is left to cut off."""
         page_bytes, before = (
             self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "freelist_count")
         )
@@ -279,8 +279,8 @@ class Database:
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageFull for whatever in the block fails because the disk of `folder` is full, DatabaseFailed for what
-    fails because of the file."""
+    """Raise StorageFull for a failure in the block because the disk of `folder` is full, DatabaseFailed for one because
+    of the file."""
     try:
         yield
     except sqlite3.DatabaseError as error:

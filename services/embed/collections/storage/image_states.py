@@ -114,7 +114,7 @@ class StateCache:
         return cache
 
     def close(self) -> None:
-        """Let go of the file, once those who use it just now are done."""
+        """Close the file, once the calls that use it just now are done."""
         with self._changed:
             descriptor, self._descriptor = self._descriptor, None
             self._changed.wait_for(lambda: self._num_users == 0)

@@ -175,7 +175,7 @@ class ImageStore:
             return remove(connection, image_id)
 
     def has_much_to_give_back(self) -> bool:
-        """Whether so much was deleted that `give_back` is worth its while."""
+        """Tell whether enough was deleted for `give_back` to be worthwhile."""
         return self._database.has_much_to_give_back()
 
     def give_back(self) -> int:
@@ -193,7 +193,7 @@ class ImageStore:
             return bytes(find(connection, "data", image_id)[0])
 
     def images(self, after: str | None, limit: int) -> list[StoredImage]:
-        """At most `limit` images, ascending by id (by code points), from the first id behind `after` on."""
+        """List at most `limit` images, ascending by id (by code points), from the first id behind `after` on."""
         with self._database.reading() as connection:
             found = connection.execute(
                 f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
