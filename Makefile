@@ -4,10 +4,12 @@ VENV ?= .venv
 # For a CPU-only torch on Linux: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
+# Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
+SERVICE ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup up test lint bench docs docs-serve images clean
+.PHONY: setup up check test lint bench docs docs-serve images clean
 
 setup: $(INSTALLED)
 
@@ -20,8 +22,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 up: $(INSTALLED)
 	$(BIN)/fovea up
 
+# The fast tests; with SERVICE, of that service, of the core and of the layers.
+check: lint
+	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 \
+		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
+
 test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

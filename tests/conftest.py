@@ -2,10 +2,24 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+
+# Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
+PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
+PROCESS_FIXTURES = {"serve", "rclone", "moto"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folders = set(item.path.relative_to(Path(__file__).parent).parts)
+        if folders & PROCESS_FOLDERS or set(getattr(item, "fixturenames", ())) & PROCESS_FIXTURES:
+            item.add_marker(pytest.mark.process)
+        if "training" in folders:
+            item.add_marker(pytest.mark.training)
 
 
 @pytest.fixture(autouse=True)

@@ -135,6 +135,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 def test_every_file_imports_only_what_its_room_may() -> None:
     assert [breach for path in sources() for breach in breaches(name(path), path.read_text())] == []
 
@@ -162,10 +163,12 @@ def test_a_planted_breach_is_named_by_file_and_line(path: str, line: str) -> Non
     assert found.startswith(f"{path}:3: ")
 
 
+@pytest.mark.slow
 def test_no_import_runs_in_a_circle() -> None:
     assert circles(import_graph()) == []
 
 
+@pytest.mark.slow
 def test_folders_files_and_functions_stay_short() -> None:
     folders = {path.parent for path in sources()}
     counts = {name(folder): sum(1 for p in folder.glob("*.py") if p.stem != "__init__") for folder in folders}
@@ -182,6 +185,7 @@ def test_folders_files_and_functions_stay_short() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_file_holds_global_state_catches_everything_or_has_a_name_that_says_nothing() -> None:
     found = [name(path) for path in sources() if path.stem in SAYS_NOTHING]
     for path in sources():
@@ -198,12 +202,14 @@ def test_no_file_holds_global_state_catches_everything_or_has_a_name_that_says_n
     assert found == []
 
 
+@pytest.mark.slow
 def test_tests_use_real_parts() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
     mocks = ("unittest.mock", "mock")
     assert [name(p) for p in files if any(is_within(m, mocks) for _, m in imported(p.read_text()))] == []
 
 
+@pytest.mark.slow
 def test_core_gateway_and_command_line_load_without_torch() -> None:
     modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
     light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli.main"]
@@ -217,6 +223,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_reads_the_environment_or_opens_a_file_on_import() -> None:
     modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
     program = f"""

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.imports import ROOT
 
 FOLDERS = ("gateway", "services")
@@ -19,6 +21,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.body[0].lineno, text
 
 
+@pytest.mark.slow
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     assert files

@@ -98,6 +98,7 @@ def test_a_model_that_the_store_has_not_is_told_in_one_line(arguments: list[str]
 
 
 @pytest.mark.timeout(600)  # trains and evaluates
+@pytest.mark.slow
 def test_a_folder_that_was_begun_with_other_options_is_refused_in_one_line(tmp_path: Path) -> None:
     tiny = ["--lookup-steps", "1", "--doubt-steps", "0", "--bias-steps", "0", "--documents", "2", "--tokens", "1"]
     job: list[str | Path] = ["train", "litm", *tiny, "--questions", "1", "--no-publish", "--output", tmp_path / "run"]

@@ -124,7 +124,7 @@ class EndpointClient:
         """Send nothing any more; requests that are on their way still get their answers."""
         self._is_stopped = True
         for wait in self._waits:
-            wait.reschedule(PAST)
+            _end(wait)
 
     async def ask(self, body: Mapping[str, Any]) -> Answer:
         """Return the answer to a request's JSON.
@@ -179,7 +179,7 @@ class EndpointClient:
         """Have `stop` end what is awaited next, also where it was called before."""
         self._waits.add(wait)
         if self._is_stopped:
-            wait.reschedule(PAST)
+            _end(wait)
 
     def _wait_s(self, error: Exception) -> bool | float:
         """Whether to send again after an error, and after how many seconds where the endpoint says."""
@@ -226,6 +226,12 @@ class EndpointClient:
             )
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
             raise EndpointError(f"what answers at {self._url} does not answer as OpenAI's does", status=200) from None
+
+
+def _end(wait: asyncio.Timeout) -> None:
+    """Let a wait time out now; one that does so already can't be changed."""
+    if not wait.expired():
+        wait.reschedule(PAST)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

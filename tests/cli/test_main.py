@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.cli.programs import PACKAGES, BadPort, existing_names, plan_programs
 
+pytestmark = pytest.mark.process
+
 
 def test_the_command_line_starts_without_importing_a_framework() -> None:
     heavy = {"torch", "fastapi", "uvicorn", "pydantic", "transformers", "aiohttp"}

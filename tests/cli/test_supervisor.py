@@ -17,6 +17,8 @@ import pytest
 from services.cli.supervisor import STOP_MARGIN_S, RestartPolicy
 from tests.kept_port import kept_port
 
+pytestmark = pytest.mark.process
+
 POLL_S = 0.02
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,14 @@ def moto() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["file", "memory", "s3-without-conditions", "s3-with-conditions"])
+@pytest.fixture(
+    params=[
+        "file",
+        "memory",
+        pytest.param("s3-without-conditions", marks=pytest.mark.process),
+        pytest.param("s3-with-conditions", marks=pytest.mark.process),
+    ]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
     """An empty store of each sort."""
     if request.param == "file":

@@ -48,6 +48,7 @@ async def lifetime(served: ServedProcess) -> int:
     return await served.exit_status()
 
 
+@pytest.mark.slow
 def test_a_request_is_one_line_with_its_id_and_no_query(log: Log) -> None:
     (line,) = [line for line in log if line["message"] == "request" and line["request_id"] == "well"]
     assert (line["method"], line["path"], line["status"], line["level"]) == ("GET", "/slow", 200, "info")
@@ -77,6 +78,7 @@ def test_a_defect_is_logged_once_with_its_traceback_and_request(log: Log) -> Non
     assert "served_app.py" in error["exception"]
 
 
+@pytest.mark.slow
 async def test_lines_below_the_level_are_left_out(serve: Serve) -> None:
     served = serve(log_level="error", warm_up="fails")
     assert await served.exit_status() == 1
@@ -84,6 +86,7 @@ async def test_lines_below_the_level_are_left_out(serve: Serve) -> None:
     assert (line["level"], line["message"]) == ("error", "warm-up failed")
 
 
+@pytest.mark.slow
 async def test_the_console_format_is_text_for_a_person(serve: Serve) -> None:
     served = serve(log_format="console", warm_up="fails")
     assert await served.exit_status() == 1
@@ -98,6 +101,7 @@ ESCAPED = r"\x1b[2J\x1b]0;t\x07\n2026-01-01 [info ] forged\r\u202egnp.exe\x9b2J\
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.slow
 async def test_what_a_client_writes_stays_in_its_line_and_moves_no_cursor(serve: Serve, log_format: str) -> None:
     served = serve(log_format=log_format)
     await until(lambda: "listening" in served.text())

@@ -18,6 +18,8 @@ from tests.core.served_app import NO_MEMORY, create
 from tests.core.served_process import ServedProcess
 from tests.core.starved_calls import CALLS
 
+pytestmark = pytest.mark.process
+
 
 def bytes_of(pid: int) -> int:
     """Return the bytes of a process's address space in use."""

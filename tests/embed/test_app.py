@@ -103,6 +103,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
 # --- /embed ---
 
 
+@pytest.mark.slow
 def test_an_image_as_the_body_is_embedded_under_the_condition_of_the_query(
     client: TestClient, engine: EmbedEngine
 ) -> None:
@@ -407,6 +408,7 @@ def test_dimensions_equal_to_the_models_own_are_accepted(client: TestClient) -> 
     assert client.post("/v1/embeddings", json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_two_thousand_and_forty_eight_inputs_fit_into_one_call(client: TestClient, engine: EmbedEngine) -> None:
     texts = [f"object number {number}" for number in range(2048)]
     rows = rows_of(client.post("/v1/embeddings", json={"input": texts, "encoding_format": "float"}))
@@ -566,6 +568,7 @@ def own_store(folder: Path, checkpoint: Path, kind: str = "focallens-clip") -> E
     return settings
 
 
+@pytest.mark.slow
 def test_a_new_version_answers_as_soon_as_it_is_published(checkpoint: Path, tmp_path: Path) -> None:
     settings = own_store(tmp_path, checkpoint)
     ask: dict[str, Any] = {"json": {"texts": ["a red square"], "images": [data_uri(PHOTO)], "condition": COLOR}}
@@ -582,6 +585,7 @@ def test_a_new_version_answers_as_soon_as_it_is_published(checkpoint: Path, tmp_
         assert after.headers["x-fovea-model"] == f"{MODEL}@{version.id}"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_to_wait(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -605,6 +609,7 @@ def test_a_checkpoint_of_another_kind_is_refused(checkpoint: Path, tmp_path: Pat
         assert "it did not load" in client.get("/readyz").json()["checks"]["checkpoint"]["detail"]
 
 
+@pytest.mark.slow
 def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(
     settings: EmbedSettings,
 ) -> None:
@@ -616,6 +621,7 @@ def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(
             assert error["param"] == "images.0"
 
 
+@pytest.mark.slow
 def test_limits_are_inclusive_and_count_embeddings_too(settings: EmbedSettings) -> None:
     with serving(settings.model_copy(update={"max_inputs": 2, "max_conditions": 8})) as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)

@@ -89,6 +89,7 @@ def assert_close(actual: Embeddings, expected: Embeddings, tolerance: float = 1e
     assert difference.max() <= tolerance, f"max {difference.max():.3g}, mean {difference.mean():.3g}"
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: EmbedEngine) -> None:
     color, shape = "what color is it?", "which shape?"
     batch: list[Item] = [
@@ -182,6 +183,7 @@ def test_conditions_and_images_both_change_the_embedding(engine: EmbedEngine) ->
     assert similarities.max() < 0.9999
 
 
+@pytest.mark.slow
 def test_the_engine_answers_what_the_model_computes(readout_directory: Path) -> None:
     checkpoint = load_focallens(readout_directory)
     pixels = torch.tensor(checkpoint.transform(picture(5)))[None]
@@ -260,6 +262,7 @@ def test_conditions_long_unused_are_forgotten_and_encoded_again(
     assert ("encode_conditions", 1) in model.seen
 
 
+@pytest.mark.slow
 def test_a_condition_in_use_outlives_many_others(counted: tuple[EmbedEngine, CountingModel]) -> None:
     engine, model = counted
     for number in range(2 * MAX_REMEMBERED_CONDITIONS):
@@ -413,6 +416,7 @@ def test_a_model_whose_states_say_something_else_than_its_pixels_fails_its_self_
         engine.self_check()
 
 
+@pytest.mark.slow
 def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readout_directory: Path) -> None:
     half = EmbedEngine.load(readout_directory, DeviceOptions(device="cpu", dtype="bfloat16"))
     half.self_check()
@@ -425,6 +429,7 @@ def test_half_precision_answers_unit_vectors_near_those_of_full_precision(readou
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.slow
 def test_states_of_half_precision_are_those_of_the_forward_pass(
     readout_directory: Path, dtype: Literal["bfloat16", "float16"]
 ) -> None:

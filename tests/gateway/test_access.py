@@ -77,6 +77,7 @@ async def test_without_keys_nothing_needs_one() -> None:
         {"Authorization": "Basic dXNlcjpwYXNz", "X-API-Key": KEY},
     ],
 )
+@pytest.mark.slow
 async def test_a_key_is_taken_in_each_of_its_spellings(headers: dict[str, str]) -> None:
     async with serving(Service()) as url, gateway(embed_urls=url, keys=keys("embed")) as client:
         assert await status(client, "/embed", headers) == 200

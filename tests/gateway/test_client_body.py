@@ -93,6 +93,7 @@ async def test_an_honest_client_is_answered_while_hundreds_of_bodies_trickle() -
             writer.transport.abort()
 
 
+@pytest.mark.slow
 async def test_bodies_that_trickle_are_refused_with_408_and_their_connections_closed() -> None:
     service = Service(echo)
     async with serving(service) as url, gateway(embed_urls=url, body_timeout_s=0.5) as client:

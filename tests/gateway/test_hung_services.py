@@ -25,6 +25,8 @@ from tests.gateway.servers import (
 )
 from tests.gateway.test_process import start, started
 
+pytestmark = pytest.mark.process
+
 # Deadlines must not be what ends the waiting.
 PATIENT: dict[str, Any] = {"request_timeout_s": 3600, "max_request_timeout_s": 3600}
 SOON: dict[str, Any] = {**PATIENT, "probe_interval_s": 0.05, "unanswered_probes": 3}

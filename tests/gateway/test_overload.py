@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import digest
@@ -54,6 +55,7 @@ async def ask(client: aiohttp.ClientSession, name: str | None = None) -> int:
         return response.status
 
 
+@pytest.mark.slow
 async def test_by_default_32_requests_are_in_flight_and_what_comes_after_the_line_is_refused_at_once() -> None:
     held = Held()
     async with gateway_to(held) as client:
@@ -67,6 +69,7 @@ async def test_by_default_32_requests_are_in_flight_and_what_comes_after_the_lin
         assert await asyncio.gather(*asked) == [200] * 60
 
 
+@pytest.mark.slow
 async def test_five_hundred_requests_at_once_are_all_answered() -> None:
     held = Held()
     async with gateway_to(held, burst_s=60) as client:  # for the last of many on a slow machine
@@ -152,6 +155,7 @@ async def test_what_a_full_instance_refuses_goes_to_another_and_no_further() -> 
         assert len(full.requests) <= 10
 
 
+@pytest.mark.slow
 async def test_a_request_that_would_wait_past_its_deadline_is_refused_before_it_waits() -> None:
     held = Held()
     async with gateway_to(held, max_inflight_requests=1, max_queued_requests=100) as client:

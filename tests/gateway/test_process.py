@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from tests.gateway.servers import Service, gateway, read_body, respond, serving, until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:

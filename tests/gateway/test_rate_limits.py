@@ -16,6 +16,8 @@ from gateway.settings import GatewaySettings, KeyRecord
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.gateway.servers import Service, gateway, metric, serving, until
 
+pytestmark = pytest.mark.process
+
 # Windows end with the hour, the day, the year of the clock: long enough for none to end while a test runs.
 RATE = "3/year"
 

@@ -223,6 +223,7 @@ async def test_retries_end_with_their_budget() -> None:
     assert 20 <= num_retries < 60
 
 
+@pytest.mark.slow
 async def test_a_request_waits_for_a_service_that_is_coming_up_and_is_counted_meanwhile() -> None:
     with kept_port() as port:
         async with gateway(embed_urls=f"http://127.0.0.1:{port}", wait_for_service_s=60) as client:
@@ -252,6 +253,7 @@ async def test_nobody_waits_for_a_service_that_the_gateway_does_not_have() -> No
         assert await metric(client, "fovea_gateway_queued_requests", service="score") == 0
 
 
+@pytest.mark.slow
 async def test_a_request_waits_for_a_service_that_listens_and_is_still_loading() -> None:
     service = Service(echo)
     service.is_ready = False

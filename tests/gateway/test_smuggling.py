@@ -81,6 +81,7 @@ async def test_an_upgrade_with_a_body_is_refused_with_its_remedy_and_the_connect
     assert b"--http1.1" in answer.body
 
 
+@pytest.mark.slow
 async def test_bytes_that_nobody_asked_for_are_never_the_answer_to_the_next_request() -> None:
     num_connections = 0
 

@@ -82,6 +82,7 @@ async def test_a_body_of_any_length_arrives_whole(num_bytes: int) -> None:
     assert service.header("content-length") == str(num_bytes)
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_slowly_slows_the_service_down() -> None:
     num_sent = 0
 
@@ -190,6 +191,7 @@ async def test_the_time_that_is_left_is_passed_on() -> None:
             assert given_s - 60 < float(service.header("x-request-timeout") or "") <= given_s
 
 
+@pytest.mark.slow
 async def test_a_deadline_that_passes_is_504_and_cancels_the_request_at_the_service() -> None:
     cancelled = asyncio.Event()
 
@@ -204,6 +206,7 @@ async def test_a_deadline_that_passes_is_504_and_cancels_the_request_at_the_serv
         await cancelled.wait()
 
 
+@pytest.mark.slow
 async def test_a_deadline_that_passes_amid_a_stream_ends_it_with_an_error_event() -> None:
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.contract.processes import Process, start_process
 from tests.core.trace_collector import CollectedSpan, collecting
 from tests.gateway.servers import Service, gateway, serving
+
+pytestmark = pytest.mark.process
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"

@@ -99,6 +99,7 @@ FUZZED = settings(
 @pytest.mark.timeout(3600)
 @FUZZED
 @given(case=cases())
+@pytest.mark.slow
 async def test_behind_the_gateway_every_client_gets_its_own_answers_and_the_service_sees_what_was_sent(
     gateway_and_service: tuple[aiohttp.ClientSession, EchoService], case: Case
 ) -> None:
@@ -117,6 +118,7 @@ async def test_behind_the_gateway_every_client_gets_its_own_answers_and_the_serv
 @pytest.mark.timeout(3600)
 @FUZZED
 @given(case=cases())
+@pytest.mark.slow
 async def test_a_service_answers_every_connection_in_order_and_sees_what_was_sent(
     service: tuple[EchoService, str], case: Case
 ) -> None:

@@ -132,6 +132,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/generate"])
+@pytest.mark.slow
 def test_a_question_over_documents_is_answered_as_the_engine_answers_it(
     client: TestClient, engine: GenerateEngine, path: str
 ) -> None:
@@ -221,6 +222,7 @@ def test_an_answer_ends_before_a_stop_text(client: TestClient) -> None:
     assert stopped["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 def test_equal_seeds_draw_equal_answers_and_others_draw_others(client: TestClient, engine: GenerateEngine) -> None:
     drawn = [answer_to(client, temperature=1.5, top_p=0.9, seed=seed)["answer"] for seed in (7, 7, 8)]
     expected, *_ = of_engine(engine, AnswerOptions(max_tokens=12, sampling=Sampling(1.5, 0.9, 7)))
@@ -233,6 +235,7 @@ def test_equal_seeds_draw_equal_answers_and_others_draw_others(client: TestClien
 # --- calibration ---
 
 
+@pytest.mark.slow
 def test_calibration_may_be_left_out(client: TestClient, engine: GenerateEngine) -> None:
     answer = answer_to(client, calibration={"enabled": False}, max_tokens=40)
     text, facts, _ = of_engine(engine, AnswerOptions(max_tokens=40, calibration=OFF))
@@ -253,6 +256,7 @@ def test_calibration_may_be_left_out(client: TestClient, engine: GenerateEngine)
         ({"enabled": True}, {}),
     ],
 )
+@pytest.mark.slow
 def test_calibration_fields_that_are_left_out_come_from_the_checkpoint(
     client: TestClient, engine: GenerateEngine, options: Any, changed: Any
 ) -> None:
@@ -279,6 +283,7 @@ def test_documents_may_be_reordered_and_are_told_by_their_places_in_request_and_
     assert answer["answer"] == text
 
 
+@pytest.mark.slow
 def test_some_method_reorders(client: TestClient) -> None:
     orders = [[one["position"] for one in answer_to(client, reorder=m)["documents"]] for m in REORDERINGS]
 
@@ -288,6 +293,7 @@ def test_some_method_reorders(client: TestClient) -> None:
 # --- streams ---
 
 
+@pytest.mark.slow
 def test_a_stream_brings_the_same_answer_in_pieces_then_all_else_then_done(client: TestClient) -> None:
     whole = answer_to(client, max_tokens=40)
     *deltas, last, done = events_of(client.post("/generate", json=asked(max_tokens=40, stream=True)))
@@ -420,6 +426,7 @@ def test_longer_answers_than_the_limit_are_refused_naming_both(client: TestClien
     assert error["param"] == "max_tokens"
 
 
+@pytest.mark.slow
 def test_a_prompt_over_the_context_is_refused_naming_tokens_and_limit(
     client: TestClient, engine: GenerateEngine
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
         GenerateEngine.load(tmp_path, OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_sound_checkpoint_passes_its_checks_and_they_leave_nothing(engine: GenerateEngine) -> None:
     engine.warm_up()
     engine.self_check()
@@ -160,6 +161,7 @@ def test_rankings_are_held_to_the_context(engine: GenerateEngine) -> None:
 
 
 @pytest.mark.parametrize("method", ["query_likelihood", "query_generation", "relevance_prompt"])
+@pytest.mark.slow
 def test_documents_that_are_ranked_one_by_one_are_held_to_the_context_one_by_one(
     engine: GenerateEngine, method: Any
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_tokenizers_own_limits_cut_nothing(directory: Path, tmp_path: Path) ->
     assert prompts[0] == prompts[1]
 
 
+@pytest.mark.slow
 def test_prompts_may_be_prepared_on_many_threads_at_once(engine: GenerateEngine) -> None:
     def prepare(number: int) -> Any:
         return engine.prepare_question(f"{QUERY} {number % 7}", DOCUMENTS * 3, SHORT).prompt
@@ -226,6 +229,7 @@ def test_a_calibration_costs_more_than_none_and_the_papers_most(engine: Generate
 # Running
 
 
+@pytest.mark.slow
 def test_questions_conversations_and_completions_are_answered_beside_rankings(engine: GenerateEngine) -> None:
     items: list[Item] = [
         engine.prepare_question(QUERY, DOCUMENTS, SHORT),
@@ -261,6 +265,7 @@ def test_the_profile_is_the_checkpoints_unless_another_is_asked_for(engine: Gene
 
 
 @pytest.mark.parametrize("method", ["attention", "calibrated", "query_likelihood", "prompt"])
+@pytest.mark.slow
 def test_documents_are_reordered_before_they_are_answered_on(
     engine: GenerateEngine, directory: Path, method: Any
 ) -> None:
@@ -274,6 +279,7 @@ def test_documents_are_reordered_before_they_are_answered_on(
     assert engine.cost(generation) > engine.cost(expected)
 
 
+@pytest.mark.slow
 def test_several_answers_to_a_reordered_question_are_told_apart(engine: GenerateEngine) -> None:
     options = AnswerOptions(8, Sampling(1.0, seed=3), reorder="calibrated", ignore_eos=True)
     choices = engine.prepare_question(QUERY, DOCUMENTS, options).choices(3)
@@ -285,6 +291,7 @@ def test_several_answers_to_a_reordered_question_are_told_apart(engine: Generate
 
 
 @pytest.mark.parametrize("reorder", ["none", "calibrated"])
+@pytest.mark.slow
 def test_a_cancelled_answer_makes_room_and_says_no_more(directory: Path, reorder: Any) -> None:
     engine = GenerateEngine.load(directory, EngineOptions(CPU, max_cached_tokens=4096, max_running=1))
     first, second = (
@@ -329,6 +336,7 @@ class Service:
         return answer_of(outcomes)
 
 
+@pytest.mark.slow
 async def test_many_streams_at_once_all_end_correct_and_complete(engine: GenerateEngine) -> None:
     generations = [
         engine.prepare_question(

@@ -112,6 +112,7 @@ def at_once(item: Item) -> tuple[Any, tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("name", ["exact", "each alone", "calibrated", "reordered"])
+@pytest.mark.slow
 def test_long_work_is_done_a_pass_a_turn_while_others_get_their_tokens(watched: Watched, name: str) -> None:
     engine = watched.engine
     item, other = long_items(engine)[name], neighbour(engine)
@@ -148,6 +149,7 @@ def test_a_short_one_that_comes_later_does_not_wait_for_a_long_one(watched: Watc
     assert engine.preparing
 
 
+@pytest.mark.slow
 def test_a_long_one_that_is_cancelled_is_worked_on_no_more_and_holds_nothing() -> None:
     watched = Watched.of(max_cached_tokens=4000, max_running=2)
     engine = watched.engine
@@ -168,6 +170,7 @@ def test_a_long_one_that_is_cancelled_is_worked_on_no_more_and_holds_nothing() -
         assert engine.has_room([neighbour(engine, 1900), neighbour(engine, 1900)])
 
 
+@pytest.mark.slow
 def test_choices_share_their_order_and_estimate_and_one_that_leaves_takes_nothing_along() -> None:
     engine = Watched.of(prefix_cache_bytes=0).engine
     options = AnswerOptions(6, calibration=EXACT, reorder="prompt", ignore_eos=True)
@@ -204,6 +207,7 @@ def test_what_is_prepared_keeps_its_place_in_the_batch() -> None:
     assert engine.has_room([neighbour(engine)])
 
 
+@pytest.mark.slow
 def test_rankings_beyond_the_limit_wait_in_the_queue() -> None:
     engine = Watched.of(max_running=2).engine
     jobs = [engine.prepare_ranking(QUERY, MORE, "relevance_prompt") for _ in range(3)]

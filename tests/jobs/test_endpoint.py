@@ -183,3 +183,15 @@ async def test_a_teacher_that_is_stopped_waits_no_more_and_lets_an_answer_come(s
         await until(lambda: server.asked.total() == 2)
         teacher.stop()
         assert (await asked).text == OUTPUT
+
+
+async def test_a_teacher_may_be_stopped_again_while_a_wait_ends(server: TeacherServer) -> None:
+    server.faults += [error(503, "Later.", Retry_After="100")]
+    async with EndpointClient(Endpoint(server.url), PATIENCE) as teacher:
+        waiting = asyncio.create_task(teacher.ask(BODY))
+        await until(lambda: teacher.num_retries)
+        for _ in range(5):
+            teacher.stop()
+            await asyncio.sleep(0)
+        with pytest.raises(EndpointError, match="stopped"):
+            await waiting

@@ -9,6 +9,8 @@ import pytest
 
 from services.jobs.plots import COLORS, MARK_RADIUS, Curve, Panel, draw
 
+pytestmark = pytest.mark.process
+
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 VANILLA = Curve("Vanilla <attention>", ((1, 80.0), (5, 40.0), (10, 60.0)))
 LEVEL = Curve("LongLLMLingua-r_k", ((0, 70.0),), is_level=True)

@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 
 from services.nn.clip_model import create_clip, open_clip
 
+pytestmark = pytest.mark.process
+
 CONFIG: dict[str, Any] = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16},

@@ -91,6 +91,7 @@ def shown(index: int, prediction: Prediction) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/tasks", "/v1/tasks"])
+@pytest.mark.slow
 def test_tasks_are_listed_with_their_fields_labels_and_checkpoints(client: TestClient, path: str) -> None:
     body = client.get(path).json()
     assert body["object"] == "list"
@@ -109,6 +110,7 @@ def test_tasks_are_listed_with_their_fields_labels_and_checkpoints(client: TestC
 
 
 @pytest.mark.parametrize("path", ["/predict", "/v1/predict"])
+@pytest.mark.slow
 def test_inputs_are_labelled_as_the_engine_labels_them_in_their_order(
     client: TestClient, engines: dict[str, PredictEngine], path: str
 ) -> None:
@@ -409,6 +411,7 @@ def test_readiness_names_every_checkpoint(client: TestClient) -> None:
         assert checks[f"checkpoint tiny-{name}"]["detail"].startswith(f"tiny-{name}@")
 
 
+@pytest.mark.slow
 def test_the_openapi_document_describes_both_dialects(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     predict = document["paths"]["/predict"]["post"]
@@ -426,6 +429,7 @@ def test_with_one_task_nobody_needs_to_name_it(store_url: str, tmp_path: Path) -
         assert answer_to(client, None, {"text": "x"})["task"] == "reviews"
 
 
+@pytest.mark.slow
 def test_under_a_budget_every_task_is_listed_and_answered_in_turn(store_url: str, tmp_path: Path) -> None:
     budget = held_bytes(save_task(tmp_path / "one", ESNLI), CPU)
     with served_tiny(store_url, tmp_path, models="tiny-esnli,tiny-cqa", memory_bytes=budget) as client:
@@ -443,6 +447,7 @@ def test_under_a_budget_every_task_is_listed_and_answered_in_turn(store_url: str
         assert 'fovea_model_resident_bytes{name="tiny-esnli"} 0.0' in metrics
 
 
+@pytest.mark.slow
 def test_each_alias_is_followed_on_its_own_and_a_refused_version_is_named(tmp_path: Path) -> None:
     store_url = (tmp_path / "store").as_uri()
     for task in (ESNLI, REVIEWS):
@@ -461,6 +466,7 @@ def test_each_alias_is_followed_on_its_own_and_a_refused_version_is_named(tmp_pa
         assert answer_to(client, "reviews", {"text": "x"})["model"] == before
 
 
+@pytest.mark.slow
 def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path: Path) -> None:
     Store.open(store_url).publish(
         "other-esnli", save_task(tmp_path / "o", ESNLI, seed=3), CheckpointInfo(kind="t5-student")
@@ -472,6 +478,7 @@ def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path:
         assert answer_to(client, "esnli", PAIR, model="other-esnli")["model"].startswith("other-esnli@")
 
 
+@pytest.mark.slow
 def test_eight_bit_integers_are_a_setting(store_url: str, tmp_path: Path) -> None:
     with served_tiny(store_url, tmp_path, models="tiny-reviews", int8=True) as client:
         folder = save_task(tmp_path / "same", REVIEWS)

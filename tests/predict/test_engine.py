@@ -84,6 +84,7 @@ def test_choices_are_an_inputs_own_and_come_back_as_they_were_given() -> None:
     assert sum(second.probabilities.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_free_answer_is_decoded_and_has_the_value_of_its_equation_if_it_has_one() -> None:
     other = PROBLEM | {"question": "What?"}
     model = taught(tiny_t5(spread=1.0), {asked(PROBLEM): "( 5.0 * 4.0 )", asked(other): "( 5.0 *"})

@@ -47,6 +47,7 @@ def test_a_starter_is_packaged_with_a_description_that_says_what_it_is(starter: 
     assert sum(path.stat().st_size for path in starter.iterdir()) < 4_000_000
 
 
+@pytest.mark.slow
 def test_a_starter_answers_as_well_as_its_description_says(
     starter: Path, predictions: list[tuple[Prediction, str]]
 ) -> None:

@@ -87,6 +87,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 @pytest.mark.parametrize("image", [URI, BASE64, {"url": URI}])
+@pytest.mark.slow
 def test_a_json_request_is_answered_with_every_similarity(
     client: TestClient, engine: ScoreEngine, path: str, image: Any
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_score_is_the_mix_that_the_model_states(client: TestClient) -> None:
         assert one["score"] == pytest.approx(0.75 * one["global"] + 0.25 * one["local"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_thousand_and_twenty_four_captions_are_scored_in_one_call(client: TestClient, engine: ScoreEngine) -> None:
     captions = [f"an object of number {number}" for number in range(1024)]
     assert_answered(client.post("/score", json={"image": URI, "captions": captions}), engine, captions)
@@ -463,6 +465,7 @@ def test_the_openapi_document_describes_every_form_of_a_body(client: TestClient)
 # --- how it starts, and what changes while it serves ---
 
 
+@pytest.mark.slow
 def test_a_new_version_answers_as_soon_as_it_is_published(tmp_path: Path) -> None:
     store_url = publish_tiny(tmp_path)
     ask: dict[str, Any] = {"json": {"image": URI, "captions": CAPTIONS}}
@@ -478,6 +481,7 @@ def test_a_new_version_answers_as_soon_as_it_is_published(tmp_path: Path) -> Non
         assert after.headers["x-fovea-model"] == f"{MODEL}@{version}"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_answers_no_numbers_is_refused_while_negatives_are_made(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path / "broken")
     weights = load_file(folder / OPEN_CLIP_WEIGHTS)
@@ -496,6 +500,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_while_negatives_are_mad
 
 
 @pytest.mark.parametrize("damage", ["another kind", "no weight", "no vit"])
+@pytest.mark.slow
 def test_a_checkpoint_that_can_not_score_is_refused(tmp_path: Path, damage: str) -> None:
     folder = write_tiny_checkpoint(tmp_path / "checkpoint")
     if damage == "no weight":
@@ -508,6 +513,7 @@ def test_a_checkpoint_that_can_not_score_is_refused(tmp_path: Path, damage: str)
         assert "it did not load" in client.get("/readyz").json()["checks"]["checkpoint"]["detail"]
 
 
+@pytest.mark.slow
 def test_limits_are_settings_and_inclusive(store_url: str, folder: Path, tmp_path: Path) -> None:
     limits: dict[str, Any] = {
         "max_captions": 4,
@@ -535,6 +541,7 @@ def test_limits_are_settings_and_inclusive(store_url: str, folder: Path, tmp_pat
         assert [response.status_code for response in negatives] == [200, 413]
 
 
+@pytest.mark.slow
 def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(store_url: str, tmp_path: Path) -> None:
     with served_tiny(store_url, tmp_path, image_urls=True) as client:
         for url in ("http://127.0.0.1/a.png", "http://localhost/a.png"):

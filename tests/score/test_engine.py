@@ -82,6 +82,7 @@ def assert_same(one: Features, other: Features, tolerance: float = 1e-5) -> None
     assert np.abs(one.tokens.astype(np.float32) - other.tokens.astype(np.float32)).max() <= tolerance + 1e-3
 
 
+@pytest.mark.slow
 def test_every_pair_has_the_similarities_that_the_model_and_the_equations_give(
     directory: Path, engine: ScoreEngine
 ) -> None:

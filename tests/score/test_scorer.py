@@ -219,6 +219,7 @@ async def test_pairs_of_several_images_come_back_in_their_order(engine: NotingEn
             np.testing.assert_allclose(alone.explained[0].heatmaps, scored.explained[place].heatmaps, atol=1.1e-4)
 
 
+@pytest.mark.slow
 async def test_a_call_of_many_slices_keeps_the_order_of_its_captions(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         captions = numbered(1024)
@@ -275,6 +276,7 @@ async def test_concurrent_equal_calls_share_one_computation(engine: NotingEngine
         assert all((answer.scores == answers[0].scores).all() for answer in answers)
 
 
+@pytest.mark.slow
 async def test_another_checkpoint_never_answers_from_what_the_first_encoded(
     engine: NotingEngine, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def refused(metrics: Metrics) -> float:
     return metrics.registry.get_sample_value("fovea_rejected_total", {"reason": "queue_full"}) or 0.0
 
 
+@pytest.mark.slow
 async def test_a_service_works_at_32_requests_by_default_and_refuses_what_comes_after_the_line() -> None:
     held = Held()
     async with service(held) as (client, metrics):
@@ -83,6 +84,7 @@ async def test_a_service_works_at_32_requests_by_default_and_refuses_what_comes_
         assert {status for status, _ in await asyncio.gather(*asked)} == {200}
 
 
+@pytest.mark.slow
 async def test_five_hundred_requests_at_once_are_all_answered() -> None:
     held = Held()
     async with service(held, burst_s=60) as (client, metrics):  # for the last of many on a slow machine

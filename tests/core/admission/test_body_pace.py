@@ -59,12 +59,14 @@ async def test_a_body_that_stalls_is_refused_whatever_deadline_it_asks_for(head:
         assert await stalled.rest() == b""
 
 
+@pytest.mark.slow
 async def test_a_body_that_never_stalls_but_comes_too_slowly_is_refused() -> None:
     async with connection(body_timeout_s=0.5, min_body_bytes_per_s=10_000) as slow:
         slow.write(CHUNKED)
         check_refusal(await trickle(slow, b"1\r\na\r\n", 0.02))
 
 
+@pytest.mark.slow
 async def test_what_came_quickly_buys_no_longer_stall_later() -> None:
     async with connection(body_timeout_s=0.5, min_body_bytes_per_s=1) as stalled:
         stalled.write(CHUNKED + b"fff0\r\n" + b"a" * 0xFFF0 + b"\r\n")
@@ -83,6 +85,7 @@ async def test_a_body_in_many_pieces_that_comes_fast_enough_is_read() -> None:
         assert json.loads(answer.body) == {"size": 20}
 
 
+@pytest.mark.slow
 async def test_a_request_that_runs_longer_than_its_body_may_stall_is_answered() -> None:
     async with connection(body_timeout_s=0.2) as slow:
         slow.write(b"POST /slow?seconds=0.6 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\na")

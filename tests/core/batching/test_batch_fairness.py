@@ -132,11 +132,13 @@ async def slow() -> AsyncIterator[Shared]:
     await shared.close()
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_alone_has_full_batches(slow: Shared) -> None:
     await slow.ask("one", *["a"] * 64)
     assert await slow.release() == [["a"] * 64]
 
 
+@pytest.mark.slow
 async def test_while_several_clients_come_batches_are_no_larger_than_makes_them_faster(slow: Shared) -> None:
     """This engine computes two small batches as fast as a large one."""
     await slow.ask("one", *["a"] * 64)

@@ -236,6 +236,7 @@ async def test_a_lone_request_is_computed_at_once_without_waiting_for_company(be
     assert engine.batches == [["alone"]]
 
 
+@pytest.mark.slow
 async def test_an_idle_batcher_uses_no_cpu(bench: Bench) -> None:
     batcher = bench.batcher(RecordingEngine())
     await batcher.submit([submission("warm")])
@@ -613,6 +614,7 @@ async def test_cancelling_what_is_being_computed_harms_nobody_else(bench: Bench)
     assert bench.sample("stage_seconds_count", stage="queue") == 1
 
 
+@pytest.mark.slow
 async def test_a_request_that_expires_and_is_cancelled_at_once_leaves_no_error_behind(bench: Bench) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[dict[str, Any]] = []
@@ -722,6 +724,7 @@ async def test_deadlines_are_kept_in_any_order_and_among_thousands_already_answe
     await held
 
 
+@pytest.mark.slow
 async def test_thousands_of_deadlines_that_came_to_nothing_are_forgotten_and_the_others_kept(bench: Bench) -> None:
     engine = RecordingEngine()
     batcher = bench.batcher(engine)
@@ -879,6 +882,7 @@ async def test_a_batch_that_is_not_full_is_not_cut_early(bench: Bench) -> None:
     assert engine.ready_batches == [["a", "b"]]
 
 
+@pytest.mark.slow
 async def test_what_is_cancelled_or_expires_in_a_prepared_batch_is_dropped_before_it_runs(bench: Bench) -> None:
     engine = CollatingRecordingEngine()
     batcher = bench.batcher(engine)

@@ -163,6 +163,7 @@ async def test_what_is_prepared_is_prepared_for_clients_in_turn(bench: Bench) ->
 # Places
 
 
+@pytest.mark.slow
 async def test_the_latest_of_the_largest_share_gives_its_place_to_a_client_with_less(bench: Bench) -> None:
     engine = CountingEngine(room=4)
     stepper = bench.stepper(engine)
@@ -242,6 +243,7 @@ async def test_what_is_cancelled_while_it_is_paused_is_forgotten(bench: Bench) -
         await stream.aclose()
 
 
+@pytest.mark.slow
 async def test_closing_lets_what_is_paused_end(bench: Bench) -> None:
     engine = CountingEngine(room=2)
     stepper = bench.stepper(engine)

@@ -200,6 +200,7 @@ async def test_a_reader_that_takes_nothing_stops_nobody(bench: Bench) -> None:
     assert [first.value, *(event.value for event in [event async for event in unread])] == events_of(slow)
 
 
+@pytest.mark.slow
 async def test_an_idle_stepper_uses_no_cpu(bench: Bench) -> None:
     stepper = bench.stepper(CountingEngine())
     await ask(stepper, Item("warm"))
@@ -646,6 +647,7 @@ async def test_other_calls_of_the_thread_run_between_two_pieces(bench: Bench) ->
 
 
 @pytest.mark.parametrize("reason", ["closed", "deadline"])
+@pytest.mark.slow
 async def test_what_nobody_waits_for_is_prepared_no_further(bench: Bench, reason: str) -> None:
     engine = CountingEngine()
     stepper = bench.stepper(engine)
@@ -804,6 +806,7 @@ async def test_what_is_closed_while_others_of_its_turn_are_tried_again_is_not_ad
     assert engine.admitted == [["held"], ["a", "b", "c"], ["a"], ["c"]]
 
 
+@pytest.mark.slow
 async def test_at_its_deadline_a_running_item_leaves_the_batch_and_its_reader_is_told_after_what_came(
     bench: Bench,
 ) -> None:
@@ -840,6 +843,7 @@ async def test_at_its_deadline_a_waiting_item_is_told_so_though_a_step_runs_and_
     assert engine.admitted == [["held"], ["kept"]]
 
 
+@pytest.mark.slow
 async def test_what_expires_while_the_event_loop_is_busy_is_neither_admitted_nor_stepped_further(bench: Bench) -> None:
     engine = CountingEngine(room=2)
     stepper = bench.stepper(engine)

@@ -13,6 +13,8 @@ from services.core.cache.result_cache import ResultCache, open_cache
 from services.core.metrics import Metrics
 from tests.core.redis_server import RedisServer, redis_executables
 
+pytestmark = pytest.mark.process
+
 # Nobody waits for it where Redis is well, however busy the machine.
 TIMEOUT_S = 60
 # For tests that wait for it.

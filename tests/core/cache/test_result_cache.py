@@ -279,6 +279,7 @@ async def test_the_least_recently_used_entries_are_dropped_first(metrics: Metric
     assert set((await store.get_many(["a", "b", "c", "d"])).values) == {"a", "c", "d"}
 
 
+@pytest.mark.slow
 async def test_the_bound_in_bytes_holds_for_the_memory_that_is_really_taken() -> None:
     tracemalloc.start()
     try:

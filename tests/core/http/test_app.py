@@ -70,6 +70,7 @@ def test_a_path_answers_with_and_without_its_version(client: TestClient, path: s
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+@pytest.mark.slow
 def test_a_versioned_path_answers_without_its_version_too(client: TestClient, path: str) -> None:
     assert client.post(path, json=RERANK).status_code == 200
 
@@ -250,6 +251,7 @@ def test_a_body_of_exactly_the_limit_is_taken(client: TestClient) -> None:
         ({"x-request-timeout": "inf"}, 50),
     ],
 )
+@pytest.mark.slow
 def test_the_deadline_is_the_clients_within_the_maximum_else_the_configured_one(
     client: TestClient, headers: dict[str, str], seconds: float
 ) -> None:

@@ -51,6 +51,7 @@ def lines_of(served: ServedProcess, path: str) -> list[dict[str, Any]]:
     ("tag", "head"),
     [("get", b"GET /slow?seconds=3600&tag=get"), ("post", b"POST /slow?seconds=3600&tag=post")],
 )
+@pytest.mark.slow
 async def test_a_client_that_goes_away_cancels_a_handler_that_does_not_stream(
     served: ServedProcess, session: aiohttp.ClientSession, tag: str, head: bytes
 ) -> None:

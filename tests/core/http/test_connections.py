@@ -62,6 +62,7 @@ def warnings(served: ServedProcess, message: str) -> list[dict[str, object]]:
     return [line for line in served.log() if line["message"] == message]
 
 
+@pytest.mark.slow
 async def test_at_the_bound_the_connection_that_is_idle_for_longest_makes_room(serve: Serve, connect: Connect) -> None:
     served = serve(max_connections=3)
     await served.started()
@@ -75,6 +76,7 @@ async def test_at_the_bound_the_connection_that_is_idle_for_longest_makes_room(s
     assert not warnings(served, "connections_refused")
 
 
+@pytest.mark.slow
 async def test_where_no_connection_is_idle_a_new_one_is_told_so_and_the_log_once(
     serve: Serve, connect: Connect
 ) -> None:
@@ -94,6 +96,7 @@ async def test_where_no_connection_is_idle_a_new_one_is_told_so_and_the_log_once
     assert len(warnings(served, "connections_refused")) == 1
 
 
+@pytest.mark.slow
 async def test_one_client_takes_its_share_and_leaves_the_rest_to_others(serve: Serve, connect: Connect) -> None:
     served = serve(max_connections=6, client_share=0.5)
     await served.started()
@@ -118,6 +121,7 @@ def test_connections_leave_descriptors_for_what_their_requests_need() -> None:
     assert most_connections(8192, 64) == 1
 
 
+@pytest.mark.slow
 async def test_the_limit_of_open_files_is_raised_to_the_highest_allowed(serve: Serve) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(300, hard), hard))
@@ -129,6 +133,7 @@ async def test_the_limit_of_open_files_is_raised_to_the_highest_allowed(serve: S
     assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)[0] == min(hard, 2**20)
 
 
+@pytest.mark.slow
 async def test_a_process_without_descriptors_says_so_once_and_serves_on_when_it_has_some(
     serve: Serve, connect: Connect
 ) -> None:

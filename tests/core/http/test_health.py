@@ -1,5 +1,6 @@
 import asyncio
 
+import pytest
 from starlette.testclient import TestClient
 
 from services.core.http.health import Health
@@ -23,6 +24,7 @@ def test_probes_may_be_asked_by_head() -> None:
             assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
 
 
+@pytest.mark.slow
 def test_until_it_is_warm_a_process_is_live_but_neither_started_nor_ready() -> None:
     warm = asyncio.Event()
 

@@ -101,6 +101,7 @@ async def test_what_is_no_http_is_refused_in_the_shape_of_all_errors(port: int, 
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nX-A: a\r\n"])
+@pytest.mark.slow
 async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(
     port: int, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
@@ -127,6 +128,7 @@ async def test_a_later_head_is_not_waited_for_either_while_an_idle_connection_st
     writer.close()
 
 
+@pytest.mark.slow
 async def test_every_process_bounds_the_heads_that_it_is_sent(serve: Serve) -> None:
     served = serve()
     await served.started()

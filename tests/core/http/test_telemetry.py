@@ -5,9 +5,12 @@ import sys
 from collections.abc import Callable
 
 import aiohttp
+import pytest
 
 from tests.core.served_process import ServedProcess
 from tests.core.trace_collector import Collector, collecting
+
+pytestmark = pytest.mark.process
 
 Serve = Callable[..., ServedProcess]
 

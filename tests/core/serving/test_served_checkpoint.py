@@ -186,6 +186,7 @@ async def test_a_version_is_made_ready_beside_the_event_loop_and_the_compute_thr
 
 
 @pytest.mark.parametrize("step", ["load", "warm up", "self-check"])
+@pytest.mark.slow
 async def test_a_version_that_hangs_is_given_up_and_the_old_one_answers_meanwhile(
     hasty_place: Place, step: str
 ) -> None:
@@ -213,6 +214,7 @@ async def test_a_version_that_hangs_is_given_up_and_the_old_one_answers_meanwhil
     assert await place.ask("a") == "better:a"
 
 
+@pytest.mark.slow
 async def test_a_version_that_ends_after_it_was_given_up_does_not_serve(hasty_place: Place) -> None:
     place = hasty_place
     place.publish("good")
@@ -236,6 +238,7 @@ async def test_the_thread_that_loads_ends_with_it(place: Place) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 async def test_moving_the_alias_swaps_without_a_failed_request(place: Place) -> None:
     place.publish("v0")
     await place.checkpoint.start()
@@ -295,6 +298,7 @@ async def test_a_request_that_began_on_the_old_version_ends_on_it_however_late_i
         await served.batcher.submit([submission("too late")])
 
 
+@pytest.mark.slow
 async def test_the_old_version_leaves_memory_after_the_swap(place: Place) -> None:
     place.publish("old")
     await place.checkpoint.start()

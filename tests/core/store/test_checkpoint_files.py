@@ -235,6 +235,7 @@ def test_text_that_begins_like_a_pickle_is_published(tmp_path: Path, name: str, 
     assert [file.path for file in read_checkpoint_directory(tmp_path)] == [name]
 
 
+@pytest.mark.slow
 def test_no_text_that_lies_around_is_taken_for_a_pickle() -> None:
     packages = Path(np.__file__).parents[1]
     texts = [path for ending in ("md", "txt", "json", "jinja", "csv", "tsv") for path in packages.rglob(f"*.{ending}")]

@@ -23,6 +23,7 @@ def remaining(store: Store) -> set[str]:
     return {version.id for version in store.versions("toy")}
 
 
+@pytest.mark.slow
 def test_what_aliases_name_or_would_roll_back_to_is_kept_beside_the_newest(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     versions = publish_many(store, tmp_path, 6)
@@ -42,6 +43,7 @@ def test_what_aliases_name_or_would_roll_back_to_is_kept_beside_the_newest(place
     assert store.rollback("toy", "latest") == versions[4].id
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_and_removes_nothing(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     versions = publish_many(store, tmp_path, 3)
@@ -52,6 +54,7 @@ def test_a_dry_run_lists_and_removes_nothing(place: StorePlace, tmp_path: Path) 
     assert remaining(store) == {version.id for version in versions}
 
 
+@pytest.mark.slow
 def test_nothing_young_is_removed(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     versions = publish_many(store, tmp_path, 3)
@@ -61,6 +64,7 @@ def test_nothing_young_is_removed(place: StorePlace, tmp_path: Path) -> None:
     assert remaining(store) == {version.id for version in versions}
 
 
+@pytest.mark.slow
 def test_an_upload_without_a_manifest_is_removed_when_it_is_old(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     [version] = publish_many(store, tmp_path, 1)
@@ -97,6 +101,7 @@ def test_a_half_written_local_file_is_swept_away_and_never_listed(tmp_path: Path
     assert store.resolve("toy") == version.id
 
 
+@pytest.mark.slow
 def test_a_removal_that_stops_half_way_leaves_no_damaged_version(rclone: S3Server, tmp_path: Path) -> None:
     deletions: list[str] = []
 

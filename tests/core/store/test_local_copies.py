@@ -13,6 +13,8 @@ from tests.core.restless_writer import fetch_and_report
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:

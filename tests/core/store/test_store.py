@@ -17,6 +17,7 @@ from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 from tests.kept_port import kept_port
 
 
+@pytest.mark.slow
 def test_a_published_version_is_found_under_its_alias_and_its_id(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     published = store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
@@ -56,6 +57,7 @@ def test_publishing_the_same_content_twice_gives_one_version_and_leaves_it_untou
     assert store.aliases("toy")["latest"].previous == ()
 
 
+@pytest.mark.slow
 def test_a_file_larger_than_one_request_is_published_and_verified_whole(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     weights = bytes(range(256)) * (9 * 1024 * 1024 // 256)
@@ -74,6 +76,7 @@ def test_publishing_without_an_alias_moves_none(place: StorePlace, tmp_path: Pat
     assert store.resolve("toy", version.id) == version.id
 
 
+@pytest.mark.slow
 def test_an_alias_is_moved_only_from_where_the_caller_expects_it(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     old = store.publish("toy", write_checkpoint(tmp_path / "a", b"old"), INFO)
@@ -90,6 +93,7 @@ def test_an_alias_is_moved_only_from_where_the_caller_expects_it(place: StorePla
     assert store.resolve("toy", "stable") == new.id
 
 
+@pytest.mark.slow
 def test_rolling_back_goes_to_the_version_before_and_then_further_back(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     ids = [store.publish("toy", write_checkpoint(tmp_path / "a", weights), INFO).id for weights in (b"1", b"2", b"3")]
@@ -227,6 +231,7 @@ def test_starters_never_move_an_alias_and_complete_what_a_killed_process_left(
     assert store.names() == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_opening_a_store_that_cannot_be_written_with_starters_still_opens_it(tmp_path: Path) -> None:
     starters = [write_starter(tmp_path / "starter", "one")]
     (tmp_path / "file").write_text("not a folder")
@@ -270,6 +275,7 @@ def test_a_wrong_secret_is_told_in_one_line(rclone: S3Server) -> None:
     assert "403" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_told_in_one_line_after_a_few_tries() -> None:
     with kept_port() as port:
         url = f"s3://bucket?endpoint=http://127.0.0.1:{port}"

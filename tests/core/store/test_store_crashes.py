@@ -13,6 +13,8 @@ from tests.core.s3_servers import S3Server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
+pytestmark = pytest.mark.process
+
 # Long enough for a few rounds of publish, promote, rollback and gc.
 LONGEST_LIFE_S = 0.08
 # Of the one who writes after all the others: time to write in, however slow the server, and to wait for a dead claim.

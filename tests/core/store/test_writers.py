@@ -21,6 +21,8 @@ from tests.core.s3_servers import S3Server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 
+pytestmark = pytest.mark.process
+
 NUM_WRITERS = 3
 NUM_MOVES = 5
 

@@ -12,6 +12,8 @@ from services.embed.bulk.command import app
 from tests.embed.bulk_sources import write_images
 from tests.embed.tiny import write_tiny_checkpoint
 
+pytestmark = pytest.mark.process
+
 
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})

@@ -21,6 +21,8 @@ from services.embed.bulk.to_collection import MAX_BATCH_BYTES, UploadTarget, cut
 from tests.embed.bulk_sources import write_shard
 from tests.embed.collection_server import CollectionServer, Dropped, error
 
+pytestmark = pytest.mark.process
+
 PATIENCE = Patience(give_up_after_s=60, first_wait_s=0.001, longest_wait_s=0.01)
 
 

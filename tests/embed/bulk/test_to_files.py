@@ -33,6 +33,8 @@ from services.nn.devices import DeviceOptions
 from tests.embed.bulk_sources import write_images, write_shard
 from tests.embed.tiny import EMBEDDING_WIDTH, write_tiny_checkpoint
 
+pytestmark = pytest.mark.process
+
 CONDITIONS = ("what color is it?", "what shape is it?")
 
 

@@ -145,6 +145,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("condition", [None, COLOR])
+@pytest.mark.slow
 def test_scores_are_the_cosines_of_the_embeddings_under_the_condition(service: Service, condition: str | None) -> None:
     query = picture(100)
     answer = service.search(image=as_base64(query), condition=condition)
@@ -228,6 +229,7 @@ def test_an_index_on_a_gpu_that_is_not_there_is_refused_at_once(checkpoint: Path
         create_embed(settings_in(tmp_path, checkpoint, index_device="cuda"))
 
 
+@pytest.mark.slow
 def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
         service.create()
@@ -245,6 +247,7 @@ def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("state_bytes", [0, 2**30])
+@pytest.mark.slow
 def test_an_answer_under_a_new_condition_has_as_many_results_as_were_asked_for(
     checkpoint: Path, tmp_path: Path, state_bytes: int
 ) -> None:
@@ -262,6 +265,7 @@ def test_an_answer_under_a_new_condition_has_as_many_results_as_were_asked_for(
                 assert hit["score"] == pytest.approx(expected[hit["id"]], abs=COSINE_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_where_the_time_is_short_an_answer_has_fewer_results_and_says_that_it_is_not_exact(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +285,7 @@ def test_where_the_time_is_short_an_answer_has_fewer_results_and_says_that_it_is
 
 @pytest.mark.parametrize("state_bytes", [0, 2**30])
 @pytest.mark.parametrize(("visibility", "layer"), [("readout", 0), ("readout", 1), ("full", 0), ("full", 1)])
+@pytest.mark.slow
 def test_every_kind_of_checkpoint_finds_the_same_with_kept_states_and_without(
     tmp_path: Path, visibility: Any, layer: int, state_bytes: int
 ) -> None:
@@ -296,6 +301,7 @@ def test_every_kind_of_checkpoint_finds_the_same_with_kept_states_and_without(
         assert_alike(service.scores(image=as_base64(query), condition=SHAPE), service.expected(query, SHAPE))
 
 
+@pytest.mark.slow
 def test_states_stay_within_their_budget(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint, collection_state_bytes=40_000)) as service:
         service.create()
@@ -307,6 +313,7 @@ def test_states_stay_within_their_budget(checkpoint: Path, tmp_path: Path) -> No
         assert_alike(service.scores(image=as_base64(query), condition=SHAPE), service.expected(query, SHAPE))
 
 
+@pytest.mark.slow
 def test_a_deleted_image_is_found_by_no_condition(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint)) as service:
         service.create(COLOR)
@@ -319,6 +326,7 @@ def test_a_deleted_image_is_found_by_no_condition(checkpoint: Path, tmp_path: Pa
         assert service.client.post("/collections/things/search", json={"id": gone}).status_code == 404
 
 
+@pytest.mark.slow
 def test_everything_comes_back_with_the_process(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     query = picture(105)
@@ -339,6 +347,7 @@ def test_everything_comes_back_with_the_process(checkpoint: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["lost", "cut", "flipped"])
+@pytest.mark.slow
 def test_a_lost_or_damaged_index_is_made_again(checkpoint: Path, tmp_path: Path, damage: str) -> None:
     settings = settings_in(tmp_path, checkpoint)
     query = picture(106)
@@ -363,6 +372,7 @@ def test_a_lost_or_damaged_index_is_made_again(checkpoint: Path, tmp_path: Path,
         assert_alike(service.scores(image=as_base64(query), condition=SHAPE), service.expected(query, SHAPE))
 
 
+@pytest.mark.slow
 def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wait(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +397,7 @@ def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wai
         assert client.post("/collections/things/images?wait=true", json=more, headers=ahead).status_code == 201
 
 
+@pytest.mark.slow
 def test_a_collection_that_can_not_be_opened_leaves_the_others_alone(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     with running(settings) as service:
@@ -401,6 +412,7 @@ def test_a_collection_that_can_not_be_opened_leaves_the_others_alone(checkpoint:
         assert set(service.scores(text="a thing")) == set(PICTURES)
 
 
+@pytest.mark.slow
 def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     query = picture(107)
@@ -416,6 +428,7 @@ def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tm
         assert_alike(service.scores(image=as_base64(query), condition=COLOR), service.expected(query, COLOR))
 
 
+@pytest.mark.slow
 def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_for(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -428,6 +441,7 @@ def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_
         assert [index["condition"] for index in service.describe()["conditions"]] == [None, COLOR]
 
 
+@pytest.mark.slow
 def test_under_a_shared_wording_the_query_is_read_as_the_images_were(checkpoint: Path, tmp_path: Path) -> None:
     other_words = "Tell me about the color, please."
     query = as_base64(picture(109))
@@ -450,6 +464,7 @@ def test_under_a_shared_wording_the_query_is_read_as_the_images_were(checkpoint:
         assert_alike(service.scores(image=query, condition=other_words), expected)
 
 
+@pytest.mark.slow
 def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint, collection_max_conditions=2)) as service:
         service.create(COLOR)
@@ -463,6 +478,7 @@ def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(checkp
         assert "the limit is 2" in refused.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_second_process_waits_for_the_first_one_to_let_go(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     with running(settings) as service:
@@ -476,6 +492,7 @@ def test_a_second_process_waits_for_the_first_one_to_let_go(checkpoint: Path, tm
             assert second.post("/embed", json={"texts": ["a"]}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint)) as service:
         service.create()
@@ -488,6 +505,7 @@ def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(checkpoint
         assert service.search(text="a")["results"] == []
 
 
+@pytest.mark.slow
 def test_a_collection_without_images_answers_every_condition_with_nothing(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint)) as service:
         service.create(COLOR)
@@ -495,6 +513,7 @@ def test_a_collection_without_images_answers_every_condition_with_nothing(checkp
             assert service.search(text="a", condition=condition)["results"] == []
 
 
+@pytest.mark.slow
 async def test_a_collection_is_deleted_in_the_moment_in_which_its_indexing_is_woken(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.slow
 def test_a_damaged_collection_answers_503_alone_and_comes_back_once_it_is_mended(
     checkpoint: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_damaged_collection_answers_503_alone_and_comes_back_once_it_is_mended
 
 @pytest.mark.parametrize("what", ["indexes", "states"])
 @pytest.mark.parametrize("damage", ["file", "folder of files"])
+@pytest.mark.slow
 def test_what_can_be_made_again_is_not_needed_to_answer(
     checkpoint: Path, tmp_path: Path, what: str, damage: str
 ) -> None:
@@ -134,6 +136,7 @@ def test_what_can_be_made_again_is_not_needed_to_answer(
         assert set(service.scores(text="a thing")) == {*PICTURES, "more"}
 
 
+@pytest.mark.slow
 def test_a_database_that_vanishes_takes_nothing_more_and_comes_back(checkpoint: Path, tmp_path: Path) -> None:
     """Images added to a file that was removed would be acknowledged and lost."""
     with running(settings_in(tmp_path, checkpoint)) as service:
@@ -153,6 +156,7 @@ def test_a_database_that_vanishes_takes_nothing_more_and_comes_back(checkpoint: 
         assert set(service.scores(text="a thing")) == set(PICTURES)
 
 
+@pytest.mark.slow
 def test_a_damaged_page_costs_the_images_on_it_and_is_named(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     with running(settings) as service:
@@ -172,6 +176,7 @@ def test_a_damaged_page_costs_the_images_on_it_and_is_named(checkpoint: Path, tm
         assert service.search(text="a thing")["results"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_can_not_be_used_is_tried_until_it_can(checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, checkpoint)
     (tmp_path / "collections").write_bytes(b"a file in its place")
@@ -185,6 +190,7 @@ def test_a_folder_that_can_not_be_used_is_tried_until_it_can(checkpoint: Path, t
         assert readiness(service) == "1 of 1 open"
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_a_conflict_and_left_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
     with running(settings_in(tmp_path, checkpoint)) as service:
         theirs = tmp_path / "collections" / "things"

@@ -75,6 +75,7 @@ def test_a_clip_answers_every_instruction_as_a_focallens_of_the_papers_visibilit
         np.testing.assert_allclose(embeddings, tuned.embed_images(pictures(), [None])[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_texts_are_embedded_by_the_frozen_tower_of_the_same_clip(focallens: Path, clip: Path) -> None:
     texts = ["a red circle", "a blue star"]
     plain = load_embedder(str(clip)).embed_texts(texts)

@@ -54,6 +54,7 @@ def answer(*arguments: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_protocol_scores_baseline_and_checkpoint_and_their_rows_come_together(
     checkpoint: str, data: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_every_protocol_scores_baseline_and_checkpoint_and_their_rows_come_toget
     assert len(json.loads(together.stdout.splitlines()[-1])) == 7
 
 
+@pytest.mark.slow
 def test_a_linear_probe_reports_mean_and_deviation_and_the_learning_rates_that_did_best(
     checkpoint: str, tmp_path: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_linear_probe_reports_mean_and_deviation_and_the_learning_rates_that_d
     assert row["settings"]["best_learning_rates"].keys() == {"5", "10", "15"}
 
 
+@pytest.mark.slow
 def test_a_grid_is_written_of_scenes_or_of_a_folder(checkpoint: str, data: Path, tmp_path: Path) -> None:
     output = tmp_path / "grid.png"
     models: list[str | Path] = ["--checkpoint", checkpoint, "--baseline", checkpoint, "--output", output]

@@ -62,6 +62,7 @@ def test_nearest_are_best_first_and_never_the_query() -> None:
     assert nearest_others(np.ones((3, 1), np.float32), 1, 2)[0].tolist() == [0, 2]
 
 
+@pytest.mark.slow
 def test_each_block_has_the_baselines_row_and_one_for_each_condition() -> None:
     gallery = SceneGallery(30)
     blocks = retrieve_grid(gallery, Scripted(), Scripted(), GridOptions(SCENE_CONDITIONS, num_queries=2, k=4))
@@ -150,6 +151,7 @@ def colors(picture: Image.Image) -> dict[tuple[int, ...], int]:
     return {tuple(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
+@pytest.mark.slow
 def test_frames_are_green_or_red_and_absent_where_nobody_knows() -> None:
     framed = colors(draw_grid([block(is_alike=(True, True, False))], NAMES))
     assert framed[ALIKE] > 1.5 * framed[UNLIKE] > 0
@@ -159,6 +161,7 @@ def test_frames_are_green_or_red_and_absent_where_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("condition", ["What color?", "a long question about many things " * 3, "x" * 200])
+@pytest.mark.slow
 def test_nothing_reaches_into_the_margins_and_every_image_is_whole(condition: str) -> None:
     picture = draw_grid([block(is_alike=(True, False), num_rows=3, condition=condition)] * 2, NAMES)
     pixels = np.asarray(picture)

@@ -101,6 +101,7 @@ def separable(num_each: int, seed: int) -> Split:
     return Split((np.eye(3)[labels] + noise).astype(np.float32), labels)
 
 
+@pytest.mark.slow
 def test_a_probe_learns_classes_that_a_line_separates() -> None:
     probe = fit_probe(separable(8, 0), 1e-1, 0, OPTIONS)
     assert top1_accuracy(probe, separable(20, 1)) == 1
@@ -122,6 +123,7 @@ def test_a_tie_of_logits_is_a_wrong_answer() -> None:
     assert top1_accuracy(probe, separable(4, 0)) == 0
 
 
+@pytest.mark.slow
 def test_classes_that_look_different_are_learned_from_few_images_the_same_way_every_time(
     embedder: FocalLensEmbedder, tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ class Listening(FocalLensEmbedder):
         return super().embed_images(images, instructions)
 
 
+@pytest.mark.slow
 def test_images_are_asked_for_their_type_once_to_train_on_and_once_to_test(tmp_path: Path) -> None:
     embedder = Listening(load_focallens(write_tiny_checkpoint(tmp_path / "checkpoint")), name="tiny")
     evaluate_linear_probe(embedder, load_probe(write_probe(tmp_path), "dog", OPTIONS), OPTIONS)

@@ -64,6 +64,7 @@ def test_a_line_of_pixels_is_cropped_before_it_is_resized(size: tuple[int, int])
     assert abs(int(pixels.mean()) - 128) < 8
 
 
+@pytest.mark.slow
 def test_open_clip_loads_the_directory_that_we_write_and_we_load_it_too(tmp_path: Path) -> None:
     clip = create_clip(CONFIG)
     save_clip(clip, tmp_path)
@@ -78,6 +79,7 @@ def test_open_clip_loads_the_directory_that_we_write_and_we_load_it_too(tmp_path
 
 @pytest.mark.parametrize("quick_gelu", [False, True])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.slow
 def test_an_open_clip_name_loads_with_a_file_of_weights(tmp_path: Path, suffix: str, quick_gelu: bool) -> None:
     (tmp_path / "ViT-tiny-test.json").write_text(json.dumps({**CONFIG["model_cfg"], "quick_gelu": quick_gelu}))
     open_clip().add_model_config(tmp_path / "ViT-tiny-test.json")
@@ -99,6 +101,7 @@ def test_a_name_that_nobody_knows_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("visibility", ["full", "readout"])
+@pytest.mark.slow
 def test_a_focallens_directory_embeds_as_the_model_that_was_saved(tmp_path: Path, visibility: Any) -> None:
     clip = create_clip(CONFIG)
     model = FocalLens(clip.model, condition_layer=1, visibility=visibility).eval()

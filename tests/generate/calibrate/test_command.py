@@ -166,6 +166,7 @@ def test_tables_of_the_cached_bias_are_means_over_prompts_of_a_length(model: Lan
     assert alone.attention == pytest.approx(measured.bias[1].mean(dim=0).tolist())
 
 
+@pytest.mark.slow
 def test_a_profile_is_written_beside_the_checkpoint_and_recorded(checkpoint: Path, tmp_path: Path) -> None:
     saved = tmp_path / "records" / "record.json"
     profile = answer(checkpoint, *SMALL, "--output", tmp_path, "--save", saved)
@@ -183,6 +184,7 @@ def test_a_profile_is_written_beside_the_checkpoint_and_recorded(checkpoint: Pat
     assert record["held_out"][0]["profile"] is None
 
 
+@pytest.mark.slow
 def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the_manifest(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def prompts(bench: Bench) -> list[Prompt]:
     return bench.prompts(EXAMPLES, "newline")
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_and_among_others_that_come_and_go(
     model: LanguageModel, prompts: list[Prompt]
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused_with_its_tokens(
         answer(model, prompts[:1], AnswerOptions(MAX_TOKENS, max_cached_tokens=length - 1))
 
 
+@pytest.mark.slow
 def test_prompts_prefilled_once_are_answered_as_the_service_answers_them_under_every_setting(
     bench: Bench, model: LanguageModel
 ) -> None:

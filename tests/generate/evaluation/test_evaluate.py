@@ -27,6 +27,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_scores_are_printed_kept_beside_others_and_drawn(checkpoint: Path, tmp_path: Path) -> None:
     saved, plots = tmp_path / "records" / "litm.json", tmp_path / "plots"
     RESULT_FILES.save([SCORE], saved)
@@ -105,6 +106,7 @@ def test_a_calibration_is_not_lost_to_a_bad_option_either(
     assert not result.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_for_the_profile_is_made_where_it_is_missing(checkpoint: Path, tmp_path: Path) -> None:
     small = ("--documents", "3", "--prompts", "4", "--measured", "2", "--span-rule", "newline", "--row-scope", "last")
     output = tmp_path / "new" / "folder"

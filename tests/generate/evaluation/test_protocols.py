@@ -93,6 +93,7 @@ def test_accuracy_is_the_share_of_right_answers_at_each_position(known: Reader) 
     assert scores == {VANILLA: {"0": 100, "2": 0}, CALIBRATED: {"0": 100, "2": 100}}
 
 
+@pytest.mark.slow
 def test_rows_are_those_that_are_asked_for_and_what_has_no_position_has_one_number(study: Study) -> None:
     scores = accuracy_by_position(study, EXAMPLES[:2], (0, 3))
     assert list(scores) == list(METHODS)
@@ -184,6 +185,7 @@ def test_the_hypotheses_hold_where_attention_is_relevance_plus_bias(known: Reade
     assert "Log-linear" not in scores
 
 
+@pytest.mark.slow
 def test_estimates_are_compared_with_the_papers_in_what_they_give_and_cost(study: Study) -> None:
     table = BiasTable(bucket=16, attention=(0.01, 0.02, 0.03, 0.04), num_prompts=5)
     placed = at_positions(EXAMPLES, (0, 1, 2, 3))

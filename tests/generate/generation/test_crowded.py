@@ -33,6 +33,7 @@ def gauge(client: TestClient, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"fovea_{name} "))
 
 
+@pytest.mark.slow
 def test_short_answers_come_long_before_the_long_ones_that_had_all_places(client: TestClient) -> None:
     """Three of the long answers fill the cache with what they have at first."""
     num_long = 6
@@ -49,6 +50,7 @@ def test_short_answers_come_long_before_the_long_ones_that_had_all_places(client
     assert gauge(client, "preemptions_total") > before
 
 
+@pytest.mark.slow
 def test_answers_that_outgrow_the_cache_together_are_whole(client: TestClient) -> None:
     before = gauge(client, "preemptions_total")
     with ThreadPoolExecutor(3) as threads:
@@ -73,6 +75,7 @@ def fresh_client(tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_who_would_wait_too_long_is_refused_before_anything_is_tokenised(fresh_client: TestClient) -> None:
     client, num_asked, num_tokens = fresh_client, 48, 100
     step = GenerateEngine.step

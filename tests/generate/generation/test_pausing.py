@@ -103,6 +103,7 @@ def test_a_paused_answer_goes_on_where_layers_see_a_window() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "tree"])
+@pytest.mark.slow
 def test_a_stop_string_that_began_ahead_of_the_pause_still_ends_the_answer(name: str) -> None:
     generation = asked(2, PROFILES[name])
     text = text_of(run_paused(new_batch(exact_model()), generation, ()))
@@ -114,6 +115,7 @@ def test_a_stop_string_that_began_ahead_of_the_pause_still_ends_the_answer(name:
     assert text_of(paused) == text_of(expected) and len(paused) == len(expected)
 
 
+@pytest.mark.slow
 def test_answers_that_go_on_together_are_not_mixed_up() -> None:
     generations = [asked(seed, PROFILES[name]) for seed, name in enumerate(("plain", "tree", "tail", "plain"))]
     expected = [ids_of(run_paused(new_batch(exact_model()), one, ())) for one in generations]
@@ -214,6 +216,7 @@ def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> li
 
 
 @pytest.mark.parametrize(("reorder", "num_documents"), [("prompt", 3), ("prompt", 40), ("none", 40), ("attention", 5)])
+@pytest.mark.slow
 def test_a_reordered_answer_goes_on_in_its_order(reorder: Any, num_documents: int) -> None:
     engine = engine_of()
     options = AnswerOptions(12, calibration=EXACT, reorder=reorder, ignore_eos=True)
@@ -230,6 +233,7 @@ def test_a_reordered_answer_goes_on_in_its_order(reorder: Any, num_documents: in
     assert not engine._stand_ins and not engine._reordered
 
 
+@pytest.mark.slow
 def test_a_ranking_that_is_paused_begins_anew() -> None:
     engine = engine_of()
     job = engine.prepare_ranking(QUERY, MANY, "calibrated")
@@ -237,6 +241,7 @@ def test_a_ranking_that_is_paused_begins_anew() -> None:
     assert isinstance(came, Ranking) and came == expected
 
 
+@pytest.mark.slow
 def test_what_is_prepared_finds_its_room_though_others_have_grown_meanwhile() -> None:
     long = engine_of().prepare_question(QUERY, MANY, LONG)
     engine = engine_of(max_cached_tokens=2 * long.num_tokens, headroom_tokens=8)

@@ -78,6 +78,7 @@ def test_a_prefix_that_another_one_begins_with_is_kept_already() -> None:
     assert found(cache, 1, 2) == (2, (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_among_many_the_longest_beginning_is_found_and_whatever_was_not_used_for_longest_is_gone() -> None:
     """Against a list that is looked through whole."""
     chance = random.Random(0)

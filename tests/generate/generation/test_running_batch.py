@@ -105,6 +105,7 @@ def alone(generation: Generation, name: str = "llama") -> list[Progress]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_sliding", "qwen3"])
+@pytest.mark.slow
 def test_a_plain_answer_is_the_one_that_transformers_gives(name: str) -> None:
     reference: Any = tiny_model(name, attention="eager")
     for seed in range(3):
@@ -144,6 +145,7 @@ def test_a_calibrated_answer_follows_the_recipe(bias: Any, row_scope: Any) -> No
     assert facts.calibration_passes == estimate.num_passes
 
 
+@pytest.mark.slow
 def test_calibration_changes_answers() -> None:
     answers = {
         name: tuple(tuple(ids_of(alone(ask(seed, profile)))) for seed in range(4)) for name, profile in PROFILES.items()
@@ -189,6 +191,7 @@ def test_a_cached_bias_costs_no_passes_and_gives_way_to_tree_where_there_is_no_t
 
 
 @pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_and_among_sixteen(name: str) -> None:
     generations = [
         ask(seed, PROFILES[name], sampling=Sampling(0.8 * (seed % 2), top_p=0.9, seed=seed, num_logprobs=1))
@@ -203,6 +206,7 @@ def test_an_answer_is_the_same_alone_and_among_sixteen(name: str) -> None:
         assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_whoever_joins_and_leaves_meanwhile() -> None:
     profiles = list(PROFILES.values())
     generations = [
@@ -228,6 +232,7 @@ def test_an_answer_is_the_same_whoever_joins_and_leaves_meanwhile() -> None:
             assert ids_of(came[id(generation)]) == ids_of(alone(generation))
 
 
+@pytest.mark.slow
 def test_prompts_over_the_token_cap_are_prefilled_one_after_the_other() -> None:
     generations = [ask(seed, PROFILE) for seed in range(5)]
     together = run(new_batch(model(), max_prefill_tokens=10), *generations)
@@ -245,6 +250,7 @@ def test_an_answer_ends_after_max_tokens() -> None:
         assert len(ids_of(progress)) == number
 
 
+@pytest.mark.slow
 def test_the_text_is_what_the_tokenizer_makes_of_the_tokens() -> None:
     for seed in range(6):
         progress = alone(ask(seed, max_tokens=30))
@@ -259,6 +265,7 @@ def test_the_end_of_text_token_ends_an_answer_and_is_no_part_of_it() -> None:
     assert ids_of(ignoring) == [1, 1, 1] and ignoring[-1].finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it() -> None:
     whole = text_of(alone(ask(0, max_tokens=40)))
     stop = whole[len(whole) // 2 :][:3]
@@ -330,6 +337,7 @@ def test_an_answer_of_nothing_is_refused(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 10**6])
 @pytest.mark.parametrize("name", ["plain", "tree", "tail"])
+@pytest.mark.slow
 def test_answers_of_one_prompt_share_its_prefill_and_its_estimate(name: str, prefix_cache_bytes: int) -> None:
     first = ask(1, PROFILES[name], sampling=Sampling(1.0, seed=5))
     choices = first.choices(4)
@@ -344,6 +352,7 @@ def test_answers_of_one_prompt_share_its_prefill_and_its_estimate(name: str, pre
 
 
 @pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.slow
 def test_another_question_over_the_same_documents_computes_only_what_is_new(name: str) -> None:
     """Also where the prompt before it was calibrated, whose last rows are then not the model's own."""
     profile = PROFILES[name]
@@ -418,6 +427,7 @@ def test_no_answer_fails_where_there_is_no_memory_to_keep_a_prompt_that_ended() 
         assert cached_tokens_of(run(batch, replace(forgotten))[0]) < len(forgotten.prompt.input_ids) // 2
 
 
+@pytest.mark.slow
 def test_an_admission_without_memory_gives_back_what_is_kept_of_prompts() -> None:
     batch = new_batch(model(), prefix_cache_bytes=10**6)
     first, second = ask(1), ask(1, max_tokens=500)

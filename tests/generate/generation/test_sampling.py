@@ -36,6 +36,7 @@ def test_temperature_0_takes_the_most_likely_token_of_each_row() -> None:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.slow
 def test_tokens_are_drawn_as_often_as_they_are_likely(top_p: float) -> None:
     logits, number = logits_of(1, num_tokens=12)[0], 4000
     probabilities = (logits / 0.7).softmax(dim=-1)

@@ -14,6 +14,7 @@ QUESTION = [{"role": "user", "content": "who built the harbour? " * 10}]
 DOCUMENTS = [f"The harbour was built by the people of island {number}." for number in range(12)]
 
 
+@pytest.mark.slow
 def test_an_idle_service_takes_all_choices_of_a_prompt_however_much_it_costs(tmp_path: Path) -> None:
     with served_tiny(tmp_path, max_choices=16, max_queue_cost=300) as client:
         for documents in ([], DOCUMENTS):
@@ -24,6 +25,7 @@ def test_an_idle_service_takes_all_choices_of_a_prompt_however_much_it_costs(tmp
             assert len(response.json()["choices"]) == 16
 
 
+@pytest.mark.slow
 def test_what_no_queue_could_hold_is_too_large_and_not_to_be_tried_again(tmp_path: Path) -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"prompt": ["a"] * 11, "n": 2}, "n: The request asks for 22 answers; the limit is 20."),

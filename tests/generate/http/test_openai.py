@@ -63,12 +63,14 @@ def events_of(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
 # --- what is answered ---
 
 
+@pytest.mark.slow
 def test_both_spellings_of_a_path_are_answered(client: TestClient) -> None:
     for path in (CHAT, COMPLETIONS):
         body = {"messages": QUESTION, "prompt": PROMPT, "max_tokens": 2}
         assert client.post(path.removeprefix("/v1"), json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_newer_name_of_the_number_of_tokens_goes_first(client: TestClient) -> None:
     assert chat(client, max_tokens=8, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     assert complete(client, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 16

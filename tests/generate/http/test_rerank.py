@@ -52,6 +52,7 @@ def scores(answer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_every_method_ranks_all_documents_from_best_to_worst(client: TestClient, method: str) -> None:
     answer = answer_to(client, method=method)
     assert answer["model"].startswith(f"{MODEL}@")
@@ -61,6 +62,7 @@ def test_every_method_ranks_all_documents_from_best_to_worst(client: TestClient,
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > len(DOCUMENTS)
 
 
+@pytest.mark.slow
 def test_methods_rank_by_different_numbers(client: TestClient) -> None:
     told = [tuple(one["relevance_score"] for one in answer_to(client, method=method)["results"]) for method in METHODS]
     assert len(set(told)) == len(METHODS)
@@ -105,6 +107,7 @@ def test_the_best_are_as_many_as_are_asked_for(client: TestClient, top_n: int | 
         assert indices(answer_to(client, path, top_n=top_n)) == everyone[:count]
 
 
+@pytest.mark.slow
 def test_a_document_that_is_asked_to_be_cut_ranks_as_what_is_left_of_it(client: TestClient) -> None:
     long = "Ada kept the lighthouse. " * 30
     left = shorten(tiny_tokenizer(), long, 12)
@@ -122,6 +125,7 @@ def test_a_document_that_is_asked_to_be_cut_ranks_as_what_is_left_of_it(client: 
     assert {one["document"]["text"] for one in whole} == {DOCUMENTS[0], long}
 
 
+@pytest.mark.slow
 def test_tei_has_its_own_form_at_the_same_path(client: TestClient) -> None:
     jina = answer_to(client)["results"]
     response = client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS})

@@ -31,6 +31,7 @@ def taken(cache: KVCache) -> int:
     return int(cache.keys[0].shape[0] * cache.keys[0].shape[2])
 
 
+@pytest.mark.slow
 def test_slots_keep_what_is_theirs_through_any_order_of_opening_and_closing() -> None:
     cache = KVCache(SHAPE, max_tokens=2000)
     chance = random.Random(0)

@@ -107,6 +107,7 @@ def test_every_token_is_scored_given_those_before_it(model: LanguageModel, refer
         assert_close(prefilled.logits.log_softmax(dim=-1), logprobs[-1])
 
 
+@pytest.mark.slow
 def test_decoding_beside_others_continues_each_sequence_as_alone(model: LanguageModel, reference: Any) -> None:
     cache = model.new_cache(4000)
     sequences = [tokens(length) for length in LENGTHS]
@@ -187,6 +188,7 @@ CALIBRATED: tuple[tuple[tuple[int, ...], Calibration | None], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_a_calibrated_answer_is_the_equation_on_materialised_attention(model: LanguageModel, hooked: Any) -> None:
     cache = model.new_cache(1000)
     slots = [cache.open(60) for _ in CALIBRATED]
@@ -247,6 +249,7 @@ def greedy(model: LanguageModel, batch: list[tuple[tuple[int, ...], Calibration 
     return answers
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_and_among_sixteen(model: LanguageModel) -> None:
     batch: list[tuple[tuple[int, ...], Calibration | None]] = [
         (tokens(32 + 3 * place, seed=place), a_calibration(SPANS, place) if place % 3 else None) for place in range(16)

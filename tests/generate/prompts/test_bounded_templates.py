@@ -16,6 +16,8 @@ from services.nn.devices import DeviceOptions
 from tests.generate.small_tokenizers import byte_level
 from tests.generate.tiny_models import save_tiny
 
+pytestmark = pytest.mark.process
+
 MESSAGES = [{"role": "user", "content": "who?"}]
 PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 # a sandbox allows ranges of 100,000 numbers

@@ -25,6 +25,8 @@ from tests.generate.question_data import natural_questions, sampled, synthwiki
 from tests.generate.round_trip import check_round_trip
 from tests.generate.small_tokenizers import TOKENIZERS, byte_level, fast, prepended, unigram
 
+pytestmark = pytest.mark.process
+
 GOLDENS = Path(__file__).parents[2] / "goldens"
 
 AWKWARD = [

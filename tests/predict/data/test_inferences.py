@@ -70,6 +70,7 @@ def test_an_inference_is_a_premise_a_hypothesis_a_label_and_its_reasons() -> Non
     assert row.output.text == f"{row.output.rationale} So the answer is contradiction."
 
 
+@pytest.mark.slow
 def test_a_label_tells_in_which_of_all_scenes_of_the_premise_the_hypothesis_holds(rows: list[Row]) -> None:
     for row in rows:
         assert verdict(*row.input.split(EOS)) == row.label, row

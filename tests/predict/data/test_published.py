@@ -62,6 +62,7 @@ def test_all_of_asdiv_is_read_with_the_numbers_that_its_answers_begin_with() -> 
     [(CQA, (8766, 975, 1221)), (SVAMP, (720, 80, 200)), (ANLI1, (None, 1000, 1000)), (ESNLI, (None, 9842, 9824))],
     ids=["cqa", "svamp", "anli1", "esnli"],
 )
+@pytest.mark.slow
 def test_splits_have_the_sizes_of_table_a1(task: Task, sizes: tuple[int | None, int, int]) -> None:
     test = read_rows(task, folder(), "test")
     if sizes[0] is None:  # published here without their training rows

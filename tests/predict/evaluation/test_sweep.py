@@ -23,6 +23,8 @@ from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
 from tests.predict.published_outputs import folder as published_folder
 
+pytestmark = pytest.mark.process
+
 SMALL = DataSource("word-problems", num_train=24, num_valid=4, num_test=4)
 SHORT = Recipe(num_steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4)
 GRID = Grid(

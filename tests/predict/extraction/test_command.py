@@ -24,6 +24,8 @@ from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.teacher_server import COMPLETION_TOKENS, OUTPUT, PROMPT_TOKENS, Dropped, TeacherServer, error
 
+pytestmark = pytest.mark.process
+
 NUM_INPUTS = 12
 
 

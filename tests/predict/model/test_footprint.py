@@ -12,6 +12,8 @@ from services.nn.packed_linear import can_pack
 from services.predict.model.footprint import held_bytes
 from tests.predict.tiny_students import VOCAB_SIZE, Kind, save_student, tiny_t5
 
+pytestmark = pytest.mark.process
+
 CPU = DeviceOptions(device="cpu", dtype="float32")
 IS_PACKED = can_pack(torch.device("cpu"), torch.float32)
 WIDTH = 32  # of the tiny student

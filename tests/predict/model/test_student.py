@@ -143,6 +143,7 @@ def test_groups_that_cannot_hold_the_best_are_not_run(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_transformers_token_for_token(kind: Kind) -> None:
     model = tiny_t5(kind)
     student = Student(model, None)
@@ -182,6 +183,7 @@ def test_the_log_probability_of_an_answer_is_that_of_transformers_decoded_or_rea
         assert read == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_answers_longer_than_the_relative_positions_reach_are_still_those_of_transformers() -> None:
     model = tiny_t5("v1.1", eos_token_id=VOCABULARY_LACKS)
     student = Student(model, None)

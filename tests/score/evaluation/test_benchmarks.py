@@ -63,6 +63,7 @@ def test_the_file_that_was_published_first_makes_it_7512() -> None:
     assert {record.id for record in tasks[3].records} >= {"107", "108", "109"}
 
 
+@pytest.mark.slow
 def test_valse_has_the_published_number_of_valid_captions_in_eleven_files() -> None:
     tasks = load_valse(published("valse"), IMAGES)
     assert {task.name: len(task.records) for task in tasks} == {

@@ -81,6 +81,7 @@ def kinds(images: list[Path]) -> list[Task]:
 
 @pytest.mark.parametrize(("similarity", "weight"), [("mix", 0.25), ("global", 0.0), ("local", 1.0)])
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.slow
 def test_every_kind_of_record_is_scored_by_the_equations_in_batches_of_any_size(
     clip: Clip, loaded: ClipModel, images: list[Path], similarity: Similarity, weight: float, batch_size: int
 ) -> None:

@@ -47,6 +47,7 @@ def write_lines(path: Path, *lines: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_first_choices_of_sugarcrepe_under_cocos_names_are_scored_by_a_checkpoint(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_the_first_choices_of_sugarcrepe_under_cocos_names_are_scored_by_a_check
     assert "It belongs to COCO's validation images of 2017" in missing.stderr
 
 
+@pytest.mark.slow
 def test_gpt4vs_released_answers_give_the_published_row(tmp_path: Path) -> None:
     answers = published("sugar-crepe/gpt4v/gpt4v_correct.json")
     first = published("sugar-crepe/swap_obj_paper246.json")
@@ -100,6 +102,7 @@ def test_gpt4vs_released_answers_give_the_published_row(tmp_path: Path) -> None:
     assert "GPT-4V" in run("table", saved).stdout
 
 
+@pytest.mark.slow
 def test_several_models_and_similarities_come_together_in_one_file(
     checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_several_models_and_similarities_come_together_in_one_file(
     assert list(json.loads(run("table", saved, "--format", "json").stdout)) == ["one", "two", "one, local"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_found_in_the_store(checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'store'}"
     Store.open(url).publish("fsc-clip-tiny", checkpoint, CheckpointInfo(kind="fsc-clip"))
@@ -128,6 +132,7 @@ def test_a_checkpoint_is_found_in_the_store(checkpoint: Path, sugarcrepe: list[s
     assert "--model: nothing has no alias 'latest'" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_models_of_texts_judge_without_images(sugarcrepe: list[str | Path], tmp_path: Path) -> None:
     write_tiny_vera(tmp_path / "vera")
     write_tiny_grammar(tmp_path / "grammar")
@@ -170,6 +175,7 @@ def test_an_endpoint_is_asked_with_its_key_and_its_answers_are_kept(
     assert answer(*command)[0]["scores"] == {"colours": 100.0}
 
 
+@pytest.mark.slow
 def test_each_benchmark_is_a_command(checkpoint: Path, tmp_path: Path) -> None:
     for number in range(10):
         write_image(tmp_path / "open-images-1" / f"img{number}.jpg", (20 * number, 0, 90))
@@ -252,6 +258,7 @@ def test_a_judge_that_there_is_not_is_told_without_a_traceback(
     assert "Traceback" not in told.output
 
 
+@pytest.mark.slow
 def test_what_a_judge_reached_is_kept_although_the_next_one_fails(
     checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path
 ) -> None:
@@ -272,6 +279,7 @@ def test_scores_are_not_lost_to_what_they_can_not_be_kept_in(
         assert not refused.stdout
 
 
+@pytest.mark.slow
 def test_what_one_judge_reached_is_told_where_another_can_not_be_loaded(
     checkpoint: Path, sugarcrepe: list[str | Path], tmp_path: Path
 ) -> None:

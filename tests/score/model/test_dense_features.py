@@ -123,6 +123,7 @@ def test_a_text_is_the_same_alone_and_beside_a_longer_one_and_one_that_fills_the
     assert both.mask[1].tolist() == [False] + [True] * (CONTEXT_LENGTH - 1)
 
 
+@pytest.mark.slow
 def test_packed_weights_give_the_features_that_they_were_packed_from(pixels: Tensor) -> None:
     clip = tiny_clip()
     with torch.inference_mode():
@@ -145,6 +146,7 @@ def test_pooled_features_are_of_unit_length_to_single_precision_in_half_precisio
         torch.testing.assert_close(pooled.norm(dim=-1), torch.ones(len(pooled)), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_gradients_reach_every_weight_of_both_towers(pixels: Tensor) -> None:
     model = tiny_clip().model
     images, texts = encode_images(model, pixels), encode_texts(model, tiny_clip().tokenizer(TEXTS))

@@ -23,6 +23,8 @@ from services.score.negatives.annotation import (
 from services.score.negatives.tagging import Tagger, textblob_lexicon
 from tests.score.captions import GOLDEN_FILE, HOSTILE, captions
 
+pytestmark = pytest.mark.process
+
 SPACY_MODEL = "en_core_web_sm"
 GOLDEN = [doc for doc in json.loads(GOLDEN_FILE.read_text())["docs"] if doc["text"].endswith(".")]
 

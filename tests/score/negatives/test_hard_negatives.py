@@ -30,6 +30,8 @@ from services.score.negatives.wordnet_lexicon import WordNetLexicon
 from tests.score.captions import HOSTILE, aro_negatives, captions, sugarcrepe_captions
 from tests.score.tiny_wordnet import animals, write_wordnet
 
+pytestmark = pytest.mark.process
+
 ANNOTATOR, VOCABULARY = TextBlobAnnotator(), Vocabulary()
 SMALL = HardNegatives(ANNOTATOR, VOCABULARY)
 SCENE = "two small red circles left of a large blue square on a striped gray background"

@@ -215,6 +215,7 @@ def test_a_body_that_is_an_image_takes_its_id_from_the_url(
 
 
 @pytest.mark.parametrize(("query", "waits"), [("", False), ("?wait=true", True), ("?wait=false", False)])
+@pytest.mark.slow
 def test_adding_waits_for_the_indexes_where_that_is_asked(
     client: TestClient, library: InMemory, query: str, waits: bool
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_page_of_an_impossible_size_is_refused(filled: TestClient, limit: str)
 
 
 @pytest.mark.parametrize("kind", every_kind())
+@pytest.mark.slow
 def test_an_image_comes_back_byte_by_byte_with_its_type(client: TestClient, kind: str) -> None:
     data = every_kind()[kind]
     added = client.post("/collections/things/images", files={"file": ("a", data, "application/octet-stream")})

@@ -186,6 +186,7 @@ def test_a_search_that_does_not_fit_names_the_field(
         ({"filter": "3"}, "filter", "dictionary"),
     ],
 )
+@pytest.mark.slow
 def test_options_of_the_url_that_do_not_fit_are_named(
     client: TestClient, library: InMemory, params: dict[str, Any], param: str, said: str
 ) -> None:

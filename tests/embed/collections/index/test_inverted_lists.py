@@ -46,6 +46,7 @@ def test_recall_is_measured_and_holds_for_queries_that_are_not_stored() -> None:
     assert recall_at_10(index, QUERIES, VECTORS) >= 0.93
 
 
+@pytest.mark.slow
 def test_measured_recall_is_that_of_stored_vectors_asked_for_their_neighbours() -> None:
     vectors = uniform(0, 3000, WIDTH)
     index = built(vectors, replace(OPTIONS, min_recall=0.5))

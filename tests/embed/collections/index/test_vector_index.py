@@ -60,6 +60,7 @@ def check_truth(found: Found, model: dict[int, Vectors], queries: Vectors) -> No
             assert score == pytest.approx(float(query @ model[row]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_search_finds_what_numpy_finds() -> None:
     vectors, queries = uniform(0, 700, WIDTH), uniform(1, 40, WIDTH)
     model = {row + 1: vector for row, vector in enumerate(vectors)}
@@ -164,6 +165,7 @@ def test_memory_is_given_back_by_a_rebuild_once_many_rows_are_dead() -> None:
 
 @pytest.mark.parametrize("make", [exact_index, approximate_index, device_index])
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_any_order_of_changes_gives_what_a_dictionary_would(make: Callable[[int], VectorIndex], seed: int) -> None:
     rng = np.random.default_rng(seed)
     index, model = make(WIDTH), dict[int, Vectors]()
@@ -199,6 +201,7 @@ def test_any_order_of_changes_gives_what_a_dictionary_would(make: Callable[[int]
     assert ("ivf" in kinds) == (make is approximate_index)
 
 
+@pytest.mark.slow
 def test_what_is_appended_and_deleted_during_a_rebuild_outlasts_it() -> None:
     vectors = clustered(0, 40_000, WIDTH)
     index = filled(vectors[:20_000], SMALL)
@@ -224,6 +227,7 @@ def test_what_is_appended_and_deleted_during_a_rebuild_outlasts_it() -> None:
 
 
 @pytest.mark.parametrize("make", [exact_index, approximate_index, device_index])
+@pytest.mark.slow
 def test_readers_never_find_what_was_deleted_while_others_append_delete_and_rebuild(
     make: Callable[[int], VectorIndex],
 ) -> None:

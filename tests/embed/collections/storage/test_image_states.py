@@ -358,6 +358,7 @@ def put_and_delete_until_killed(folder: Path, seed: int, connection: Connection)
         connection.send((number, True))
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_no_wrong_state(tmp_path: Path) -> None:
     for seed in range(8):
         reports = until_killed(put_and_delete_until_killed, tmp_path, seed)

@@ -236,6 +236,7 @@ def test_a_closed_store_fails_and_closes_again(folder: Path) -> None:
             use()
 
 
+@pytest.mark.slow
 def test_many_threads_add_delete_and_read_at_once(store: ImageStore) -> None:
     failures: list[BaseException] = []
 
