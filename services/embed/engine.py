@@ -239,17 +239,17 @@ class EmbedEngine:
         plan, conditions = _plan(items, stack)
         if self.state_bytes is None or not any(item.keeps_state for item in items):
             rows = self._encoder.encode(stack.data, conditions, plan.pairs)
-            return [Reading(own) for own in plan.shared_out(rows)]
+            return [Reading(own) for own in plan.scatter(rows)]
         rows, states = self._encoder.encode_with_states(stack.data, conditions, plan.pairs)
         return [
             Reading(own, states[stack.place_of[item.digest]] if item.keeps_state else None)
-            for item, own in zip(items, plan.shared_out(rows), strict=True)
+            for item, own in zip(items, plan.scatter(rows), strict=True)
         ]
 
     def _read(self, items: Sequence[StateItem], stack: Stack) -> list[Reading]:
         plan, conditions = _plan(items, stack)
         rows = self._encoder.read(stack.data, conditions, plan.pairs)
-        return [Reading(own) for own in plan.shared_out(rows)]
+        return [Reading(own) for own in plan.scatter(rows)]
 
     def _embed_texts(self, texts: Sequence[Text]) -> list[Reading]:
         unique = {text.digest: text.input_ids for text in texts}

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from services.core.batching.batcher import Batcher, BatchLimits, Engine, Submission
-from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import InvalidField, blaming
 from services.core.exchange import RequestContext
@@ -156,7 +156,7 @@ class Embedder:
         """
         named = await self._tokenise_conditions(served.engine, call.conditions)
         job = _Job(served, tuple(named) or (None,), call.truncate, context)
-        done = await in_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
+        done = await map_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
             conditions=[

@@ -6,7 +6,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from services.core.serving.model_service import ModelService
-from services.core.serving.served_checkpoint import Room, ServedCheckpoint
+from services.core.serving.served_checkpoint import MemoryBudget, ServedCheckpoint
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.http.routes import models_router, predict_router
@@ -42,7 +42,7 @@ def _follow_all(settings: PredictSettings, host: ModelService) -> Residency[Pred
     def measure(folder: Path) -> int:
         return held_bytes(folder, options, is_int8=settings.int8)
 
-    def follow(model: str, room: Room) -> ServedCheckpoint[PredictEngine]:
+    def follow(model: str, room: MemoryBudget) -> ServedCheckpoint[PredictEngine]:
         name, alias = split_model(model)
         return host.follow(name, alias, load=load, make_batcher=host.batcher, room=room)
 

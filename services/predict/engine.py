@@ -40,7 +40,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LabelChoice:
     """The label among its candidates: which it is, its probability, and that of all by their texts if wanted."""
 
     answers: Answers
@@ -295,9 +295,9 @@ class PredictEngine:
 
     # Answering
 
-    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Choice | None]:
+    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[LabelChoice | None]:
         """Choose each item's label among its candidates, None without any; `rows` are the items' rows in `encoded`."""
-        chosen: list[Choice | None] = [None] * len(items)
+        chosen: list[LabelChoice | None] = [None] * len(items)
         for is_all in (True, False):
             wanted = [
                 (place, item.answers)
@@ -309,17 +309,17 @@ class PredictEngine:
             those, tries = encoded.of([rows[place] for place, _ in wanted]), [answers.trie for _, answers in wanted]
             if not is_all:
                 for (place, answers), best in zip(wanted, self._student.best(those, tries), strict=True):
-                    chosen[place] = Choice(answers, best.candidate, math.exp(best.logprob), None)
+                    chosen[place] = LabelChoice(answers, best.candidate, math.exp(best.logprob), None)
                 continue
             for (place, answers), scores in zip(wanted, self._student.score(those, tries), strict=True):
                 shares = scores.double().softmax(dim=0).tolist()
                 best_place = max(range(len(shares)), key=shares.__getitem__)
                 probabilities = dict(zip(answers.texts, shares, strict=True))
-                chosen[place] = Choice(answers, best_place, shares[best_place], probabilities)
+                chosen[place] = LabelChoice(answers, best_place, shares[best_place], probabilities)
         return chosen
 
-    def _prediction(self, item: Item, answer: Choice | Decoded, rationale: Decoded | None) -> Prediction:
-        if isinstance(answer, Choice):
+    def _prediction(self, item: Item, answer: LabelChoice | Decoded, rationale: Decoded | None) -> Prediction:
+        if isinstance(answer, LabelChoice):
             label, probability, probabilities = answer.label, answer.probability, answer.probabilities
             num_tokens = answer.num_tokens
         else:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Room, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import MemoryBudget, Served, ServedCheckpoint
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import Manifest
 from services.predict.model.task_description import TaskDescription
@@ -33,7 +33,7 @@ EngineT = TypeVar("EngineT", bound=DescribedEngine)
 class Resident(Generic[EngineT]):
     """One of the models, in memory or not; `description` is that of the version that serves, None before the first.
 
-    A Room of its own checkpoint.
+    A MemoryBudget of its own checkpoint.
     """
 
     checkpoint: ServedCheckpoint[EngineT]
@@ -107,7 +107,7 @@ class Residency(Generic[EngineT]):
         self.has_changed = asyncio.Event()  # a model is in memory, or a version is out of it
         self._one_at_a_time = asyncio.Lock()
 
-    def add(self, follow: Callable[[Room], ServedCheckpoint[EngineT]]) -> Resident[EngineT]:
+    def add(self, follow: Callable[[MemoryBudget], ServedCheckpoint[EngineT]]) -> Resident[EngineT]:
         """A model that is loaded into the room it is given."""
         resident = Resident(self)
         resident.checkpoint = follow(resident)
@@ -158,7 +158,7 @@ class Residency(Generic[EngineT]):
     async def entered(
         self, newcomer: Resident[EngineT], folder: Path, manifest: Manifest
     ) -> AsyncIterator[Callable[[], None]]:
-        """See Room."""
+        """See MemoryBudget."""
         checkpoint = f"{manifest.name}@{manifest.version}"
         try:
             needed = await asyncio.to_thread(self._measure, folder)

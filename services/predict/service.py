@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from services.core.batching.batcher import Batcher, Submission
-from services.core.batching.slices import in_slices
+from services.core.batching.slices import map_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
@@ -218,7 +218,7 @@ class PredictService:
             queue_s.append(min(answer.queue_s for answer in answers))
             return [answer.result for answer in answers]
 
-        predictions = [one for some in await in_slices(items, submit) for one in some]
+        predictions = [one for some in await map_slices(items, submit) for one in some]
         waited_s = min(queue_s)  # until the first batch
         context.timing.add("queue", waited_s)
         context.timing.add("infer", time.perf_counter() - began - waited_s)

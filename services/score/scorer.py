@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from services.core.batching.batcher import Answer, Batcher, Submission
-from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import TooLarge, blaming
 from services.core.exchange import RequestContext, Timing
@@ -189,8 +189,8 @@ class Scorer:
         job = _Job(served, context, _Stage(context.timing))
         images, captions = await all_or_first_failure(
             [
-                _flat(in_slices(call.images, lambda some: self._image_features(job, some))),
-                _flat(in_slices(list(distinct.values()), lambda some: self._caption_features(job, some))),
+                _flat(map_slices(call.images, lambda some: self._image_features(job, some))),
+                _flat(map_slices(list(distinct.values()), lambda some: self._caption_features(job, some))),
             ]
         )
         job.stage.end()

@@ -16,7 +16,7 @@ from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngin
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.running_batch import Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import begun_with_text
+from services.generate.http.generate_calls import without_leading_space
 from services.generate.model.profile import OFF, CalibrationProfile, write_profile
 from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings
@@ -498,7 +498,7 @@ def test_an_answer_begins_with_its_text_however_that_is_divided(texts: list[str]
     steps = steps_of(*texts)
     given: list[Progress] = []
     for step in steps:
-        given.append(begun_with_text(step, "".join(one.text for one in given)))
+        given.append(without_leading_space(step, "".join(one.text for one in given)))
 
     assert [step.text for step in given] == expected
     assert "".join(expected) == "".join(texts).lstrip()

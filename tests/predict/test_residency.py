@@ -13,7 +13,7 @@ from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import Followed, Room, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import FollowOptions, MemoryBudget, Served, ServedCheckpoint
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from services.predict.model.task_description import TaskDescription
@@ -87,10 +87,10 @@ class House:
         await self.residency.close()
         await self.thread.close()
 
-    def _follow(self, name: str, room: Room) -> ServedCheckpoint[ToyEngine]:
+    def _follow(self, name: str, room: MemoryBudget) -> ServedCheckpoint[ToyEngine]:
         return ServedCheckpoint(
             self.store,
-            Followed(name, "latest", self.folder / "cache", 3600, room=room),
+            FollowOptions(name, "latest", self.folder / "cache", 3600, room=room),
             load=self._load,
             make_batcher=self._make_batcher,
             metrics=self.metrics,
@@ -120,7 +120,7 @@ async def answer_of(served: Served[ToyEngine], item: str) -> str:
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    """Room for two of three."""
+    """Memory for two of three."""
     house = House(tmp_path, 20, a=10, b=10, c=10)
     await house.residency.start()
     yield house

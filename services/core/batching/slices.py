@@ -11,7 +11,7 @@ T = TypeVar("T")
 ResultT = TypeVar("ResultT")
 
 
-async def in_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable[ResultT]]) -> list[ResultT]:
+async def map_slices(inputs: Sequence[T], work: Callable[[Sequence[T]], Awaitable[ResultT]]) -> list[ResultT]:
     """Return `work` of each slice, in order; where one fails the others are cancelled and its error is raised."""
     turns = asyncio.Semaphore(SLICES_AT_ONCE)
 

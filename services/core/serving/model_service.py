@@ -19,7 +19,7 @@ from services.core.images.inputs import DecodeLimits, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Answering, Boundless, Followed, Room, ServedCheckpoint
+from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint, Unlimited
 from services.core.settings import ImageSettings, ServiceSettings
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
@@ -66,7 +66,7 @@ class ModelService:
         *,
         load: Callable[[Path], EngineT],
         make_batcher: Callable[[EngineT], BatcherT],
-        room: Room | None = None,
+        room: MemoryBudget | None = None,
     ) -> ServedCheckpoint[EngineT, BatcherT]:
         """The checkpoint that an alias names; `load` reads a verified folder."""
         settings = self._settings
@@ -76,13 +76,13 @@ class ModelService:
                 raise ValueError(f"this service runs {self._kind} checkpoints, not {manifest.kind}")
             return load(folder)
 
-        followed = Followed(
+        followed = FollowOptions(
             name,
             alias,
             settings.checkpoint_cache_dir,
             settings.store_poll_s,
             load_timeout_s=settings.load_timeout_s,
-            room=room or Boundless(),
+            room=room or Unlimited(),
         )
         return ServedCheckpoint(self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics)
 

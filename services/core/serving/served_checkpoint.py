@@ -54,7 +54,7 @@ class Answering(Protocol):
         """Refuse new requests, fail those that wait, and return when nothing runs any more."""
 
 
-class Room(Protocol):
+class MemoryBudget(Protocol):
     """The memory for the engines of one model."""
 
     def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
@@ -68,7 +68,7 @@ class Room(Protocol):
         """Called with every engine that begins to serve."""
 
 
-class Boundless:
+class Unlimited:
     """Unlimited room."""
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
 
 @dataclass(frozen=True)
-class Followed:
+class FollowOptions:
     """The alias to follow (or a version id, which never moves), and how; times in seconds.
 
     A damaged version is tried again after `damaged_retry_s`, since it may be repaired under the same id. One that takes
@@ -97,7 +97,7 @@ class Followed:
     poll_s: float
     damaged_retry_s: float = 60.0
     load_timeout_s: float = 600.0
-    room: Room = field(default_factory=Boundless)
+    room: MemoryBudget = field(default_factory=Unlimited)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
     def __init__(
         self,
         store: Versions,
-        followed: Followed,
+        followed: FollowOptions,
         *,
         load: Callable[[Path, Manifest], EngineT],
         make_batcher: Callable[[EngineT], BatcherT],

@@ -12,7 +12,7 @@ from services.embed.bulk.embedder import BulkEmbedder, ModelChoice, Precision, d
 from services.embed.bulk.folder import BulkFolder, BulkPlan, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.progress import Bars
-from services.embed.bulk.workers import Pace, ShardImages, embed_on, embed_shards
+from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 
 
@@ -50,7 +50,7 @@ def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> in
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size
         shards = [ShardImages(i, listing.images[i * size : (i + 1) * size]) for i in folder.unfinished()]
-        pace = Pace(request.batch_size, request.num_threads or max(1, _num_cores() // len(device_names)))
+        pace = Throughput(request.batch_size, request.num_threads or max(1, _num_cores() // len(device_names)))
         if shards:
             with bars.bar("Embedding", "images", total=len(listing.images), done=folder.num_embedded()) as bar:
                 if len(device_names) == 1:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """Images of a forward pass, and threads that decode (on a CPU: that do everything)."""
 
     batch_size: int
@@ -58,7 +58,7 @@ class _Batch:
 
 
 def embed_shards(
-    embedder: BulkEmbedder, folder: BulkFolder, shards: Iterable[ShardImages], pace: Pace, report: Report
+    embedder: BulkEmbedder, folder: BulkFolder, shards: Iterable[ShardImages], pace: Throughput, report: Report
 ) -> None:
     """Embed and write shards, in their order.
 
@@ -95,7 +95,7 @@ def embed_on(
     choice: ModelChoice,
     folder: BulkFolder,
     shards: Sequence[ShardImages],
-    pace: Pace,
+    pace: Throughput,
     report: Report,
 ) -> None:
     """`embed_shards` in a process for each device, which get the shards in turn and know nothing of each other.
@@ -119,7 +119,9 @@ def embed_on(
             process.join()
 
 
-def _run_worker(job: tuple[str, ModelChoice, BulkFolder, Sequence[ShardImages], Pace], connection: Connection) -> None:
+def _run_worker(
+    job: tuple[str, ModelChoice, BulkFolder, Sequence[ShardImages], Throughput], connection: Connection
+) -> None:
     device, choice, folder, shards, pace = job
     # Ctrl-C reaches every process of the terminal; the one that started this one ends it
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -30,7 +30,7 @@ from services.nn.clip_texts import Text
 MIN_IMAGES = 256
 
 
-class Pace:
+class StateTiming:
     """Seconds that images took, from states and encoded."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class CheckpointIndexes:
         self._indexes: dict[str, ConditionIndex] = {}
         self._same_as: dict[str, str] = {}
         self.states: StateCache | None = None
-        self.pace = Pace()
+        self.pace = StateTiming()
 
     @classmethod
     def open(

@@ -10,7 +10,7 @@ from time import perf_counter, time
 from PIL.Image import Image
 
 from services.core.audit import AuditLog
-from services.core.batching.slices import all_or_first_failure, in_slices
+from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
 from services.core.errors import NotFound, Overloaded
@@ -130,7 +130,7 @@ class Library:
         of them, Conflict for an id that has other content, TooLarge over a limit.
         """
         collection = self._get(name)
-        read = await in_slices(images, self._read)
+        read = await map_slices(images, self._read)
         began = perf_counter()
         added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
         seconds = perf_counter() - began

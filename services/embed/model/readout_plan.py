@@ -34,7 +34,7 @@ class ReadoutPlan:
         row_of = {pair: row for row, pair in enumerate(dict.fromkeys(wanted))}
         return cls(list(row_of), [row_of[pair] for pair in wanted], list(accumulate(len(d) for _, d in items)))
 
-    def shared_out(self, rows: Rows) -> list[Rows]:
+    def scatter(self, rows: Rows) -> list[Rows]:
         """Split the pairs' rows (R, E) into each item's own."""
         spread = rows[self.row_index]
         return [spread[start:end] for start, end in pairwise([0, *self.ends])]

@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProfileChoice:
     """The profile, on or off, and what was seen on the way to it.
 
     `rounds` have vanilla first; `estimates` and `held_out` are of the finalists that came to it, vanilla first.
@@ -76,7 +76,7 @@ class Choice:
 
 def choose_calibration(
     bench: Bench, examples: Sequence[Example], plan: Plan, on_step: Callable[[str, int], None] = lambda what, work: None
-) -> Choice:
+) -> ProfileChoice:
     """Choose on one half of the examples (gold anywhere), decide on the other.
 
     `on_step` is told what begins and of how many prompts. Raises ValueError for fewer than 2 examples.
@@ -111,9 +111,9 @@ def choose_calibration(
         vanilla, calibrated = decided
         if does_help(calibrated.score, vanilla.score, middle):
             profile = chosen.model_copy(update={"gain": gain(calibrated.score, vanilla.score, middle)})
-            return Choice(profile, settings, rounds, estimates, decided)
+            return ProfileChoice(profile, settings, rounds, estimates, decided)
     off = OFF.model_copy(update={"gain": gain(decided[1].score, decided[0].score, middle)}) if decided else OFF
-    return Choice(off, settings, rounds, estimates, decided)
+    return ProfileChoice(off, settings, rounds, estimates, decided)
 
 
 def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str, float]:

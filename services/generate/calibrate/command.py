@@ -21,7 +21,7 @@ from services.core.store.starters import read_description
 from services.core.store.store import Store
 from services.core.store.versions import Version
 from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.choice import TABLE_PROMPTS, Choice, Plan, bias_tables, choose_calibration
+from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
 from services.generate.calibrate.selection import drawn, load, parse_positions
 from services.generate.data.question_sets import GENERATED
@@ -113,7 +113,7 @@ def calibrate(
         console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
 
 
-def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Progress) -> Choice:
+def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Progress) -> ProfileChoice:
     """The choice, with a bar for each of its steps."""
     task = progress.add_task("")
 
@@ -131,7 +131,7 @@ def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Exampl
     return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
 
 
-def print_choice(choice: Choice, console: Console) -> None:
+def print_choice(choice: ProfileChoice, console: Console) -> None:
     """Print what was tried, and what is kept."""
     console.print(_rel_table(choice.rel_settings))
     for number, tried in enumerate(choice.rounds, start=1):
@@ -177,7 +177,9 @@ def _layers(layers: Sequence[int]) -> str:
     return f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
 
 
-def _record(choice: Choice, profile: CalibrationProfile, source: CheckpointSource, seed: int) -> dict[str, object]:
+def _record(
+    choice: ProfileChoice, profile: CalibrationProfile, source: CheckpointSource, seed: int
+) -> dict[str, object]:
     """Everything that was tried, as JSON."""
 
     def told(tried: Sequence[Tried]) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.generate.generation.sampling import Choice
+from services.generate.generation.sampling import TokenChoice
 
 # Decoders' replacement for bytes that are no character, or none yet.
 REPLACEMENT = "\ufffd"
@@ -65,7 +65,7 @@ class Vocabulary:
         text: str = self._backend.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def token(self, choice: Choice) -> TokenOut:
+    def token(self, choice: TokenChoice) -> TokenOut:
         """A choice with its bytes, if it has log-probabilities."""
         if choice.logprob is None:
             return TokenOut(choice.token_id)

@@ -29,7 +29,7 @@ from services.generate.generation.prompt_calibration import (
     PromptCalibrator,
     needed_estimate,
 )
-from services.generate.generation.sampling import Choice, Chooser, choose
+from services.generate.generation.sampling import Chooser, TokenChoice, choose
 from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled, Row
@@ -348,7 +348,7 @@ class RunningBatch:
         choices = choose(logits, [one.chooser for one in running])
         return [self._take(one, choice, own) for one, choice, own in zip(running, choices, facts, strict=True)]
 
-    def _take(self, running: RunningSequence, choice: Choice, facts: PromptFacts | None) -> Progress:
+    def _take(self, running: RunningSequence, choice: TokenChoice, facts: PromptFacts | None) -> Progress:
         generation, text = running.generation, running.text
         running.input_ids.append(choice.token_id)
         running.num_generated += 1

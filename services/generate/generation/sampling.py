@@ -50,7 +50,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """A token that was taken, and, where they were asked for, its log-probability and the most likely (id, log p).
 
     Log-probabilities are the model's own (calibrated where the answer is), before temperature, top_p and penalties.
@@ -105,7 +105,7 @@ class Chooser:
         return self._bias
 
 
-def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[Choice]:
+def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
     """Choose one token for each row of `logits` (B, V) float32 by the B choosers, which take note of it.
 
     Raises FloatingPointError where a row holds NaN: nothing that is taken from it would mean anything.
@@ -166,8 +166,8 @@ def _at(weights: Tensor, draws: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, aim[:, None], right=True)[:, 0]
 
 
-def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[Chooser]) -> list[Choice]:
-    choices = [Choice(token_id) for token_id in token_ids]
+def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[Chooser]) -> list[TokenChoice]:
+    choices = [TokenChoice(token_id) for token_id in token_ids]
     wanted = [row for row, chooser in enumerate(choosers) if chooser.sampling.num_logprobs is not None]
     if not wanted:
         return choices
@@ -177,5 +177,5 @@ def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[
     best, best_ids = (tensor.tolist() for tensor in logprobs.topk(max(numbers), dim=-1))
     for row, logprob, number, values, ids in zip(wanted, own, numbers, best, best_ids, strict=True):
         top = tuple(zip(ids[:number], values[:number], strict=True))
-        choices[row] = Choice(token_ids[row], logprob, top)
+        choices[row] = TokenChoice(token_ids[row], logprob, top)
     return choices

@@ -44,7 +44,7 @@ def calibration_of(
         raise InvalidField(f"calibration: {reason}.", param="calibration") from None
 
 
-def begun_with_text(progress: Progress, text_so_far: str) -> Progress:
+def without_leading_space(progress: Progress, text_so_far: str) -> Progress:
     """A step of an answer without the white space that the answer's text begins with; its tokens stay as they are.
 
     The first token of an answer often brings the space that parts it from the prompt, which no reader of the answer

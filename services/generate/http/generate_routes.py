@@ -17,7 +17,7 @@ from services.core.serving.model_object import model_fields, models_router
 from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import begun_with_text, calibration_of, documents_of, reports_of
+from services.generate.http.generate_calls import calibration_of, documents_of, reports_of, without_leading_space
 from services.generate.http.generate_schemas import (
     FinishReason,
     GenerateAnswer,
@@ -54,7 +54,7 @@ class AnswerSoFar:
 
     def add(self, progress: Progress) -> str:
         """Take in what the next step brought, and return what it adds to the text."""
-        text = begun_with_text(progress, self.text).text
+        text = without_leading_space(progress, self.text).text
         self.text += text
         self.num_tokens = progress.num_tokens
         self.finish_reason = progress.finish_reason

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_calls import begun_with_text
+from services.generate.http.generate_calls import without_leading_space
 from services.generate.http.generate_schemas import DocumentReport
 
 
@@ -62,7 +62,7 @@ class ChoiceSoFar:
     def add(self, progress: Progress) -> Progress:
         """Take in what the next step brought, and return it as it is told."""
         if self.is_reply:
-            progress = begun_with_text(progress, self.text)
+            progress = without_leading_space(progress, self.text)
         self.text += progress.text
         self.num_tokens = progress.num_tokens
         for token in progress.tokens:

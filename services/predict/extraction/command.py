@@ -39,7 +39,7 @@ TaskName = Literal["esnli", "anli1", "cqa", "svamp", "asdiv"]
 
 
 @dataclass(frozen=True)
-class Pace:
+class Concurrency:
     """Requests on their way at a time, and how long one is waited for."""
 
     concurrency: int
@@ -90,7 +90,7 @@ def extract(
             typer.echo(json.dumps(plan.body(plan.prompt(asked[0].values)), indent=1, ensure_ascii=False))
             return
         tally = Tally(price_per_million_input, price_per_million_output)
-        pace = Pace(concurrency, Patience(attempts, timeout_s))
+        pace = Concurrency(concurrency, Patience(attempts, timeout_s))
         num_failed = asyncio.run(_extract(plan, asked, output, tally, pace, console))
     console.print(f"{tally.num_records} outputs: {tally.told()}", markup=False, soft_wrap=True)
     for problem, number in tally.problems.most_common():
@@ -100,7 +100,9 @@ def extract(
         raise typer.Exit(EXIT_UNANSWERED)
 
 
-async def _extract(plan: Plan, asked: Sequence[Input], output: Path, tally: Tally, pace: Pace, console: Console) -> int:
+async def _extract(
+    plan: Plan, asked: Sequence[Input], output: Path, tally: Tally, pace: Concurrency, console: Console
+) -> int:
     """Returns how many inputs were left without an output. Raises EndpointError, OutputError and Interrupted."""
     with RationaleFile.opened(output, plan.arguments()) as file, _bar(console) as (progress, bar):
         todo = unanswered(plan, asked, file.found)

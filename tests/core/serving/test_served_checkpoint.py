@@ -16,7 +16,7 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 from services.core.serving.candidates import THREAD_NAME
-from services.core.serving.served_checkpoint import Followed, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import FollowOptions, Served, ServedCheckpoint
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.engines import submission
@@ -71,7 +71,7 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
             self.store,
-            Followed("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
+            FollowOptions("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
             load=self._load,
             make_batcher=self._make_batcher,
             metrics=self.metrics,
@@ -394,7 +394,7 @@ async def test_a_moved_alias_is_loaded_also_where_the_version_before_is_not_in_m
 async def test_two_models_of_one_process_are_told_apart_in_the_metrics(place: Place) -> None:
     other = ServedCheckpoint(
         place.store,
-        Followed("other", "latest", place.folder / "cache", 3600),
+        FollowOptions("other", "latest", place.folder / "cache", 3600),
         load=place._load,
         make_batcher=place._make_batcher,
         metrics=place.metrics,

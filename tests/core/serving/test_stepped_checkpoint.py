@@ -10,7 +10,7 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import Followed, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import FollowOptions, Served, ServedCheckpoint
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.stepping_engines import CountingEngine, Item, events_of
@@ -38,7 +38,7 @@ class Place:
         self.metrics = Metrics("test")
         self.checkpoint: ServedCheckpoint[LoadedEngine, CountingStepper] = ServedCheckpoint(
             self.store,
-            Followed("toy", "latest", folder / "cache", poll_s=3600),
+            FollowOptions("toy", "latest", folder / "cache", poll_s=3600),
             load=self._load,
             make_batcher=self._make_stepper,
             metrics=self.metrics,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.generate.generation.answer_text import AnswerText, Detokenizer, Piece, StopStrings, TokenOut, Vocabulary
-from services.generate.generation.sampling import Choice
+from services.generate.generation.sampling import TokenChoice
 from tests.generate.small_tokenizers import TOKENIZERS, byte_level, prepended
 
 TEXTS = (
@@ -123,10 +123,10 @@ def test_a_token_has_its_bytes_where_log_probabilities_were_asked_for() -> None:
     tokenizer = byte_level()
     (token_id,) = ids_of(tokenizer, " the")
     bos = tokenizer.bos_token_id
-    token = Vocabulary(tokenizer).token(Choice(token_id, -0.5, ((token_id, -0.5), (bos, -1.0), (10**6, -2.0))))
+    token = Vocabulary(tokenizer).token(TokenChoice(token_id, -0.5, ((token_id, -0.5), (bos, -1.0), (10**6, -2.0))))
     assert (token.text, token.utf8, token.logprob) == (" the", b" the", -0.5)
     assert [(other.text, other.logprob) for other in token.top] == [(" the", -0.5), ("<bos>", -1.0), ("", -2.0)]
-    assert Vocabulary(tokenizer).token(Choice(token_id)) == TokenOut(token_id)
+    assert Vocabulary(tokenizer).token(TokenChoice(token_id)) == TokenOut(token_id)
 
 
 # Stop strings
