@@ -68,7 +68,7 @@ def rooms_typed_by_hand(root: Path) -> str:
 
 
 def hops(root: Path) -> str:
-    own, everything = _run(root, TRACED_REQUEST).split()
+    own, everything = _run(root, TRACED_REQUEST).splitlines()[-1].split()
     return f"{own} of the service, {everything} in all"
 
 

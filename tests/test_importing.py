@@ -1,0 +1,65 @@
+"""Importing our modules: nothing heavy where it is not needed, and nothing of the world."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.imports import ROOT, module_name, sources
+from tests.test_architecture import HEAVY
+
+pytestmark = pytest.mark.process
+
+
+def test_core_gateway_and_command_line_load_without_torch() -> None:
+    modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
+    light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli.main"]
+    program = f"""
+import importlib, sys
+for module in {light!r}:
+    importlib.import_module(module)
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_of_ours_reads_the_environment_or_opens_a_file_on_import() -> None:
+    modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
+    program = f"""
+import importlib, os, sys
+
+OURS = {[str(ROOT / "services"), str(ROOT / "gateway")]!r}
+
+def asker():
+    # the innermost frame that is ours or a library's decides who asked; importing itself opens files all the time
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(tuple(OURS)):
+            return f"{{file}}:{{frame.f_lineno}}"
+        if "site-packages" in file or "importlib" in file:
+            return None
+        frame = frame.f_back
+    return None
+
+found = []
+def watch(event, arguments):
+    if event == "open" and (where := asker()):
+        found.append(f"{{where}} opens {{arguments[0]}}")
+sys.addaudithook(watch)
+
+class Watched(type(os.environ)):
+    def __getitem__(self, key):
+        if where := asker():
+            found.append(f"{{where}} reads {{key}}")
+        return super().__getitem__(key)
+os.environ.__class__ = Watched
+
+for module in {modules!r}:
+    importlib.import_module(module)
+print("\\n".join(found))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
