@@ -12,8 +12,16 @@ from tests.contract.processes import Process, start_process
 from tests.contract.served_system import System
 
 
+@pytest.fixture(autouse=True, scope="module")
+def objects_of_other_modules() -> Iterator[None]:
+    """A collection after each test looks at what this module has made, not at all libraries again."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
-def sockets_of_clients() -> Iterator[None]:
+def sockets_of_clients(objects_of_other_modules: None) -> Iterator[None]:
     """Clients that keep connections alive leave them to the garbage collector: by the end of the test, none later."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
