@@ -24,6 +24,19 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+def test_services_and_jobs_without_images_load_without_what_only_images_need() -> None:
+    rooms = ("services.generate.", "services.predict.")
+    modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
+    program = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys(("PIL", "open_clip", "torchvision")))  # importing them raises ModuleNotFoundError
+for module in {[module for module in modules if module.startswith(rooms)]!r}:
+    importlib.import_module(module)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_of_ours_reads_the_environment_or_opens_a_file_on_import() -> None:
     modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
     program = f"""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from services.core.images.inputs import ImageInputs
+from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.core.serving.model_service import ModelService, image_inputs
+from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router

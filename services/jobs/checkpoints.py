@@ -10,7 +10,6 @@ from services.core.settings import ServiceSettings
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
-from services.nn.clip_model import ClipModel, load_clip
 from services.nn.devices import DeviceName
 
 # not among `services.jobs.options`, which import no torch
@@ -48,18 +47,3 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
     version = store.resolve(name, version or "latest")
     fetched = store.fetch(name, version, ServiceSettings(port=0).checkpoint_cache_dir)
     return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))
-
-
-def load_base(reference: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
-    """Load a CLIP to tune, in evaluation mode, and say how a manifest names it.
-
-    It is what `find_checkpoint` finds or, with `pretrained` weights, a name that open_clip knows. Raises StoreError or
-    ValueError where there is none.
-    """
-    if pretrained is not None:
-        clip, name = load_clip(reference, pretrained), f"{reference}:{pretrained}"
-    else:
-        source = find_checkpoint(reference, store_url)
-        clip, name = load_clip(str(source.directory)), source.label if source.manifest else reference
-    clip.model.eval()
-    return clip, name

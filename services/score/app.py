@@ -5,8 +5,9 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from services.core.images.inputs import image_inputs
 from services.core.images.references import ImageLimits
-from services.core.serving.model_service import ModelService, image_inputs
+from services.core.serving.model_service import ModelService
 from services.nn.devices import DeviceOptions
 from services.score.engine import ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router

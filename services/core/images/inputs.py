@@ -28,6 +28,7 @@ from services.core.images.references import (
     parse_image_reference,
 )
 from services.core.metrics import Metrics
+from services.core.settings import ImageSettings
 from services.core.thread_priority import step_back
 
 T = TypeVar("T")
@@ -195,3 +196,17 @@ class ImageInputs:
         except NotFound as error:
             error.param = param
             raise
+
+
+def image_inputs(settings: ImageSettings, limits: ImageLimits, metrics: Metrics) -> ImageInputs:
+    """Make the reader of requests' images, from URLs too where the settings allow it."""
+    fetch_limits = None
+    if settings.image_urls:
+        fetch_limits = FetchLimits(max_image_bytes=limits.max_image_bytes, allowed_hosts=settings.image_url_hosts)
+    return ImageInputs(
+        limits,
+        fetch_limits=fetch_limits,
+        url_setting=f"{settings.model_config.get('env_prefix')}IMAGE_URLS",
+        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
+        metrics=metrics,
+    )

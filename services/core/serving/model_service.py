@@ -14,13 +14,10 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.cache.result_cache import ResultCache, open_cache
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
-from services.core.images.fetch import FetchLimits
-from services.core.images.inputs import DecodeLimits, ImageInputs
-from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint, Unlimited
-from services.core.settings import ImageSettings, ServiceSettings
+from services.core.settings import ServiceSettings
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
@@ -160,17 +157,3 @@ class ModelService:
             self._store.publish_starters(packaged_starters())
         except StoreUnavailable as error:
             structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))
-
-
-def image_inputs(settings: ImageSettings, limits: ImageLimits, metrics: Metrics) -> ImageInputs:
-    """Make the reader of requests' images, from URLs too where the settings allow it."""
-    fetch_limits = None
-    if settings.image_urls:
-        fetch_limits = FetchLimits(max_image_bytes=limits.max_image_bytes, allowed_hosts=settings.image_url_hosts)
-    return ImageInputs(
-        limits,
-        fetch_limits=fetch_limits,
-        url_setting=f"{settings.model_config.get('env_prefix')}IMAGE_URLS",
-        decoding=DecodeLimits(settings.num_decode_threads, settings.max_decode_pixels),
-        metrics=metrics,
-    )

@@ -17,7 +17,7 @@ from services.embed.evaluation.loading import load_embedder
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
 from services.embed.training.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
-from services.jobs.checkpoints import load_base
+from services.jobs.clip_base import load_base
 from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train

@@ -13,7 +13,7 @@ import typer
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from services.jobs.checkpoints import load_base
+from services.jobs.clip_base import load_base
 from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.jobs.checkpoints import load_base
+from services.jobs.clip_base import load_base
 from services.jobs.options import StoreUrl, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.publication import check_publication, publish_trained
