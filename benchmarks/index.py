@@ -95,8 +95,8 @@ def own_search(index: VectorIndex) -> Search:
 def snapshot_figures(index: VectorIndex) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.index"
-        save_s = seconds(lambda: save_snapshot(index, path, identity={}))
-        load_s = seconds(lambda: load_snapshot(path, index.options, identity={}))
+        save_s = seconds(lambda: save_snapshot(index.contents, path, identity={}, max_exact=index.options.max_exact))
+        load_s = seconds(lambda: VectorIndex.holding(*load_snapshot(path, identity={}), index.options))
         return {"save_s": save_s, "load_s": load_s, "bytes": path.stat().st_size}
 
 

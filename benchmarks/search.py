@@ -36,7 +36,7 @@ from benchmarks.served import served_embed
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.collections.index.snapshots import load_snapshot
-from services.embed.collections.index.vector_index import IndexOptions
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.focallens import FocalLens
 from services.embed.model.checkpoint import save_focallens
 from services.nn.clip_model import create_clip
@@ -91,7 +91,7 @@ def stored_vectors(folder: Path) -> Vectors:
     (path,) = (folder / "collections").rglob("*.index")
     with path.open("rb") as file:
         identity = orjson.loads(file.readline())["identity"]
-    index = load_snapshot(path, IndexOptions(), identity=identity)
+    index = VectorIndex.holding(*load_snapshot(path, identity=identity), IndexOptions())
     vectors, is_held = index.vectors(index.rows)
     assert is_held.all()
     return vectors

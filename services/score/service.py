@@ -13,7 +13,8 @@ from services.core.exchange import RequestContext, Timing
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, ServedCheckpoint
 from services.score.engine import ScoreEngine
-from services.score.negatives.hard_negatives import HardNegatives, Kind
+from services.score.negatives.hard_negatives import HardNegatives
+from services.score.negatives.kinds import Kind
 from services.score.scorer import CallLimits, ScoreBatchers, ScoreCall, Scored, Scorer
 
 

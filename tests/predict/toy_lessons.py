@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.tasks import Task
 from services.predict.training.recipe import Recipe, TeachingData
 from tests.predict.tiny_students import tiny_t5

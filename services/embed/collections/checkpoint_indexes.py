@@ -189,7 +189,12 @@ class CheckpointIndexes:
                     # the folder is not made anew: where it is gone, so is the collection
                     if not index.path.parent.is_dir():
                         raise FileNotFoundError(f"there is no folder {index.path.parent}")
-                    save_snapshot(index.vectors, index.path, identity=self._identity_of(index.text))
+                    save_snapshot(
+                        index.vectors.contents,
+                        index.path,
+                        identity=self._identity_of(index.text),
+                        max_exact=self._options.max_exact,
+                    )
                 except OSError as error:
                     _log().warning("index not saved", condition=index.condition, error=str(error))
                 else:
@@ -217,7 +222,7 @@ class CheckpointIndexes:
     ) -> None:
         path = self._path(text)
         try:
-            vectors = load_snapshot(path, self._options, identity=self._identity_of(text))
+            vectors = VectorIndex.holding(*load_snapshot(path, identity=self._identity_of(text)), self._options)
         except FileNotFoundError:
             vectors = VectorIndex(self._width, self._options)
         except (CorruptSnapshot, OSError) as error:

@@ -14,8 +14,7 @@ from typing import Literal
 
 from services.predict.data.drawing import capitalised, write
 from services.predict.data.problem_scenes import PEOPLE, THINGS
-from services.predict.data.published import Row
-from services.predict.data.teacher_outputs import TeacherOutput
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.tasks import EOS, ESNLI, Task
 
 DEDUCTIONS = Task("deductions", ("premise", "hypothesis"), EOS, labels=ESNLI.labels)

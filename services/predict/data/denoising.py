@@ -7,8 +7,7 @@ of words are replaced by one sign each, and the target is the original text.
 import random
 from collections.abc import Callable, Sequence
 
-from services.predict.data.published import Row
-from services.predict.data.teacher_outputs import TeacherOutput
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.tasks import EOS, Task
 
 DENOISING = Task("denoising", ("text",), "\n")

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 
-from services.predict.data.published import Row
+from services.predict.data.rows import Row
 
 _ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
 

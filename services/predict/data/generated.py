@@ -8,7 +8,7 @@ from services.predict.data.denoising import DENOISING, denoising_of
 from services.predict.data.drawing import draw_distinct
 from services.predict.data.inferences import INFERENCES, draw_inference
 from services.predict.data.problems import WORD_PROBLEMS, draw_problem
-from services.predict.data.published import Row, Splits
+from services.predict.data.rows import Row, Splits
 from services.predict.tasks import Task
 
 GENERATED_TASKS: Mapping[str, Task] = {task.name: task for task in (WORD_PROBLEMS, INFERENCES, DEDUCTIONS, DENOISING)}

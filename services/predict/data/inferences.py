@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.predict.data.drawing import capitalised, write
-from services.predict.data.published import Row
-from services.predict.data.teacher_outputs import TeacherOutput
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.tasks import EOS, ESNLI, Task
 
 INFERENCES = Task("inferences", ("premise", "hypothesis"), EOS, labels=ESNLI.labels)

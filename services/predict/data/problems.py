@@ -12,8 +12,7 @@ import re
 from services.predict.arithmetic import evaluate
 from services.predict.data.drawing import capitalised, write
 from services.predict.data.problem_scenes import BOXES, DAYS, IRRELEVANT, PEOPLE, QUALITIES, SCENES, THINGS, Scene
-from services.predict.data.published import Row
-from services.predict.data.teacher_outputs import TeacherOutput
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.tasks import Task
 
 WORD_PROBLEMS = Task("word-problems", ("body", "question"), "\n", metric="equal_value")

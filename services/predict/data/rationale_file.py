@@ -19,7 +19,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.core.durable_files import make_folder_durably, write_durably
-from services.predict.data.teacher_outputs import TeacherOutput, parse_output
+from services.predict.data.rows import TeacherOutput
+from services.predict.data.teacher_outputs import parse_output
 
 ARGUMENTS_SUFFIX = ".arguments.json"
 

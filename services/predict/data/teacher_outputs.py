@@ -8,26 +8,14 @@ nothing is lost unseen; the texts that it then gives, " " or "", are the release
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from services.predict.data.rows import Problem, TeacherOutput
 from services.predict.tasks import TASKS
 
-# no_answer, several_answers: the words before the label are missing, or occur more than once.
-# no_label, no_rationale: there is none in its place. unknown_label: it is none of the task's labels.
-Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_rationale"]
 # Form of the outputs: PaLM's, or GPT-NeoX's, which may begin with white space and have other words before the answer.
 Dialect = Literal["palm", "gpt"]
-
-
-@dataclass(frozen=True)
-class TeacherOutput:
-    """A teacher's text, the rationale and the label read out of it, and the first problem with them, if any."""
-
-    text: str
-    rationale: str
-    label: str
-    problem: Problem | None = None
 
 
 def parse_output(task: str, text: str, dialect: Dialect = "palm") -> TeacherOutput:

@@ -17,8 +17,9 @@ from rich.console import Console
 from services.core.durable_files import write_durably
 from services.jobs.options import among, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
-from services.predict.data.published import BadData, LabelSource, join, read_outputs, read_rows
+from services.predict.data.published import read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
+from services.predict.data.rows import BadData, LabelSource, join
 from services.predict.evaluation.figures import figures
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
 from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect

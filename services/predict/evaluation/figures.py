@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from services.jobs.plots import MARK_RADIUS, Curve, Panel
-from services.predict.data.published import LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.evaluation.results import (
     RESULT_FILES,
     Result,

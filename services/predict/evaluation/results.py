@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from services.jobs.result_files import ResultFiles
-from services.predict.data.published import LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP
 from services.predict.training.recipe import Method
 

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
-from services.predict.data.published import BadData, LabelSource
+from services.predict.data.rows import BadData, LabelSource
 from services.predict.evaluation.results import RESULT_FILES, Result
 from services.predict.evaluation.sweep_cell import BUSY, LOG, SCORES, Cell, SweepError, Terms, run_cell
 from services.predict.training.recipe import Method, Recipe

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from services.jobs.tables import MISSING, Table, with_error
-from services.predict.data.published import LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.evaluation.results import (
     RESULT_FILES,
     Estimate,

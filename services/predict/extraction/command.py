@@ -20,8 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from services.core.printable import printable
 from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
-from services.predict.data.published import BadData, Split
+from services.predict.data.published import Split
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record
+from services.predict.data.rows import BadData
 from services.predict.extraction.extraction import Extraction, Interrupted, Plan, Tally, unanswered
 from services.predict.extraction.inputs import Input, published_inputs, read_inputs
 from services.predict.extraction.prompts import PromptError, load_prompts

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.predict.data.published import BadData, Split, read_rows
+from services.predict.data.published import Split, read_rows
+from services.predict.data.rows import BadData
 from services.predict.tasks import FieldError, FieldValue, Task
 
 

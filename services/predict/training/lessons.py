@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED
 from services.predict.training.recipe import Recipe
 

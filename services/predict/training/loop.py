@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from services.nn.loading import quiet_loading
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription

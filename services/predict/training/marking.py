@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.model.student import Student
 from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.tasks import (
     MAX_INPUT_TOKENS,
     MAX_NEW_TOKENS,

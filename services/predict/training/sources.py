@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.predict.data.generated import GENERATED_TASKS, generated_splits
-from services.predict.data.published import (
+from services.predict.data.published import Split, read_outputs, read_rows
+from services.predict.data.rationale_file import OutputError, read_teacher_outputs
+from services.predict.data.rows import (
     BadData,
     Example,
     LabelSource,
     Row,
-    Split,
     Splits,
     join,
     make_splits,
-    read_outputs,
-    read_rows,
     subsample,
     to_examples,
 )
-from services.predict.data.rationale_file import OutputError, read_teacher_outputs
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 from services.predict.training.recipe import Method, TeachingData
 

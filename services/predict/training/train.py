@@ -18,8 +18,8 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
 from services.jobs.options import StoreUrl, output_folder
 from services.jobs.publication import check_publication, publish_trained
-from services.predict.data.published import BadData, LabelSource
 from services.predict.data.rationale_file import OutputError
+from services.predict.data.rows import BadData, LabelSource
 from services.predict.distillation import alpha_of
 from services.predict.tasks import RELEASED_PREFIXES, Prefixes
 from services.predict.training.loop import CHECKPOINT

@@ -24,7 +24,7 @@ from services.score.http.schemas import (
     VllmScoreAnswer,
     VllmScoreRequest,
 )
-from services.score.negatives.hard_negatives import KINDS
+from services.score.negatives.kinds import KINDS
 from services.score.scorer import ScoreCall, ServedScore
 from services.score.service import ScoreService
 

@@ -7,9 +7,8 @@ from pydantic import BaseModel, Field, JsonValue
 from services.core.http.bodies import JsonList
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
-from services.score.negatives.hard_negatives import Kind
+from services.score.negatives.kinds import PAPER_KINDS, Kind
 
-DEFAULT_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")
 # Seeds are what fits into eight bytes.
 MAX_SEED = 2**63 - 1
 
@@ -120,7 +119,7 @@ class NegativesRequest(BaseModel):
 
     caption: str
     kinds: Annotated[JsonList[Kind], Field(min_length=1)] = Field(
-        list(DEFAULT_KINDS), description="In the order of the answer; each is answered once."
+        list(PAPER_KINDS), description="In the order of the answer; each is answered once."
     )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="Equal requests of equal seeds get equal answers.")
 

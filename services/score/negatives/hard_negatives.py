@@ -1,27 +1,20 @@
-"""Hard negatives of captions: texts that say nearly the same and are not true of the picture.
-
-Four kinds: two phrases of a caption exchanged (`negclip`), a word replaced (`replace`), pairs of words shuffled
-(`bigram_shuffle`), and a spatial relation turned round (`relation`).
-"""
+"""Hard negatives of captions: texts that say nearly the same and are not true of the picture."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
 
 from services.score.negatives.agreement import agreeing_articles
 from services.score.negatives.annotation import Annotator, best_annotator
+from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.relations import Reading
 from services.score.negatives.replacements import replace
 from services.score.negatives.swaps import bigram_shuffle, negclip, normalised, turn
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
-
-Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # A caption of a picture takes some 4 KB, one of as many words as are annotated up to 60: 16 MB as a rule and 256 at
 # most, in each process that makes negatives.

@@ -18,7 +18,8 @@ from services.nn.image_transform import ImageTransform
 from services.score.data.captioned_images import CaptionedImages
 from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
-from services.score.negatives.hard_negatives import HardNegatives, Kind
+from services.score.negatives.hard_negatives import HardNegatives
+from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import Candidates
 
 # Share of generated scenes with two groups; those with one rehearse what the base model knew.

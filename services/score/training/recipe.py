@@ -12,11 +12,10 @@ from typing import Any
 
 from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
-from services.score.negatives.hard_negatives import KINDS, Kind
+from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
 from services.score.training.objectives import METHODS, Method
 
 RECIPES = "recipes"
-PAPER_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")
 
 
 @dataclass(frozen=True)

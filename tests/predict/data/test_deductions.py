@@ -10,7 +10,7 @@ import pytest
 
 from services.predict.data.deductions import DEDUCTIONS, ORDERS, draw_deduction
 from services.predict.data.drawing import draw_distinct
-from services.predict.data.published import Row
+from services.predict.data.rows import Row
 from services.predict.tasks import EOS
 
 Worlds = list[Mapping[str, float]]

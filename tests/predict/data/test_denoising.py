@@ -5,7 +5,7 @@ import random
 from services.predict.data.denoising import MISSING, denoising_of, with_gaps
 from services.predict.data.generated import generated_splits
 from services.predict.data.problems import draw_problem
-from services.predict.data.published import Row
+from services.predict.data.rows import Row
 from services.predict.tasks import EOS
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from services.predict.data.drawing import draw_distinct
 from services.predict.data.inferences import ASPECTS, INFERENCES, conclude, draw_inference
-from services.predict.data.published import Row
+from services.predict.data.rows import Row
 from services.predict.tasks import EOS
 
 ENDS = {

@@ -10,7 +10,7 @@ from services.predict.arithmetic import evaluate
 from services.predict.data.drawing import draw_distinct
 from services.predict.data.problem_scenes import SCENES
 from services.predict.data.problems import WORD_PROBLEMS, draw_problem
-from services.predict.data.published import Row
+from services.predict.data.rows import Row
 
 
 def draw_problems(num_rows: int, seed: int) -> list[Row]:

@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from services.predict.arithmetic import evaluate
-from services.predict.data.published import (
+from services.predict.data.published import read_outputs, read_rows
+from services.predict.data.rows import (
     BadData,
     Example,
     Row,
+    TeacherOutput,
     join,
     make_splits,
-    read_outputs,
-    read_rows,
     split_off,
     subsample,
     to_examples,
 )
-from services.predict.data.teacher_outputs import TeacherOutput
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.published_outputs import GOLDENS, digest, folder
 from tests.published_data import published

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.predict.data.published import read_outputs
-from services.predict.data.teacher_outputs import Dialect, Problem, parse_output
+from services.predict.data.rows import Problem
+from services.predict.data.teacher_outputs import Dialect, parse_output
 from services.predict.tasks import TASKS
 from tests.predict.published_outputs import GOLDENS, digest, folder
 

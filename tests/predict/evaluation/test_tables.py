@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.predict.data.published import LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.evaluation.results import (
     FEW_SHOT_COT,
     RESULT_FILES,

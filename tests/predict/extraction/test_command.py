@@ -15,8 +15,8 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.predict.data.published import BadData
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record, read_records, read_teacher_outputs
+from services.predict.data.rows import BadData
 from services.predict.extraction.command import TaskName, app
 from services.predict.extraction.extraction import MAX_FAILURES_IN_A_ROW
 from services.predict.extraction.inputs import published_inputs, read_inputs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, count_targets
 from services.predict.training.lessons import Lessons, tokenised
 from tests.predict.tiny_students import EOS, tiny_tokenizer

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.nn.devices import DeviceOptions
-from services.predict.data.published import Example
+from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.engine import PredictEngine
 from services.predict.model.student import Student

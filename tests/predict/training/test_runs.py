@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from services.nn.devices import DeviceOptions
-from services.predict.data.published import BadData, Example
 from services.predict.data.rationale_file import OutputError
+from services.predict.data.rows import BadData, Example
 from services.predict.engine import PredictEngine
 from services.predict.training.recipe import TeachingData
 from services.predict.training.runs import RESULT, DataSource, StudentRun, load_student, run_student

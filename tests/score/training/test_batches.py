@@ -14,7 +14,8 @@ from PIL import Image
 from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table
 from services.score.data.scenes import GroupScenes
 from services.score.negatives.annotation import TextBlobAnnotator
-from services.score.negatives.hard_negatives import KINDS, HardNegatives
+from services.score.negatives.hard_negatives import HardNegatives
+from services.score.negatives.kinds import KINDS
 from services.score.training.batches import ImageSource, SceneLexicon, SceneSource, TuningData
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from services.core.durable_files import write_durably
 from services.embed.collections.index.contents import Contents
 from services.embed.collections.index.inverted_lists import InvertedLists
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.index.vector_table import VectorTable
 
 MAX_HEADER_BYTES = 65_536
@@ -59,13 +58,19 @@ class Header(BaseModel):
         return self.num_vectors * (8 + 4 * self.width) + (self.lists.num_bytes if self.lists else 0)
 
 
-def save_snapshot(index: VectorIndex, path: Path, *, identity: Mapping[str, str]) -> None:
-    """Write what the index holds now, in one step; it may be used and changed meanwhile. Raises OSError."""
-    write_durably(path, _with_digest(_chunks(index.contents, dict(identity), max_exact=index.options.max_exact)))
+def save_snapshot(contents: Contents, path: Path, *, identity: Mapping[str, str], max_exact: int) -> None:
+    """Write the contents of an index in one step; inverted lists only with more than `max_exact` live rows.
+
+    The index may be used and changed meanwhile. Raises OSError.
+    """
+    write_durably(path, _with_digest(_chunks(contents, dict(identity), max_exact=max_exact)))
 
 
-def load_snapshot(path: Path, options: IndexOptions, *, identity: Mapping[str, str]) -> VectorIndex:
-    """The index that was saved with this identity. Raises CorruptSnapshot, FileNotFoundError, OSError."""
+def load_snapshot(path: Path, *, identity: Mapping[str, str]) -> tuple[VectorTable, Contents]:
+    """Read the contents that were saved with this identity, and the table that they are a view of.
+
+    Raises CorruptSnapshot, FileNotFoundError, OSError.
+    """
     with path.open("rb") as file:
         line = file.readline(MAX_HEADER_BYTES)
         try:
@@ -93,7 +98,7 @@ def load_snapshot(path: Path, options: IndexOptions, *, identity: Mapping[str, s
         about = header.lists
         index = faiss.deserialize_index(lists)
         restored = InvertedLists(index, about.size, about.num_trained, about.nprobe, about.recall)
-    return VectorIndex.holding(table, Contents(table.view, header.through, restored), options)
+    return table, Contents(table.view, header.through, restored)
 
 
 def _chunks(contents: Contents, identity: dict[str, str], *, max_exact: int) -> Iterator[bytes]:

@@ -7,7 +7,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.embed.collections.index.exact_search import Rows, Vectors
+Vectors = NDArray[np.float32]
+Rows = NDArray[np.int64]
 
 GROWTH = 1.5
 MIN_CAPACITY = 1024

@@ -26,9 +26,17 @@ def index_of(size: int) -> VectorIndex:
     return index
 
 
+def save(index: VectorIndex, path: Path) -> None:
+    save_snapshot(index.contents, path, identity=IDENTITY, max_exact=OPTIONS.max_exact)
+
+
+def load(path: Path, options: IndexOptions = OPTIONS, identity: dict[str, str] = IDENTITY) -> VectorIndex:
+    return VectorIndex.holding(*load_snapshot(path, identity=identity), options)
+
+
 def saved(index: VectorIndex, path: Path) -> VectorIndex:
-    save_snapshot(index, path, identity=IDENTITY)
-    return load_snapshot(path, OPTIONS, identity=IDENTITY)
+    save(index, path)
+    return load(path)
 
 
 def check_same(loaded: VectorIndex, index: VectorIndex) -> None:
@@ -87,10 +95,10 @@ def test_saving_does_not_disturb_the_index_and_replaces_the_file(tmp_path: Path)
 
 
 def test_lists_that_the_options_no_longer_want_are_left(tmp_path: Path) -> None:
-    save_snapshot(index_of(1000), tmp_path / "a.index", identity=IDENTITY)
+    save(index_of(1000), tmp_path / "a.index")
 
     def loaded(options: IndexOptions) -> VectorIndex:
-        return load_snapshot(tmp_path / "a.index", options, identity=IDENTITY)
+        return load(tmp_path / "a.index", options)
 
     assert loaded(OPTIONS).kind == "ivf"
     larger = loaded(replace(OPTIONS, max_exact=1000))
@@ -101,14 +109,14 @@ def test_lists_that_the_options_no_longer_want_are_left(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_no_corrupt_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        load_snapshot(tmp_path / "a.index", OPTIONS, identity=IDENTITY)
+        load(tmp_path / "a.index")
 
 
 @pytest.mark.parametrize("identity", [{}, IDENTITY | {"condition": "x"}, IDENTITY | {"more": "x"}])
 def test_another_identity_is_refused(tmp_path: Path, identity: dict[str, str]) -> None:
-    save_snapshot(index_of(10), tmp_path / "a.index", identity=IDENTITY)
+    save(index_of(10), tmp_path / "a.index")
     with pytest.raises(CorruptSnapshot, match="What is the colour"):
-        load_snapshot(tmp_path / "a.index", OPTIONS, identity=identity)
+        load(tmp_path / "a.index", identity=identity)
 
 
 def with_header(change: Callable[[dict[str, object]], object]) -> Callable[[bytes], bytes]:
@@ -147,15 +155,15 @@ def with_header(change: Callable[[dict[str, object]], object]) -> Callable[[byte
 @pytest.mark.parametrize("size", [50, 800])
 def test_a_damaged_file_is_refused(tmp_path: Path, size: int, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "a.index"
-    save_snapshot(index_of(size), path, identity=IDENTITY)
+    save(index_of(size), path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CorruptSnapshot, match=r"a\.index"):
-        load_snapshot(path, OPTIONS, identity=IDENTITY)
+        load(path)
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     path = tmp_path / "a.index"
-    save_snapshot(index_of(800), path, identity=IDENTITY)
+    save(index_of(800), path)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     header_bytes = whole.index(b"\n") + 1
@@ -165,4 +173,4 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
         with pytest.raises(CorruptSnapshot):
-            load_snapshot(path, OPTIONS, identity=IDENTITY)
+            load(path)

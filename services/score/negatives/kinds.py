@@ -1,0 +1,9 @@
+"""Kinds of hard negatives."""
+
+from typing import Literal, get_args
+
+# Two phrases of a caption exchanged, a word replaced, pairs of words shuffled, a spatial relation turned round.
+Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Those of FSC-CLIP's published tuning.
+PAPER_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")
