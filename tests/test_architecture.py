@@ -16,7 +16,7 @@ WORLD = ("os", "pathlib", "json", "structlog", "time")
 
 JOBS = "training,evaluation,calibrate,bulk,extraction"
 # Of a service: the rooms above its engine, and what jobs and the engine know alike.
-ABOVE = (f"services.{{service}}.{{service,scorer,residency,http,app,settings,collections,data,{JOBS}}}",)
+ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
 BELOW = ("services.nn", "services.{service}", "services.core.errors")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = "services.core.{store,images,settings,errors,logs,durable_files,printable,scarce_memory,metrics}"
@@ -53,11 +53,11 @@ ROOMS = (
     Room("services/*/model/**", BELOW, (*HTTP, *ABOVE, "services.{service}.engine")),
     Room("services/*/prompts/**", ("services.{service}.{prompts,model}", "services.core"), ("torch", *HTTP)),
     Room("services/*/generation/**", (*BELOW, "services.core.batching"), (*HTTP, *ABOVE, "os", "time")),
-    Room("services/*/negatives/**", ("services.{service}.negatives",), (*HEAVY, *HTTP)),
+    Room("services/*/negatives/**", ("services.{service}.negatives", "services.core"), (*HEAVY, *HTTP)),
     Room("services/*/engine.py", BELOW, (*HTTP, *ABOVE, "os")),
     Room("services/*/{app,__main__,settings}.py", ("services.{service}", "services.core", "services.nn"), HEAVY),
     Room(
-        "services/*/{service,scorer,residency}.py",
+        "services/*/service.py",
         (*BELOW, "services.core"),
         (*HEAVY, *HTTP, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
     ),
@@ -75,7 +75,7 @@ ROOMS = (
     Room(
         f"services/*/{{data,{JOBS}}}/**",
         (*BELOW, "services.jobs", CORE_OF_JOBS),
-        (*HTTP, "services.{service}.{engine,service,scorer,residency,app,settings,collections}"),
+        (*HTTP, "services.{service}.{engine,service,app,settings,collections}"),
     ),
     # The papers, and what else has no more to know than arithmetic.
     Room(

@@ -6,13 +6,13 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from services.core.serving.model_service import ModelService
+from services.core.serving.residency import Residency
 from services.core.serving.served_checkpoint import MemoryBudget, ServedCheckpoint
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.http.routes import models_router, predict_router
 from services.predict.model.footprint import held_bytes
-from services.predict.residency import Residency
-from services.predict.service import PredictService
+from services.predict.service import PredictService, TaskModels
 from services.predict.settings import PredictSettings, split_model
 
 CHECKPOINT_KIND = "t5-student"
@@ -33,7 +33,7 @@ def create_predict(settings: PredictSettings) -> FastAPI:
     )
 
 
-def _follow_all(settings: PredictSettings, host: ModelService) -> Residency[PredictEngine]:
+def _follow_all(settings: PredictSettings, host: ModelService) -> TaskModels:
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
     def load(folder: Path) -> PredictEngine:
@@ -46,8 +46,12 @@ def _follow_all(settings: PredictSettings, host: ModelService) -> Residency[Pred
         name, alias = split_model(model)
         return host.follow(name, alias, load=load, make_batcher=host.batcher, room=room)
 
-    residency: Residency[PredictEngine] = Residency(
-        max_bytes=settings.memory_bytes, measure=measure, metrics=host.metrics
+    residency: TaskModels = Residency(
+        max_bytes=settings.memory_bytes,
+        measure=measure,
+        describe=lambda engine: engine.description,
+        metrics=host.metrics,
+        setting="FOVEA_PREDICT_MEMORY_BYTES",
     )
     for model in settings.models:
         residency.add(partial(follow, model))

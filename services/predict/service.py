@@ -13,16 +13,18 @@ from services.core.batching.slices import map_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
+from services.core.serving.residency import Residency, Resident
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, Served
 from services.predict.engine import Item, PredictEngine, Prediction
 from services.predict.model.task_description import TaskDescription
-from services.predict.residency import Residency, Resident
 from services.predict.tasks import FieldValue
 
 T = TypeVar("T")
 
 PredictBatcher = Batcher[Item, Prediction]
 ServedPredict = Served[PredictEngine, PredictBatcher]
+TaskModel = Resident[PredictEngine, TaskDescription]
+TaskModels = Residency[PredictEngine, TaskDescription]
 Side = Literal["left", "right"]
 
 # Fewer characters than this are tokenised in less time than waking a thread takes.
@@ -68,7 +70,7 @@ class Predicted:
 class PredictService:
     """Answers calls; `max_inputs` is the most that one may hold."""
 
-    residency: Residency[PredictEngine]
+    residency: TaskModels
     max_inputs: int
     metrics: Metrics
 
@@ -110,14 +112,14 @@ class PredictService:
             prepare_one = partial(prepare, served.engine)
             return await self._answer(served, call.inputs, call.num_characters, prepare_one, context)
 
-    def described(self) -> list[tuple[Resident[PredictEngine], TaskDescription]]:
+    def described(self) -> list[tuple[TaskModel, TaskDescription]]:
         """The models that have served, in memory or not. Raises Overloaded before the first has."""
         known = [(one, one.description) for one in self.residency.residents if one.description is not None]
         if not known:
             raise self._loading()
         return known
 
-    def _choose(self, task: str | None, model: str | None) -> Resident[PredictEngine]:
+    def _choose(self, task: str | None, model: str | None) -> TaskModel:
         """The model that answers a task.
 
         Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
@@ -142,7 +144,7 @@ class PredictService:
             raise InvalidField(f"model: Several models have the task {task!r}: {names}.", param="model")
         return known[0][0]
 
-    def _choose_classifier(self, call: ClassifyCall) -> Resident[PredictEngine]:
+    def _choose_classifier(self, call: ClassifyCall) -> TaskModel:
         if call.model is not None:
             return self._choose(None, call.model)
         num_texts = len(call.inputs[0])
@@ -154,7 +156,7 @@ class PredictService:
 
     @asynccontextmanager
     async def _lease(
-        self, resident: Resident[PredictEngine], model: str | None, context: RequestContext
+        self, resident: TaskModel, model: str | None, context: RequestContext
     ) -> AsyncIterator[ServedPredict]:
         """The version that answers this call.
 
@@ -242,14 +244,14 @@ class PredictService:
         return [one.checkpoint.name for one in self.residency.residents]
 
 
-def version_name(resident: Resident[PredictEngine]) -> str:
+def version_name(resident: TaskModel) -> str:
     """`name@version` of a model that has served."""
     manifest = resident.checkpoint.manifest
     assert manifest is not None, "what is described has a version"
     return f"{manifest.name}@{manifest.version}"
 
 
-def names_of(resident: Resident[PredictEngine]) -> tuple[str, ...]:
+def names_of(resident: TaskModel) -> tuple[str, ...]:
     checkpoint = resident.checkpoint
     return (checkpoint.name, f"{checkpoint.name}@{checkpoint.alias}", version_name(resident))
 

@@ -13,8 +13,8 @@ from services.score.engine import ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
-from services.score.scorer import CallLimits, ScoreBatchers, Scorer
-from services.score.service import NegativeMaker, ScoreService
+from services.score.negatives.negative_maker import NegativeMaker
+from services.score.service import CallLimits, ScoreBatchers, Scorer, ScoreService
 from services.score.settings import ScoreSettings
 
 

@@ -1,21 +1,130 @@
-"""The requests of the score service: how well images and captions fit, and captions made false."""
+"""Requests of the score service: how well images and captions fit, and captions made false.
+
+A call goes through the cache, the decoding threads, batches of unknown items and pairs of known ones.
+
+Images and captions wait for the model in one queue, pairs in another, whose turn comes after the running batch: what
+is encoded never waits behind what is not.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import PurePath
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
-from services.core.errors import InvalidField, Overloaded, TooLarge
+import numpy as np
+
+from services.core.batching.batcher import Answer, Batcher, Submission
+from services.core.batching.slices import all_or_first_failure, map_slices
+from services.core.cache.result_cache import ResultCache, content_digest, result_key
+from services.core.errors import InvalidField, TooLarge, blaming
 from services.core.exchange import RequestContext, Timing
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, ServedCheckpoint
-from services.score.engine import ScoreEngine
-from services.score.negatives.hard_negatives import HardNegatives
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.nn.clip_texts import Text
+from services.score.engine import Cosines, Item, ScoreEngine
+from services.score.model.features import BYTES_FORMAT, Features
+from services.score.model.heatmaps import Heatmaps, as_heatmaps
+from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.kinds import Kind
-from services.score.scorer import CallLimits, ScoreBatchers, ScoreCall, Scored, Scorer
+from services.score.negatives.negative_maker import NegativeMaker
+
+# Below this, hashing and tokenising take less time than waking a thread for them.
+MAX_INLINE_BYTES = 256 * 1024
+MAX_INLINE_CAPTIONS = 8
+MAX_INLINE_CHARACTERS = 8 * 1024
+# Captions that a thread tokenises at a time; between two of these batches a request may be given up.
+TOKENISED_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of one call; what is over is refused, naming limit and value."""
+
+    max_captions: int = 1024
+    max_images: int = 64
+    max_explained_captions: int = 64
+    max_heatmap_numbers: int = 1_000_000
+    max_negative_characters: int = 1000
+    images: ImageLimits = field(default_factory=ImageLimits)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption as the request gives it; `param` is the field to blame."""
+
+    text: str
+    param: str
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """`pairs` are places in `images` and in `captions`, in the order of the answer.
+
+    `is_vllm` calls are answered in vLLM's form; of any other, the pairs are its only image with each caption.
+    """
+
+    images: Sequence[ImageInput] = ()
+    captions: Sequence[Caption] = ()
+    pairs: Sequence[tuple[int, int]] = ()
+    model: str | None = None
+    explain: bool = False
+    truncate: bool = False
+    is_vllm: bool = False
+
+
+@dataclass(frozen=True)
+class ScoreBatchers:
+    """The two queues of one engine, on one compute thread."""
+
+    encoding: Batcher[Item, Features]
+    pairing: Batcher[PairItem, Similarities]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.encoding.is_alive and self.pairing.is_alive
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those taken before are answered."""
+        await self.encoding.drain()
+        await self.pairing.drain()
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those that wait, and return when nothing runs any more."""
+        await self.encoding.close()
+        await self.pairing.close()
+
+
+ServedScore = Served[ScoreEngine, ScoreBatchers]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The compared tokens of one caption (W strings), and each one's attention, (W, rows, columns)."""
+
+    tokens: list[str]
+    heatmaps: Heatmaps
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None where nobody asked.
+
+    `model` is the `name@version` that computed them; probabilities are made of them with its `logit_scale`.
+    """
+
+    global_cosines: Cosines
+    local_cosines: Cosines
+    scores: Cosines
+    explained: list[Explained] | None
+    num_images: int
+    prompt_tokens: int
+    model: str
+    logit_scale: float
 
 
 @dataclass(frozen=True)
@@ -23,8 +132,8 @@ class ScoreService:
     """Answers calls by the checkpoint that serves; negatives need none."""
 
     checkpoint: ServedCheckpoint[ScoreEngine, ScoreBatchers]
-    scorer: Scorer
-    negatives: "NegativeMaker"
+    scorer: "Scorer"
+    negatives: NegativeMaker
     limits: CallLimits
     metrics: Metrics
 
@@ -52,61 +161,217 @@ class ScoreService:
         return await self.negatives.make(caption, list(dict.fromkeys(kinds)), seed, context.timing)
 
 
-class NegativeMaker:
-    """Makes hard negatives on threads of its own, of which at most `max_waiting` captions wait for one.
+@dataclass
+class _Stage:
+    """Times of the batches of one stage: `queue` until the first began, `infer` from then until the last answer."""
 
-    `load` is called once, by `start`, on one of the threads.
-    """
+    timing: Timing
+    submitted: list[float] = field(default_factory=list)
+    queue_s: list[float] = field(default_factory=list)
+    ended: float = 0.0
+
+    def note(self, submitted: float, answers: Sequence[Answer[Any]]) -> None:
+        """Note answers that came now, submitted at that `time.perf_counter()`."""
+        self.submitted.append(submitted)
+        self.queue_s.append(min(answer.queue_s for answer in answers))
+        self.ended = time.perf_counter()
+
+    def end(self) -> None:
+        if self.submitted:
+            waited_s = min(self.queue_s)
+            self.timing.add("queue", waited_s)
+            self.timing.add("infer", self.ended - min(self.submitted) - waited_s)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call on its way."""
+
+    served: ServedScore
+    context: RequestContext
+    stage: _Stage
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """An image that is named but not decoded."""
+
+    data: bytes
+    digest: str
+    param: str
+
+
+class Scorer:
+    """Answers calls, whose images `inputs` reads."""
 
     def __init__(
-        self, load: Callable[[], HardNegatives], *, num_threads: int, max_waiting: int, metrics: Metrics
+        self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics, *, max_heatmap_numbers: int = 1_000_000
     ) -> None:
-        self._load = load
-        self._threads = ThreadPoolExecutor(num_threads, "negatives")
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
-        self._rejected = metrics.rejected
-        self._seconds = metrics.stage_seconds.labels("negatives")
-        self._negatives: HardNegatives | None = None
+        self._cache = cache
+        self._inputs = inputs
+        self._max_heatmap_numbers = max_heatmap_numbers
+        self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
+        self._prompt_tokens = metrics.prompt_tokens
 
-    @property
-    def sources(self) -> dict[str, str | None] | None:
-        """Sources of the negatives, files without their folders; None until they are loaded."""
-        if self._negatives is None:
-            return None
-        return {name: source and PurePath(source).name for name, source in self._negatives.sources.items()}
+    async def score(self, served: ServedScore, call: ScoreCall, context: RequestContext) -> Scored:
+        """Score how well the images and captions of each pair fit.
 
-    async def start(self) -> None:
-        """Load the tagger and the words, and use them once, so that no request pays for first calls."""
-        self._negatives = await asyncio.get_running_loop().run_in_executor(self._threads, self._load_warm)
+        Raises what is wrong with an image or a caption, naming it in `param`, or Overloaded; what was encoded by then
+        is in the cache for the next attempt.
+        """
+        engine = served.engine
+        texts = await self._tokenise(engine, call, context.timing)
+        if call.explain:
+            self._check_heatmaps(engine, texts)
+        distinct = {text.digest: text for text in texts}
+        job = _Job(served, context, _Stage(context.timing))
+        images, captions = await all_or_first_failure(
+            [
+                _flat(map_slices(call.images, lambda some: self._image_features(job, some))),
+                _flat(map_slices(list(distinct.values()), lambda some: self._caption_features(job, some))),
+            ]
+        )
+        job.stage.end()
+        features_of = dict(zip(distinct, captions, strict=True))
+        pairs = [(images[image], features_of[texts[caption].digest]) for image, caption in call.pairs]
+        scored = await self._pair(job, pairs, explain=call.explain)
+        explained = None
+        if scored.weights is not None:
+            explained = await asyncio.get_running_loop().run_in_executor(
+                self._inputs.threads, _explained, engine, [texts[caption] for _, caption in call.pairs], scored.weights
+            )
+        prompt_tokens = sum(text.num_tokens for text in texts)
+        self._prompt_tokens.inc(prompt_tokens)
+        return Scored(
+            scored.global_cosines,
+            scored.local_cosines,
+            engine.mix(scored),
+            explained,
+            num_images=len(images),
+            prompt_tokens=prompt_tokens,
+            model=served.label,
+            logit_scale=engine.logit_scale,
+        )
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """End the threads when the block ends."""
-        try:
-            yield
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+    async def _tokenise(self, engine: ScoreEngine, call: ScoreCall, timing: Timing) -> list[Text]:
+        """All captions; in a thread where they are many, so that the event loop serves others."""
 
-    async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
-        """Make hard negatives of a caption. Raises Overloaded where nothing is loaded yet or too many captions wait."""
-        negatives = self._negatives
-        if negatives is None:
-            self._rejected.labels("loading").inc()
-            raise Overloaded("Hard negatives are not loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
-        if self._num_waiting >= self._max_waiting:
-            self._rejected.labels("queue_full").inc()
-            raise Overloaded("Too many captions are waiting for hard negatives.", code="queue_full")
-        self._num_waiting += 1
+        def tokenise(captions: Sequence[Caption]) -> list[Text]:
+            texts = []
+            for caption in captions:
+                with blaming(caption.param):
+                    texts.append(engine.prepare_caption(caption.text, truncate=call.truncate))
+            return texts
+
         began = time.perf_counter()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, negatives.make, caption, kinds, seed)
-        finally:
-            self._num_waiting -= 1
-            timing.add("negatives", time.perf_counter() - began)
-            self._seconds.observe(time.perf_counter() - began)
+        is_short = sum(len(caption.text) for caption in call.captions) <= MAX_INLINE_CHARACTERS
+        if is_short and len(call.captions) <= MAX_INLINE_CAPTIONS:
+            texts = tokenise(call.captions)
+        else:
+            texts = []
+            for start in range(0, len(call.captions), TOKENISED_AT_ONCE):
+                some = call.captions[start : start + TOKENISED_AT_ONCE]
+                texts += await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise, some)
+        seconds = time.perf_counter() - began
+        self._tokenize_seconds.observe(seconds)
+        timing.add("tokenize", seconds)
+        return texts
 
-    def _load_warm(self) -> HardNegatives:
-        negatives = self._load()
-        negatives.make("A black dog sits left of two white cats on a red sofa.", ("negclip", "replace", "relation"), 0)
-        return negatives
+    def _check_heatmaps(self, engine: ScoreEngine, texts: Sequence[Text]) -> None:
+        num_numbers = sum(text.num_tokens - 1 for text in texts) * engine.num_patches
+        if num_numbers > self._max_heatmap_numbers:
+            raise TooLarge(
+                f"explain: The heatmaps of these captions have {num_numbers} numbers; the limit is"
+                f" {self._max_heatmap_numbers}.",
+                param="explain",
+            )
+
+    async def _image_features(self, job: _Job, images: Sequence[ImageInput]) -> list[Features]:
+        fetched = await all_or_first_failure([self._inputs.bytes_of(one.reference, one.param) for one in images])
+        if sum(map(len, fetched)) <= MAX_INLINE_BYTES:
+            digests = [content_digest(data) for data in fetched]
+        else:
+            loop = asyncio.get_running_loop()
+            digests = await loop.run_in_executor(self._inputs.threads, lambda: [content_digest(one) for one in fetched])
+        known = [_Image(data, digest, one.param) for data, digest, one in zip(fetched, digests, images, strict=True)]
+
+        async def encode(indices: list[int]) -> list[bytes]:
+            began = time.perf_counter()
+            items = await all_or_first_failure(
+                [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
+            )
+            job.context.timing.add("decode", time.perf_counter() - began)
+            return await self._encode(job, items)
+
+        return await self._resolve(job, [f"image:{digest}" for digest in digests], encode)
+
+    async def _decode(self, job: _Job, image: _Image) -> Item:
+        engine = job.served.engine
+        return await self._inputs.decode(
+            image.data, image.param, lambda pixels: engine.prepare_image(pixels, image.digest)
+        )
+
+    async def _caption_features(self, job: _Job, texts: Sequence[Text]) -> list[Features]:
+        async def encode(indices: list[int]) -> list[bytes]:
+            return await self._encode(job, [texts[index] for index in indices])
+
+        return await self._resolve(job, [f"text:{text.digest}" for text in texts], encode)
+
+    async def _resolve(
+        self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[bytes]]]
+    ) -> list[Features]:
+        """Features from the cache, or from `encode`, which gets the indices that are missing in it."""
+        engine = job.served.engine
+        options = {"dtype": engine.dtype_name, "format": BYTES_FORMAT}
+        keys = [result_key(job.served.digest, name, None, options) for name in names]
+        values = await self._cache.resolve(keys, encode)
+        return [Features.from_bytes(value, engine.embedding_width) for value in values]
+
+    async def _encode(self, job: _Job, items: Sequence[Item]) -> list[bytes]:
+        engine = job.served.engine
+        costs = [engine.cost(item) for item in items]
+        began = time.perf_counter()
+        submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
+        answers = await job.served.batcher.encoding.submit(submissions, deadline=job.context.deadline)
+        job.stage.note(began, answers)
+        return [answer.result.to_bytes() for answer in answers]
+
+    async def _pair(self, job: _Job, pairs: Sequence[tuple[Features, Features]], *, explain: bool) -> Similarities:
+        """The similarities of images and captions, in order; those of one image are computed together, and those of
+        equal pairs once, so that they are equal to the last bit."""
+        rows: dict[int, dict[int, int]] = defaultdict(dict)  # of each caption, among those of its image
+        for image, caption in pairs:
+            own = rows[id(image)]
+            own.setdefault(id(caption), len(own))
+        features = {id(one): one for pair in pairs for one in pair}
+        pairing, engine = job.served.batcher.pairing, job.served.engine.pairing
+        items = [PairItem(features[image], [features[one] for one in own], explain) for image, own in rows.items()]
+        costs = [engine.cost(item) for item in items]
+        stage, began = _Stage(job.context.timing), time.perf_counter()
+        submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
+        answers = await pairing.submit(submissions, deadline=job.context.deadline)
+        stage.note(began, answers)
+        stage.end()
+        first_row = dict(zip(rows, accumulate((len(own) for own in rows.values()), initial=0), strict=False))
+        order = [first_row[id(image)] + rows[id(image)][id(caption)] for image, caption in pairs]
+        return _taken([answer.result for answer in answers], order)
+
+
+def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similarities:
+    """Rows of all results, end to end, in this order."""
+    weights = [one for result in results for one in result.weights or ()]
+    return Similarities(
+        np.concatenate([result.global_cosines for result in results])[order],
+        np.concatenate([result.local_cosines for result in results])[order],
+        [weights[row] for row in order] if weights else None,
+    )
+
+
+def _explained(engine: ScoreEngine, texts: Sequence[Text], weights: Sequence[Weights]) -> list[Explained]:
+    return [
+        Explained(engine.pieces(text), as_heatmaps(one, engine.grid)) for text, one in zip(texts, weights, strict=True)
+    ]
+
+
+async def _flat(slices: Awaitable[list[list[Features]]]) -> list[Features]:
+    return [one for some in await slices for one in some]

@@ -26,8 +26,7 @@ from services.predict.http.schemas import (
     num_inputs,
 )
 from services.predict.http.tei import answer_tei
-from services.predict.residency import Resident
-from services.predict.service import PredictCall, Predicted, PredictService, names_of, version_name
+from services.predict.service import PredictCall, Predicted, PredictService, TaskModel, names_of, version_name
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 4096
@@ -150,7 +149,7 @@ def _render(predicted: Predicted) -> bytes:
     return orjson.dumps(answer)
 
 
-def _model(service: PredictService, resident: Resident[Any]) -> Model:
+def _model(service: PredictService, resident: TaskModel) -> Model:
     manifest, description = resident.checkpoint.manifest, resident.description
     assert manifest is not None, "what is described has a version"
     assert description is not None, "only what is described is listed"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.score.scorer import ScoreCall, Scored
+from services.score.service import ScoreCall, Scored
 
 
 def num_numbers(scored: Scored) -> int:

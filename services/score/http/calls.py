@@ -20,7 +20,7 @@ from services.core.http.bodies import (
 from services.core.images.inputs import ImageInput, image_input
 from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
-from services.score.scorer import CallLimits, Caption, ScoreCall
+from services.score.service import CallLimits, Caption, ScoreCall
 
 # Fields of a multipart form besides its captions.
 OPTIONS = ("explain", "truncate", "model")

@@ -25,8 +25,7 @@ from services.score.http.schemas import (
     VllmScoreRequest,
 )
 from services.score.negatives.kinds import KINDS
-from services.score.scorer import ScoreCall, ServedScore
-from services.score.service import ScoreService
+from services.score.service import ScoreCall, ScoreService, ServedScore
 
 # More numbers than this are written by a thread, so that the event loop serves others meanwhile.
 MAX_INLINE_NUMBERS = 4096

@@ -13,11 +13,10 @@ from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
+from services.core.serving.residency import Residency, Resident
 from services.core.serving.served_checkpoint import FollowOptions, MemoryBudget, Served, ServedCheckpoint
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
-from services.predict.model.task_description import TaskDescription
-from services.predict.residency import Residency, Resident
 from tests.core.engines import submission
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
@@ -29,7 +28,6 @@ class ToyEngine:
 
     def __init__(self, weights: str) -> None:
         self.weights = weights
-        self.description = TaskDescription(task=weights, fields=("text",))
 
     def warm_up(self) -> None:
         pass
@@ -55,8 +53,12 @@ class House:
         self.gate = threading.Event()  # while it is closed nothing is loaded
         self.gate.set()
         self.most_held = 0
-        self.residency: Residency[ToyEngine] = Residency(
-            max_bytes=max_bytes, measure=lambda folder: int(weights_in(folder).split()[1]), metrics=self.metrics
+        self.residency: Residency[ToyEngine, str] = Residency(
+            max_bytes=max_bytes,
+            measure=lambda folder: int(weights_in(folder).split()[1]),
+            describe=lambda engine: engine.weights,
+            metrics=self.metrics,
+            setting="FOVEA_TEST_BYTES",
         )
         for name, size in models.items():
             self.publish(name, size)
@@ -67,7 +69,7 @@ class House:
         directory = write_checkpoint(self.folder / "new" / weights.replace(" ", "-"), weights.encode())
         return self.store.publish(name, directory, INFO).id
 
-    def __getitem__(self, name: str) -> Resident[ToyEngine]:
+    def __getitem__(self, name: str) -> Resident[ToyEngine, str]:
         return next(one for one in self.residency.residents if one.checkpoint.name == name)
 
     @property
@@ -133,7 +135,7 @@ async def test_every_model_is_tried_at_the_start_and_as_many_stay_as_have_room(h
     for name in "abc":
         is_ready, detail = house[name].checkpoint.check()
         assert is_ready, detail
-        assert house[name].description == TaskDescription(task=f"{name} 10", fields=("text",))
+        assert house[name].description == f"{name} 10"
     assert house.residency.held_bytes == 20
     assert [house.sample("model_resident_bytes", name) for name in "abc"] == [0, 10, 10]
 
@@ -201,9 +203,7 @@ async def test_a_model_larger_than_the_budget_is_refused_and_nobody_leaves_for_i
     await house.residency.start()
     is_ready, detail = house["huge"].checkpoint.check()
     assert not is_ready
-    assert detail.endswith(
-        "its parameters take 21 bytes, and all models together may take 20 (FOVEA_PREDICT_MEMORY_BYTES)"
-    )
+    assert detail.endswith("its parameters take 21 bytes, and all models together may take 20 (FOVEA_TEST_BYTES)")
     assert house.in_memory == {"a"}
     assert "huge" not in house.loads
     with pytest.raises(Overloaded):
@@ -291,7 +291,7 @@ async def test_a_new_version_that_has_no_room_beside_the_old_one_takes_its_place
     house.publish("a", 12, "new")
     await house["a"].checkpoint.look()
     assert await house.ask("a") == "a 12 new:x"
-    assert house["a"].description == TaskDescription(task="a 12 new", fields=("text",))
+    assert house["a"].description == "a 12 new"
     assert house.residency.held_bytes == 12
     await house.close()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
@@ -17,20 +17,12 @@ from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.served_checkpoint import MemoryBudget, Served, ServedCheckpoint
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import Manifest
-from services.predict.model.task_description import TaskDescription
+
+EngineT = TypeVar("EngineT", bound=CheckpointEngine)
+DescriptionT = TypeVar("DescriptionT")
 
 
-class DescribedEngine(CheckpointEngine, Protocol):
-    """An engine that says what it does."""
-
-    @property
-    def description(self) -> TaskDescription: ...
-
-
-EngineT = TypeVar("EngineT", bound=DescribedEngine)
-
-
-class Resident(Generic[EngineT]):
+class Resident(Generic[EngineT, DescriptionT]):
     """One of the models, in memory or not; `description` is that of the version that serves, None before the first.
 
     A MemoryBudget of its own checkpoint.
@@ -38,8 +30,8 @@ class Resident(Generic[EngineT]):
 
     checkpoint: ServedCheckpoint[EngineT]
 
-    def __init__(self, residency: "Residency[EngineT]") -> None:
-        self.description: TaskDescription | None = None
+    def __init__(self, residency: "Residency[EngineT, DescriptionT]") -> None:
+        self.description: DescriptionT | None = None
         self.num_leases = 0
         self.last_used = 0.0
         self.arrival: asyncio.Task[None] | None = None
@@ -52,7 +44,7 @@ class Resident(Generic[EngineT]):
         return self._residency.entered(self, folder, manifest)
 
     def serves(self, engine: EngineT) -> None:
-        self.description = engine.description
+        self.description = self._residency.describe(engine)
         self._residency.has_changed.set()
 
     async def arrive(self, deadline: float) -> None:
@@ -91,15 +83,26 @@ class Resident(Generic[EngineT]):
             arrival.exception()  # looked at: perhaps nobody waits for it any more
 
 
-class Residency(Generic[EngineT]):
+class Residency(Generic[EngineT, DescriptionT]):
     """Models whose parameters take at most `max_bytes` together, 0: any number.
 
-    `measure` tells what those of a checkpoint folder will take, on any thread; it raises ValueError or OSError for
-    one that can't be measured. One model is loaded at a time.
+    `measure` returns the bytes that those of a checkpoint folder will take, on any thread; it raises ValueError or
+    OSError for one that can't be measured. `describe` returns what is known of a model also while it is not in memory;
+    `setting` is the name of the setting of `max_bytes`, for error messages. One model is loaded at a time.
     """
 
-    def __init__(self, *, max_bytes: int, measure: Callable[[Path], int], metrics: Metrics) -> None:
-        self.residents: list[Resident[EngineT]] = []
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        measure: Callable[[Path], int],
+        describe: Callable[[EngineT], DescriptionT],
+        metrics: Metrics,
+        setting: str,
+    ) -> None:
+        self.residents: list[Resident[EngineT, DescriptionT]] = []
+        self.describe = describe
+        self._setting = setting
         self._max_bytes = max_bytes
         self._measure = measure
         self._metrics = metrics
@@ -107,9 +110,9 @@ class Residency(Generic[EngineT]):
         self.has_changed = asyncio.Event()  # a model is in memory, or a version is out of it
         self._one_at_a_time = asyncio.Lock()
 
-    def add(self, follow: Callable[[MemoryBudget], ServedCheckpoint[EngineT]]) -> Resident[EngineT]:
+    def add(self, follow: Callable[[MemoryBudget], ServedCheckpoint[EngineT]]) -> Resident[EngineT, DescriptionT]:
         """A model that is loaded into the room it is given."""
-        resident = Resident(self)
+        resident: Resident[EngineT, DescriptionT] = Resident(self)
         resident.checkpoint = follow(resident)
         self._metrics.model_resident_bytes.labels(resident.checkpoint.name).set(0)
         self.residents.append(resident)
@@ -131,7 +134,9 @@ class Residency(Generic[EngineT]):
             await resident.checkpoint.close()
 
     @asynccontextmanager
-    async def lease(self, resident: Resident[EngineT], deadline: float) -> AsyncIterator[Served[EngineT, Any]]:
+    async def lease(
+        self, resident: Resident[EngineT, DescriptionT], deadline: float
+    ) -> AsyncIterator[Served[EngineT, Any]]:
         """The version that serves, kept in memory until the block ends.
 
         Waits for it to be loaded until `deadline`, a reading of `time.monotonic()`. Raises what `Resident.arrive`
@@ -156,7 +161,7 @@ class Residency(Generic[EngineT]):
 
     @asynccontextmanager
     async def entered(
-        self, newcomer: Resident[EngineT], folder: Path, manifest: Manifest
+        self, newcomer: Resident[EngineT, DescriptionT], folder: Path, manifest: Manifest
     ) -> AsyncIterator[Callable[[], None]]:
         """See MemoryBudget."""
         checkpoint = f"{manifest.name}@{manifest.version}"
@@ -167,7 +172,7 @@ class Residency(Generic[EngineT]):
         if 0 < self._max_bytes < needed:
             raise InvalidCheckpoint(
                 f"{checkpoint}: its parameters take {needed} bytes, and all models together may take"
-                f" {self._max_bytes} (FOVEA_PREDICT_MEMORY_BYTES)"
+                f" {self._max_bytes} ({self._setting})"
             )
         async with self._one_at_a_time:
             await self._make_room(needed, newcomer)
@@ -186,7 +191,7 @@ class Residency(Generic[EngineT]):
                 leave()
                 raise
 
-    async def _make_room(self, needed: int, newcomer: Resident[EngineT]) -> None:
+    async def _make_room(self, needed: int, newcomer: Resident[EngineT, DescriptionT]) -> None:
         """Unload idle models before those that are answering, and the newcomer's own previous version last of all."""
         while 0 < self._max_bytes < self.held_bytes + needed:
             self.has_changed.clear()
