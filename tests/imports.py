@@ -17,9 +17,15 @@ def module_name(path: Path, root: Path = ROOT) -> str:
     return path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
 
 
+@cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module's syntax tree."""
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def imported(text: str, known: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
     """Line and module of each import; `from a import b` is of `a.b` where that is a module of `known`."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
