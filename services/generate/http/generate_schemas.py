@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from services.core.errors import check_count
 from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
-from services.generate.generation.options import Reorder as Reorder
+from services.generate.generation.options import Reorder
 from services.generate.model.profile import BiasKind, Layer
 
 MAX_STOPS = 16

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList
+from services.generate.generation.options import Reorder
 from services.generate.http.generate_schemas import (
     MAX_LISTED,
     REORDER_DESCRIPTION,
@@ -19,7 +20,6 @@ from services.generate.http.generate_schemas import (
     DocumentList,
     DocumentReport,
     FinishReason,
-    Reorder,
 )
 
 MAX_PROMPTS = 128

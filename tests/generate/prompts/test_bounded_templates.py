@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, TooLarge
-from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.engine import GenerateEngine
+from services.generate.generation.options import EngineOptions
 from services.generate.prompts.bounded_templates import BoundedTemplates, TemplateLimits
 from services.generate.prompts.chat import render_chat
 from services.nn.devices import DeviceOptions
@@ -175,7 +176,7 @@ def test_a_checkpoint_whose_template_knows_no_end_does_not_warm_up(
     tmp_path: Path, template: str, error: type[FoveaError]
 ) -> None:
     engine = GenerateEngine.load(save_tiny(tmp_path), EngineOptions(device=DeviceOptions("cpu")))
-    engine.tokenizer.chat_template = template
+    engine.processor.tokenizer.chat_template = template
 
     with pytest.raises(error):
         engine.warm_up()
