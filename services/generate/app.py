@@ -51,5 +51,5 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         checkpoint,
         [generate_router(service), openai_router(service), rerank_router(service), generate_models_router(service)],
         title="Fovea generate",
-        description="Answers over documents, with the bias of their places taken off, and rankings of documents.",
+        description="Answers over documents, corrected for positional bias, and rankings of documents.",
     )

@@ -70,7 +70,7 @@ class Documents:
         """
         for start, end in (span for row in spans for span in row):
             if not 0 <= start <= end:
-                raise ValueError(f"the span ({start}, {end}) is not one of tokens")
+                raise ValueError(f"({start}, {end}) is not a span of tokens: 0 <= start <= end must hold")
         num_documents = max(map(len, spans), default=0)
         padded = [[*row, *[(0, 0)] * (num_documents - len(row))] for row in spans]
         bounds = torch.tensor(padded, dtype=torch.int64).reshape(len(spans), num_documents, 2)

@@ -1,4 +1,4 @@
-"""Requests before the queue, on any thread: prompts are written, tokenised and held to the context.
+"""Requests before the queue: prompts are written, tokenised and held to the context.
 
 Shapes: K documents.
 """
@@ -25,9 +25,9 @@ Item = Generation | RankingJob
 
 
 class InputProcessor:
-    """Makes items for one checkpoint's queue of what requests ask; `context_length` limits prompt and answer together.
+    """Turns requests into items for one checkpoint's queue, on any thread.
 
-    Any number of threads may use it at a time.
+    `context_length` limits a prompt and its answer together.
     """
 
     def __init__(self, tokenizer: Any, config: ModelConfig, profile: CalibrationProfile, context_length: int) -> None:

@@ -37,7 +37,7 @@ from services.generate.service import CallLimits, Charged, GenerateService, Serv
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
-    "description": "The answer; with `stream`, events of its text and a last one with all the rest",
+    "description": "The answer; with `stream`, events with its text and a last one with everything else",
     "content": event_stream_content(GenerateDelta, GenerateEnd),
 }
 
@@ -87,9 +87,9 @@ def generate_router(service: GenerateService) -> APIRouter:
 
     @router.post("/generate", response_class=Response, responses={200: GENERATE_RESPONSE})
     async def generate(request: Request, body: GenerateRequest) -> Response:
-        """Answer a question over documents, with the bias of their places measured and taken off.
+        """Answer a question over documents, with the bias of their positions measured and removed.
 
-        What the model saw in each document is told in the order of the request.
+        The attention and relevance of each document are reported in the order of the request.
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")

@@ -54,7 +54,7 @@ def openai_router(service: GenerateService) -> APIRouter:
         responses=_responses(ChatCompletion, ChatCompletionChunk),
     )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
-        """OpenAI's chat; `documents` are what the last message of the user asks about, and calibrated as asked."""
+        """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
         check_chat(body)
         return await _answer(service, request, body)
 
@@ -63,7 +63,7 @@ def openai_router(service: GenerateService) -> APIRouter:
         responses=_responses(Completion, CompletionChunk),
     )
     async def completions(request: Request, body: CompletionRequest) -> Response:
-        """OpenAI's completions: each prompt is continued as it stands."""
+        """OpenAI's completions: each prompt is continued verbatim."""
         check_completion(body)
         return await _answer(service, request, body)
 
@@ -71,7 +71,13 @@ def openai_router(service: GenerateService) -> APIRouter:
 
 
 def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": whole, "content": event_stream_content(chunk), "description": "Whole, or its chunks"}}
+    return {
+        200: {
+            "model": whole,
+            "content": event_stream_content(chunk),
+            "description": "The answer; with `stream`, its chunks",
+        }
+    }
 
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
