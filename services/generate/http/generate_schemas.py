@@ -15,8 +15,8 @@ MAX_STOPS = 16
 MAX_LISTED = 65_536
 
 REORDER_DESCRIPTION = (
-    "How documents are ranked before the prompt is written. The most relevant comes first, except with `attention`"
-    " (attention sorting), which puts the most attended last."
+    "How documents are ranked before the prompt is written: the most relevant comes first, except that"
+    " with `attention` (attention sorting), the most attended comes last."
 )
 SEED_DESCRIPTION = (
     "Equal seeds draw equal answers, except where other requests in the batch change how logits are rounded and two"
