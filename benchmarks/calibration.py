@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.random_llama import VOCABULARY, save_random_llama
 from benchmarks.record import record, summary
-from services.generate.calibration import log_alpha, relevance
+from services.generate.calibration import Calibration, log_alpha, relevance
 from services.generate.generation.bias import BiasJob, EstimateKind, TreeOptions, estimate_bias
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
+from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.prompts.templates import Prompt
 from services.nn.devices import DeviceOptions
 from services.nn.loading import declare_torchvision_operators

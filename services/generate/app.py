@@ -6,7 +6,8 @@ from fastapi import FastAPI
 
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.serving.model_service import ModelService
-from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.engine import GenerateEngine
+from services.generate.generation.options import EngineOptions
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router
 from services.generate.http.rerank_routes import rerank_router
@@ -50,5 +51,5 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         checkpoint,
         [generate_router(service), openai_router(service), rerank_router(service), generate_models_router(service)],
         title="Fovea generate",
-        description="Answers over documents, with the bias of their places taken off, and rankings of documents.",
+        description="Answers over documents, corrected for positional bias, and rankings of documents.",
     )

@@ -18,7 +18,18 @@ head of a layer; taken anywhere else, rows would no longer sum to 1.
 
 Relevance is one vector a prompt by default, its mean over layers and heads, or one vector a head ("per_head").
 
-Shapes: B batch, L layers, H heads, Q rows, T tokens that a row may see, K documents, N tokens of the longest of them.
+Whole prompts go through torch's SDPA, which returns no weights. Only the few rows that are measured or calibrated have
+their scores computed a second time, (B, H, Q, T) with a handful of Q. With these at hand, `attend_calibrated` takes the
+softmax itself and applies Eq. 3.5 to its weights, or adds log c_k to the scores where weights run out of digits. SDPA
+gives the same with log c_k in an additive mask (`score_change`), but needs one as wide as the keys for each layer, head
+and row. (FlexAttention could add log c_k inside its kernel, but needs it beforehand, which takes the same scores; and
+it has to be compiled, on a CPU with a C++ compiler at hand.)
+
+Grouped queries: head h reads the keys of group h // (H / H'), so the heads of a group are stacked as rows of one
+matrix product and keys are never repeated.
+
+Shapes: B batch, L layers, H query heads, H' key heads, D' head width, Q rows, T tokens that a row may see, K documents,
+N tokens of the longest of them.
 Everything is float32, or float64 where the input is; half precision is widened before anything is summed. A document
 is empty where it has no tokens, and unseen where a row's mask hides all of them: it is then left out, and the others
 share the weight.
@@ -36,6 +47,7 @@ from torch import Tensor
 Scope = Literal["mean", "per_head"]
 
 LIGHTEST = 1e-30  # of a row's weight; what is lighter nears the end of float32, where weights lose their digits
+MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +70,7 @@ class Documents:
         """
         for start, end in (span for row in spans for span in row):
             if not 0 <= start <= end:
-                raise ValueError(f"the span ({start}, {end}) is not one of tokens")
+                raise ValueError(f"({start}, {end}) is not a span of tokens: 0 <= start <= end must hold")
         num_documents = max(map(len, spans), default=0)
         padded = [[*row, *[(0, 0)] * (num_documents - len(row))] for row in spans]
         bounds = torch.tensor(padded, dtype=torch.int64).reshape(len(spans), num_documents, 2)
@@ -96,6 +108,19 @@ class Documents:
     def is_empty(self) -> Tensor:
         """(B, 1, K) float32, 1 for documents without tokens, else 0."""
         return (self.num_tokens == 0).float()[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Changes of an answer's attention to its documents.
+
+    `spans` are K half-open ranges of the prompt's tokens; `log_alpha` is (K,), or (L, H, K) for one per layer and head,
+    on any device; `layers` are those that are intervened.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    log_alpha: Tensor
+    layers: frozenset[int]
 
 
 def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor) -> Tensor:
@@ -221,6 +246,105 @@ def spread(values: Tensor, documents: Documents) -> Tensor:
 def rank(rel: Tensor) -> Tensor:
     """Order documents from the most relevant to the least: (…, K) → (…, K) int64; of equals, the earlier first."""
     return rel.argsort(dim=-1, descending=True, stable=True)
+
+
+def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
+    """Compute the logits of the softmax: (B, H, Q, D') and (B, H', T, D') → (B, H, Q, T), −inf where hidden.
+
+    `mask` (B, 1, T) or (B, Q, T) bool, true where a row sees a key, None where every row sees all. Products of half
+    precision are accumulated and kept in float32; float32 and float64 stay what they are.
+    """
+    num_batch, num_heads, num_rows, width = query.shape
+    rows = query.reshape(-1, num_heads // key.shape[1] * num_rows, width)
+    columns = key.flatten(0, 1).transpose(1, 2)
+    if key.is_cuda and key.dtype in (torch.bfloat16, torch.float16):
+        products = torch.bmm(rows, columns, out_dtype=torch.float32)  # no wide copy of the keys
+    else:
+        products = torch.bmm(widen(rows), widen(columns))
+    scores = products.mul_(scaling).view(num_batch, num_heads, num_rows, -1)
+    return scores if mask is None else scores.masked_fill_(~mask[:, None], -torch.inf)
+
+
+def measure_scores(scores: Tensor, documents: Documents) -> Tensor:
+    """Attn(k), the mean weight of each row on a document's tokens: (B, H, Q, T) → (B, H, Q, K), from 0 to 1.
+
+    0 for a document that is empty or that the row does not see.
+    """
+    log_mass = document_log_mass(scores, documents.index, documents.mask)
+    return document_attention(log_mass, scores.logsumexp(dim=-1), documents.num_tokens[:, None, None])
+
+
+def measure_rows(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    mask: Tensor | None,
+    documents: Documents,
+    max_scores: int = MAX_SCORES,
+) -> Tensor:
+    """`measure_scores` of the rows' scores, a few groups of heads at a time: → (B, H, Q, K).
+
+    At most `max_scores` scores exist at once, or those of one group where these are more.
+    """
+    num_groups = key.shape[1]
+    heads_per_group = query.shape[1] // num_groups
+    per_group = query.shape[0] * heads_per_group * query.shape[2] * key.shape[2]
+    step = max(1, max_scores // max(1, per_group))
+    parts = [
+        measure_scores(
+            row_scores(
+                query[:, first * heads_per_group : (first + step) * heads_per_group],
+                key[:, first : first + step],
+                scaling,
+                mask,
+            ),
+            documents,
+        )
+        for first in range(0, num_groups, step)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def score_change(scores: Tensor, documents: Documents, log_alpha: Tensor) -> Tensor:
+    """Compute the addition of calibration to its rows' scores: (B, H, Q, T) → (B, H, Q, E), log c_k on k's tokens.
+
+    `log_alpha` (B, K), or one per head (B, H, K). 0 on tokens of no document; E is where the last document ends, and
+    nothing is added behind it. As SDPA's additive mask, padded to T and −inf where a row does not see, it gives what
+    `attend_calibrated` gives.
+    """
+    rows = log_alpha[:, None, None] if log_alpha.dim() == 2 else log_alpha[:, :, None]
+    log_mass = document_log_mass(scores, documents.index, documents.mask)
+    return spread(log_rescale(rows, log_mass, documents.num_tokens[:, None, None]), documents)
+
+
+def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates it)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    mask: Tensor | None,
+    documents: Documents,
+    log_alpha: Tensor,
+) -> Tensor:
+    """Attention of a few rows with their documents' weights rescaled by Eq. 3.5: → (B, H, Q, D'), as `query`.
+
+    Shapes as in `row_scores` and `score_change`, `value` (B, H', T, D'). A row without documents, or whose documents
+    are all empty, is attended as without calibration. Raises nothing; a row that sees no key at all is NaN.
+    """
+    scores = row_scores(query, key, scaling, mask)
+    weights = scores.softmax(dim=-1)
+    # on a GPU, where asking whether weights suffice would wait for all queued work, always by the scores
+    if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
+        change = score_change(scores, documents, log_alpha)
+        scores[..., : change.shape[-1]] += change
+        weights = scores.softmax(dim=-1)
+    grouped = weights.to(value.dtype).view(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
+    return torch.bmm(grouped, value.flatten(0, 1)).view(*query.shape[:-1], value.shape[-1])
+
+
+def _of_rows(log_alpha: Tensor, query: Tensor) -> Tensor:
+    """(B, K) → (B, 1, K), and (B, H, K) → (B, H · Q, K)."""
+    return log_alpha[:, None] if log_alpha.dim() == 2 else log_alpha.repeat_interleave(query.shape[2], dim=1)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -1,68 +1,43 @@
-"""A language model's checkpoint behind the routes: questions, conversations and rankings in, steps of answers out.
-
-Prompts are made and held to the context on any thread; what computes runs on one thread at a time.
-
-Shapes: K documents.
-"""
+"""A language model's checkpoint behind the queue: generations and rankings in, steps of answers out."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from services.core.errors import InvalidField, TooLarge, blaming
 from services.generate.generation.generation import Generation, Progress
-from services.generate.generation.options import AnswerOptions as AnswerOptions
-from services.generate.generation.options import EngineOptions as EngineOptions
+from services.generate.generation.input_processor import InputProcessor, Item
+from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.passes import Passes, Preparations, finish
-from services.generate.generation.ranking import (
-    Ranking,
-    num_ranking_tokens,
-    reordering,
-    running_rankings,
-)
-from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration, by_order
+from services.generate.generation.ranking import Ranking, num_ranking_tokens, reordering, running_rankings
+from services.generate.generation.reordered import ReorderedGeneration, by_order
 from services.generate.generation.running_batch import RunningBatch, needs_many_passes
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel
 from services.generate.model.model_checks import check_last_token, next_logits
 from services.generate.model.profile import OFF, CalibrationProfile, read_profile
-from services.generate.prompts.chat import Message, render_chat, render_question
-from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
-from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
+from services.generate.prompts.ranking import RankingJob
+from services.generate.prompts.templates import Document
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 SAMPLE_QUESTION = "What is written on the second page?"
 SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
-# Cost of estimating a prompt's bias, roughly, in runs of the prompt.
-TREE_PROMPTS = 2
-SINGLE_PROMPTS = 1
-
-
-Item = Generation | RankingJob
 Outcome = Progress | Ranking
 Event = tuple[Item, Outcome, bool]
 
 
 class GenerateEngine:
-    """Runs one checkpoint; what computes runs on one thread at a time, `prepare_*` and `cost` on any.
+    """Runs one checkpoint, on one thread at a time; `processor` makes its items, on any thread.
 
     A SteppingEngine (`services.core.batching`). A generation's outcomes are Progress, a job's is one Ranking.
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:
-        """Raises BadProfile for a profile that names layers which the model has not."""
-        self.profile = profile.check_layers(model.config.num_layers)
-        self.tokenizer: Any = model.tokenizer
-        # Where a checkpoint brings settings of these, they would cut prompts, and change while another thread reads.
-        self.tokenizer.backend_tokenizer.no_truncation()
-        self.tokenizer.backend_tokenizer.no_padding()
-        self.num_layers = model.config.num_layers
-        self.vocab_size = model.config.vocab_size
-        self.context_length = min(model.config.max_model_len, options.max_cached_tokens)
-        self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
+        """Raises BadProfile for a profile that names layers which the model does not have."""
+        context_length = min(model.config.max_model_len, options.max_cached_tokens)
+        self.processor = InputProcessor(model.tokenizer, model.config, profile, context_length)
         self._model = model
         self._directory: Path | None = None
         self.computes_in = str(model.dtype).removeprefix("torch.")
@@ -90,74 +65,6 @@ class GenerateEngine:
         engine = cls(LanguageModel.load(directory, options.device), profile, options)
         engine._directory = directory
         return engine
-
-    # Before the queue, on any thread
-
-    def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
-        """A question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
-
-        def render(ordered: Sequence[Document], profile: CalibrationProfile) -> Sequence[Piece]:
-            return render_question(self.tokenizer, query, ordered, span_rule=profile.span_rule)
-
-        self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
-        return self._prepare(render, query, tuple(documents), options, "query")
-
-    def prepare_chat(
-        self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
-    ) -> Generation:
-        """A conversation, over documents if there are any; they are ranked for the user's last message.
-
-        Raises TooLarge, naming tokens and limit, and InvalidRequest where the chat template takes no such messages.
-        """
-
-        def render(ordered: Sequence[Document], profile: CalibrationProfile) -> Sequence[Piece]:
-            return render_chat(self.tokenizer, messages, ordered, span_rule=profile.span_rule)
-
-        self._check_characters(
-            *(message["content"] for message in messages),
-            *(text for document in documents for text in (document.title, document.text)),
-        )
-        query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
-        return self._prepare(render, query, tuple(documents), options, "messages")
-
-    def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
-        """A text, or token ids, to be continued.
-
-        Raises TooLarge, naming tokens and limit, and InvalidField for an empty prompt.
-        """
-        if isinstance(prompt, str):
-            self._check_characters(prompt)
-            tokenised = tokenise(self.tokenizer, [Piece(prompt)])
-        else:
-            tokenised = Prompt(tuple(prompt), (), 0)
-        if not tokenised.input_ids:
-            raise InvalidField("prompt: There is nothing to continue.", param="prompt")
-        return replace(self._generation(tokenised, options), continues_prompt=True)
-
-    def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
-        """Documents to be ranked. Raises TooLarge, naming tokens and limit: of the document where each has a prompt."""
-        self._check_characters(query)
-        if method in ("calibrated", "attention"):
-            self._check_characters(query, *(text for document in documents for text in (document.title, document.text)))
-        for k, document in enumerate(documents):
-            with blaming(f"documents.{k}"):
-                self._check_characters(query, document.title, document.text)
-        return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
-
-    def cost(self, item: Item) -> int:
-        """Tokens that are run until the first answer's token, or the ranking, is there; roughly, and at least 1."""
-        if isinstance(item, RankingJob):
-            num_prompts = self._num_bias_prompts(self.profile, item.num_documents) if item.method == "calibrated" else 0
-            return max(1, item.prompt_tokens * (1 + num_prompts))
-        profile = item.calibration
-        num_prompts = self._num_bias_prompts(profile, len(item.prompt.spans)) if profile and item.num_rerun else 0
-        if isinstance(item, ReorderedGeneration):
-            num_prompts += 1
-            if item.method == "calibrated":
-                num_prompts += self._num_bias_prompts(profile or self.profile, len(item.documents))
-        return len(item.prompt.input_ids) * (1 + num_prompts)
-
-    # On the compute thread
 
     @property
     def num_running(self) -> int:
@@ -193,7 +100,7 @@ class GenerateEngine:
         What takes many passes comes later, by `prepare`.
         """
         jobs = [item for item in items if isinstance(item, RankingJob)]
-        is_long = [num_ranking_tokens(job, self.profile) > MAX_PASS_TOKENS for job in jobs]
+        is_long = [num_ranking_tokens(job, self.processor.profile) > MAX_PASS_TOKENS for job in jobs]
         events = finish(self._ranking([job for job, is_prepared in zip(jobs, is_long, strict=True) if not is_prepared]))
         for job in itertools.compress(jobs, is_long):
             self._preparations.add([job], self._ranking([job]))
@@ -202,7 +109,7 @@ class GenerateEngine:
         for group in by_order([item for item in generations if not self._batch.is_paused(item)]):
             if not isinstance(group[0], ReorderedGeneration):
                 running += group
-            elif self.cost(group[0]) <= MAX_PASS_TOKENS:
+            elif self.processor.cost(group[0]) <= MAX_PASS_TOKENS:
                 running += self._in_order(group, finish(self._ordering(group[0])))
             else:
                 waiting: list[Item] = list(group)
@@ -234,7 +141,7 @@ class GenerateEngine:
     def warm_up(self) -> None:
         """Answer once plainly and once calibrated, alone and together, so that no request pays for first calls."""
         plain = self._sample(OFF)
-        for generations in ([plain], [self._sample(self.profile), self._sample(OFF)]):
+        for generations in ([plain], [self._sample(self.processor.profile), self._sample(OFF)]):
             self._batch.admit(generations)
             while self._batch.num_running:
                 self._batch.step()
@@ -251,79 +158,13 @@ class GenerateEngine:
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
         """Return `next_logits` after each input."""
-        return [next_logits(self._model, self.tokenizer, text, self.context_length) for text in inputs]
-
-    # Preparing
-
-    def _prepare(
-        self,
-        render: Callable[[Sequence[Document], CalibrationProfile], Sequence[Piece]],
-        query: str,
-        documents: tuple[Document, ...],
-        options: AnswerOptions,
-        param: str,
-    ) -> Generation:
-        """`param` is the request's field that is too long where there are no documents."""
-        profile = options.calibration or self.profile
-
-        def prompt_of(ordered: Sequence[Document]) -> Prompt:
-            return self._tokenised(render(ordered, profile))
-
-        with blaming("documents" if documents else param):
-            generation = self._generation(prompt_of(documents), options)
-        if options.reorder == "none" or len(documents) < 2:
-            return generation
-        return ReorderedGeneration(
-            **{name: getattr(generation, name) for name in Generation.__dataclass_fields__},
-            method=options.reorder,
-            query=query,
-            documents=documents,
-            render=prompt_of,
-            room=min(generation.num_tokens + JOINT_TOKENS * len(documents), self.context_length),
-        )
-
-    def _generation(self, prompt: Prompt, options: AnswerOptions) -> Generation:
-        num_prompt_tokens = len(prompt.input_ids)
-        left = self.context_length - num_prompt_tokens
-        if left < (options.max_tokens or 1):
-            wanted = f" and its answer up to {options.max_tokens}" if options.max_tokens else ""
-            raise TooLarge(
-                f"The prompt has {num_prompt_tokens} tokens{wanted}; the limit is {self.context_length} together.",
-                code="context_length_exceeded",
-            )
-        return Generation(
-            prompt,
-            options.max_tokens or left,
-            options.sampling,
-            options.stop,
-            options.calibration or self.profile,
-            options.include_stop,
-            options.ignore_eos,
-        )
-
-    def _check_characters(self, *texts: str) -> None:
-        """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
-        num_characters = sum(map(len, texts))
-        if num_characters > self.context_length * self._max_token_characters:
-            at_least = -(-num_characters // self._max_token_characters)
-            raise TooLarge(
-                f"The texts have at least {at_least} tokens; the limit is {self.context_length}.",
-                code="context_length_exceeded",
-            )
-
-    def _num_bias_prompts(self, profile: CalibrationProfile, num_documents: int) -> int:
-        if profile.bias == "exact":
-            return -(-num_documents // 2)  # each pass begins at its own document
-        return {"tree": TREE_PROMPTS, "single": SINGLE_PROMPTS, "cached": 0}[profile.bias]
+        return [
+            next_logits(self._model, self.processor.tokenizer, text, self.processor.context_length) for text in inputs
+        ]
 
     def _sample(self, profile: CalibrationProfile) -> Generation:
-        pieces = render_question(self.tokenizer, SAMPLE_QUESTION, SAMPLE_DOCUMENTS, span_rule=profile.span_rule)
-        return Generation(self._tokenised(pieces), 2, calibration=profile, ignore_eos=True)
-
-    def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
-        """A template can make much of few words, so that its text is held to the context as well."""
-        self._check_characters(*(piece.text for piece in pieces))
-        return tokenise(self.tokenizer, pieces)
+        options = AnswerOptions(max_tokens=2, calibration=profile, ignore_eos=True)
+        return self.processor.prepare_question(SAMPLE_QUESTION, SAMPLE_DOCUMENTS, options)
 
     # Running
 
@@ -354,13 +195,13 @@ class GenerateEngine:
         return self._told((yield from self._batch.admitting([generation])))
 
     def _ranking(self, jobs: Sequence[RankingJob]) -> Passes[list[Event]]:
-        rankings = yield from self._batch.giving_back(running_rankings(self._model, jobs, self.profile))
+        rankings = yield from self._batch.giving_back(running_rankings(self._model, jobs, self.processor.profile))
         return [(job, ranking, True) for job, ranking in zip(jobs, rankings, strict=True)]
 
     # Reordering
 
     def _ordering(self, generation: ReorderedGeneration) -> Passes[tuple[int, ...]]:
-        profile = generation.calibration or self.profile
+        profile = generation.calibration or self.processor.profile
         asked = generation.query, generation.documents, generation.method
         return (yield from self._batch.giving_back(reordering(self._model, *asked, profile))).order
 

@@ -14,8 +14,9 @@ from services.core.errors import blaming
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served, ServedCheckpoint
-from services.generate.engine import GenerateEngine, Item, Outcome
+from services.generate.engine import GenerateEngine, Outcome
 from services.generate.generation.generation import Generation, Progress, PromptFacts
+from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import Ranking
 from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.ranking import RankMethod
@@ -77,7 +78,7 @@ class GenerateService:
     metrics: Metrics
 
     async def generate(
-        self, model: str | None, prepare: Callable[[GenerateEngine], Sequence[Charged]], context: RequestContext
+        self, model: str | None, prepare: Callable[[InputProcessor], Sequence[Charged]], context: RequestContext
     ) -> AsyncGenerator[tuple[int, Progress], None]:
         """The steps of all answers that `prepare` asks for, as they come, each with the place of its answer.
 
@@ -85,7 +86,7 @@ class GenerateService:
         `_lease`, `prepare`, `Stepper.submit` and its streams raise.
         """
         with self._lease(model, context) as served:
-            asked = await self._prepare(lambda: prepare(served.engine), context)
+            asked = await self._prepare(lambda: prepare(served.engine.processor), context)
             # at the same time only one may add to the request's `Server-Timing`
             runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
             if len(runs) > 1:
@@ -100,16 +101,17 @@ class GenerateService:
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
         """Rank documents by their relevance to a query. Raises what `generate` raises."""
         with self._lease(call.model, context) as served:
-            engine, documents = served.engine, call.documents
+            processor, documents = served.engine.processor, call.documents
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
-                shortened = partial(_shortened, engine.tokenizer, documents, call.max_document_tokens)
+                shortened = partial(_shortened, processor.tokenizer, documents, call.max_document_tokens)
                 cut = await self._prepare(shortened, context)
                 documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
             with blaming("documents"):
-                prepare = partial(engine.prepare_ranking, call.query, documents, call.method)
+                prepare = partial(processor.prepare_ranking, call.query, documents, call.method)
                 job = await self._prepare(prepare, context)
-            async with aclosing(served.batcher.submit(job, cost=engine.cost(job), deadline=context.deadline)) as stream:
+            cost = processor.cost(job)
+            async with aclosing(served.batcher.submit(job, cost=cost, deadline=context.deadline)) as stream:
                 event = await anext(stream)
             assert isinstance(event.value, Ranking), "a ranking is answered at once"
             _add_timing(context, event, None)

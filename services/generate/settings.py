@@ -20,16 +20,16 @@ class GenerateSettings(ModelSettings):
     max_cached_tokens: int = Field(
         65_536,
         ge=1,
-        description="Tokens of prompts and answers that the running batch may hold together; what comes after waits.",
+        description="Most tokens of prompts and answers in the running batch; further requests wait.",
     )
     max_running: int = Field(64, ge=1, description="Most answers in the running batch.")
-    max_waiting: int = Field(1024, ge=1, description="Most answers that may wait for a place in it.")
+    max_waiting: int = Field(1024, ge=1, description="Most answers that may wait for a place in the running batch.")
     max_wait_s: float = Field(
         10.0,
         gt=0,
-        description="Longest wait for a place, in seconds: a request of which a longer one is expected "
+        description="Longest wait for a place, in seconds: a request that would probably wait longer "
         "is refused with 503, unless it is among the first 32.",
     )
     prefix_cache_bytes: int = Field(
-        512 * MEBIBYTE, ge=0, description="Size of what is kept of prompts for others that begin alike; 0: nothing."
+        512 * MEBIBYTE, ge=0, description="Most bytes kept of computed prompts, for others that begin alike; 0: none."
     )

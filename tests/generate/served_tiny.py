@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.engine import GenerateEngine, Item, Outcome
+from services.generate.engine import GenerateEngine, Outcome
+from services.generate.generation.input_processor import Item
 from services.generate.model.profile import CalibrationProfile, write_profile
 from services.generate.settings import GenerateSettings
 from tests.embed.tiny import wait_until_ready

@@ -12,9 +12,10 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine
+from services.generate.engine import GenerateEngine
 from services.generate.generation.answer_text import TokenOut
-from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.generation.generation import Generation, Progress, PromptFacts
+from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.sampling import Sampling
 from services.generate.http.generate_calls import without_leading_space
 from services.generate.model.profile import OFF, CalibrationProfile, write_profile
@@ -96,7 +97,7 @@ def of_engine(
     engine: GenerateEngine, options: AnswerOptions, documents: Sequence[Document] = PASSAGES
 ) -> tuple[str, PromptFacts, str]:
     """The engine's own answer: text from its first word on, facts and finish reason."""
-    events = engine.admit([engine.prepare_question(QUERY, documents, options)])
+    events = engine.admit([engine.processor.prepare_question(QUERY, documents, options)])
     text, facts = "", None
     while True:
         ((_, progress, is_last),) = events
@@ -166,7 +167,9 @@ def test_usage_counts_the_tokens_of_prompt_and_answer_and_the_passes_of_the_cali
     query = "when was the harbour built?"  # of its own: nothing of this prompt was computed before
     usage = answer_to(client, query=query, max_tokens=7)["usage"]
 
-    prompt_tokens = len(engine.prepare_question(query, PASSAGES, AnswerOptions(max_tokens=7)).prompt.input_ids)
+    prompt_tokens = len(
+        engine.processor.prepare_question(query, PASSAGES, AnswerOptions(max_tokens=7)).prompt.input_ids
+    )
     assert usage == {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": 7,
@@ -440,7 +443,9 @@ def test_a_prompt_over_the_context_is_refused_naming_tokens_and_limit(
     assert error["param"] == "documents"
     assert error["code"] == "context_length_exceeded"
     fits = [long] * 3
-    left = CONTEXT - len(engine.prepare_question(QUERY, [Document(long)] * 3, AnswerOptions(1)).prompt.input_ids)
+    left = CONTEXT - len(
+        engine.processor.prepare_question(QUERY, [Document(long)] * 3, AnswerOptions(1)).prompt.input_ids
+    )
     assert answer_to(client, documents=fits, max_tokens=2)["usage"]["completion_tokens"] == 2
     error_of(client.post("/generate", json=asked(documents=fits, max_tokens=left + 1)), 413)
 

@@ -360,7 +360,7 @@ def test_the_input_is_not_written_to() -> None:
 
 @pytest.mark.parametrize("span", [(-1, 3), (5, 4)])
 def test_spans_that_are_not_of_tokens_are_refused(span: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="not one of tokens"):
+    with pytest.raises(ValueError, match="not a span of tokens"):
         Documents.of([[(0, 2)], [span]])
 
 

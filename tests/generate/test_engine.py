@@ -1,9 +1,7 @@
 """The engine: items that fit are answered, others are refused before they wait, and no state is left behind."""
 
 import asyncio
-import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.batching.stepping_engine import SteppingEngine
-from services.core.errors import InvalidField, InvalidRequest, TooLarge
 from services.core.metrics import Metrics
-from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
+from services.generate.engine import GenerateEngine, Outcome
+from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.input_processor import Item
+from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking, rank, reorder
-from services.generate.generation.running_batch import Generation, Progress
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, BadProfile, CalibrationProfile, write_profile
@@ -82,8 +81,8 @@ def answer(engine: GenerateEngine, generation: Generation) -> list[int]:
 
 
 def test_a_checkpoint_brings_its_profile_or_none(directory: Path, tmp_path: Path) -> None:
-    assert GenerateEngine.load(directory, OPTIONS).profile == PROFILE
-    assert GenerateEngine.load(save_tiny(tmp_path), OPTIONS).profile == OFF
+    assert GenerateEngine.load(directory, OPTIONS).processor.profile == PROFILE
+    assert GenerateEngine.load(save_tiny(tmp_path), OPTIONS).processor.profile == OFF
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_a_sound_checkpoint_passes_its_checks_and_they_leave_nothing(engine: Gen
     engine.warm_up()
     engine.self_check()
     assert engine.num_running == 0
-    ((first, *_),) = run(engine, [engine.prepare_question(QUERY, DOCUMENTS, SHORT)])
+    ((first, *_),) = run(engine, [engine.processor.prepare_question(QUERY, DOCUMENTS, SHORT)])
     assert isinstance(first, Progress) and first.facts is not None
     assert first.facts.cached_tokens == 0
 
@@ -112,118 +111,11 @@ def test_a_checkpoint_that_computes_no_numbers_is_refused(directory: Path, tmp_p
         GenerateEngine.load(tmp_path, OPTIONS).self_check()
 
 
-# Preparing
-
-
-def test_a_prompt_and_its_answer_fill_the_context_and_not_a_token_more(engine: GenerateEngine) -> None:
-    num_tokens = len(engine.prepare_question(QUERY, DOCUMENTS, SHORT).prompt.input_ids)
-    left = engine.context_length - num_tokens
-    for max_tokens in (left, None):
-        fitting = engine.prepare_question(QUERY, DOCUMENTS, AnswerOptions(max_tokens=max_tokens))
-        assert fitting.num_tokens == engine.context_length
-    with pytest.raises(TooLarge, match=rf"{num_tokens} tokens .* {left + 1}; the limit is 4096") as caught:
-        engine.prepare_question(QUERY, DOCUMENTS, AnswerOptions(max_tokens=left + 1))
-    assert caught.value.param == "documents" and caught.value.code == "context_length_exceeded"
-
-
-def test_prompts_are_refused_that_leave_no_room_for_an_answer(engine: GenerateEngine) -> None:
-    prompt = tuple([5] * 4095)
-    assert engine.prepare_completion(prompt, AnswerOptions()).max_tokens == 1
-    with pytest.raises(TooLarge, match="4096 tokens; the limit is 4096"):
-        engine.prepare_completion((*prompt, 5), AnswerOptions())
-    with pytest.raises(TooLarge, match="tokens; the limit is 4096") as caught:
-        engine.prepare_chat([{"role": "user", "content": "the " * 4096}], (), AnswerOptions())
-    assert caught.value.param == "messages"
-
-
 def test_a_cache_smaller_than_the_models_context_is_the_limit(directory: Path) -> None:
     small = GenerateEngine.load(directory, EngineOptions(CPU, max_cached_tokens=200))
-    assert small.context_length == 200
-    fitting = small.prepare_completion("the lighthouse", AnswerOptions())
+    assert small.processor.context_length == 200
+    fitting = small.processor.prepare_completion("the lighthouse", AnswerOptions())
     assert fitting.num_tokens == 200 and small.has_room([fitting])
-
-
-def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised(engine: GenerateEngine) -> None:
-    endless = "x" * 10**7
-    for prepare in (
-        lambda: engine.prepare_question(QUERY, [Document("", endless)], SHORT),
-        lambda: engine.prepare_chat([{"role": "user", "content": endless}], (), SHORT),
-        lambda: engine.prepare_completion(endless, SHORT),
-        lambda: engine.prepare_ranking(endless, DOCUMENTS, "attention"),
-    ):
-        with pytest.raises(TooLarge, match="at least"):
-            prepare()
-
-
-def test_rankings_are_held_to_the_context(engine: GenerateEngine) -> None:
-    with pytest.raises(TooLarge, match="the model takes 4096"):
-        engine.prepare_ranking(QUERY, [Document("the " * 3000), Document("the " * 3000)], "calibrated")
-
-
-@pytest.mark.parametrize("method", ["query_likelihood", "query_generation", "relevance_prompt"])
-@pytest.mark.slow
-def test_documents_that_are_ranked_one_by_one_are_held_to_the_context_one_by_one(
-    engine: GenerateEngine, method: Any
-) -> None:
-    together = [Document("x " * 1500, title=f"{number}") for number in range(30)]
-    longest = max(map(len, engine.tokenizer.get_vocab()))
-    assert sum(len(document.text) for document in together) > engine.context_length * longest
-    assert engine.prepare_ranking(QUERY, together, method).num_documents == 30
-    endless = Document("x" * (engine.context_length * longest + 1))
-    with pytest.raises(TooLarge, match="at least") as caught:
-        engine.prepare_ranking(QUERY, [*DOCUMENTS, endless], method)
-    assert caught.value.param == "documents.3"
-
-
-def test_nothing_cannot_be_continued(engine: GenerateEngine) -> None:
-    with pytest.raises(InvalidField) as caught:
-        engine.prepare_completion((), SHORT)
-    assert caught.value.param == "prompt"
-
-
-def test_a_conversation_that_asks_nothing_of_its_documents_is_refused(engine: GenerateEngine) -> None:
-    with pytest.raises(InvalidRequest):
-        engine.prepare_chat([{"role": "system", "content": "be brief"}], DOCUMENTS, SHORT)
-
-
-def test_a_tokenizers_own_limits_cut_nothing(directory: Path, tmp_path: Path) -> None:
-    for file in directory.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / "tokenizer.json").read_text())
-    settings["truncation"] = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
-    settings["padding"] = {
-        "strategy": {"Fixed": 900},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 1,
-        "pad_type_id": 0,
-        "pad_token": "<eos>",
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
-    cutting, plain = GenerateEngine.load(tmp_path, OPTIONS), GenerateEngine.load(directory, OPTIONS)
-    prompts = [one.prepare_question(QUERY, DOCUMENTS, SHORT).prompt for one in (cutting, plain)]
-    assert prompts[0] == prompts[1]
-
-
-@pytest.mark.slow
-def test_prompts_may_be_prepared_on_many_threads_at_once(engine: GenerateEngine) -> None:
-    def prepare(number: int) -> Any:
-        return engine.prepare_question(f"{QUERY} {number % 7}", DOCUMENTS * 3, SHORT).prompt
-
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(prepare, range(70))) == [prepare(number) for number in range(7)] * 10
-
-
-def test_a_calibration_costs_more_than_none_and_the_papers_most(engine: GenerateEngine) -> None:
-    def cost(bias: str, *, enabled: bool = True) -> int:
-        profile = PROFILE.model_copy(update={"bias": bias, "enabled": enabled})
-        documents = [Document("The harbour.") for _ in range(10)]
-        return engine.cost(engine.prepare_question(QUERY, documents, AnswerOptions(calibration=profile)))
-
-    assert cost("tree", enabled=False) == cost("cached") < cost("single") < cost("tree") < cost("exact")
-    ranking = engine.prepare_ranking(QUERY, DOCUMENTS, "query_likelihood")
-    assert engine.cost(ranking) == ranking.prompt_tokens
-    assert engine.cost(engine.prepare_ranking(QUERY, (), "attention")) == 1
 
 
 # Running
@@ -232,12 +124,12 @@ def test_a_calibration_costs_more_than_none_and_the_papers_most(engine: Generate
 @pytest.mark.slow
 def test_questions_conversations_and_completions_are_answered_beside_rankings(engine: GenerateEngine) -> None:
     items: list[Item] = [
-        engine.prepare_question(QUERY, DOCUMENTS, SHORT),
-        engine.prepare_ranking(QUERY, DOCUMENTS, "calibrated"),
-        engine.prepare_chat([{"role": "user", "content": QUERY}], DOCUMENTS, SHORT),
-        engine.prepare_chat([{"role": "user", "content": QUERY}], (), SHORT),
-        engine.prepare_completion("the lighthouse", SHORT),
-        engine.prepare_ranking(QUERY, DOCUMENTS, "query_likelihood"),
+        engine.processor.prepare_question(QUERY, DOCUMENTS, SHORT),
+        engine.processor.prepare_ranking(QUERY, DOCUMENTS, "calibrated"),
+        engine.processor.prepare_chat([{"role": "user", "content": QUERY}], DOCUMENTS, SHORT),
+        engine.processor.prepare_chat([{"role": "user", "content": QUERY}], (), SHORT),
+        engine.processor.prepare_completion("the lighthouse", SHORT),
+        engine.processor.prepare_ranking(QUERY, DOCUMENTS, "query_likelihood"),
     ]
     assert engine.has_room(items)
     together = run(engine, items)
@@ -248,7 +140,7 @@ def test_questions_conversations_and_completions_are_answered_beside_rankings(en
 
 
 def test_a_ranking_is_that_of_the_profile(engine: GenerateEngine, directory: Path) -> None:
-    ((outcome,),) = run(engine, [engine.prepare_ranking(QUERY, DOCUMENTS, "calibrated")])
+    ((outcome,),) = run(engine, [engine.processor.prepare_ranking(QUERY, DOCUMENTS, "calibrated")])
     expected = rank(LanguageModel.load(directory, CPU), QUERY, DOCUMENTS, "calibrated", PROFILE)
     assert isinstance(outcome, Ranking)
     assert outcome.order == expected.order
@@ -256,9 +148,9 @@ def test_a_ranking_is_that_of_the_profile(engine: GenerateEngine, directory: Pat
 
 
 def test_the_profile_is_the_checkpoints_unless_another_is_asked_for(engine: GenerateEngine) -> None:
-    own = engine.prepare_question(QUERY, DOCUMENTS, SHORT)
+    own = engine.processor.prepare_question(QUERY, DOCUMENTS, SHORT)
     assert own.calibration == PROFILE
-    off = engine.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, calibration=OFF, ignore_eos=True))
+    off = engine.processor.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, calibration=OFF, ignore_eos=True))
     assert off.calibration == OFF
     facts = [outcomes[0].facts for outcomes in run(engine, [own, off]) if isinstance(outcomes[0], Progress)]
     assert [one.relevance is not None for one in facts if one is not None] == [True, False]
@@ -269,20 +161,20 @@ def test_the_profile_is_the_checkpoints_unless_another_is_asked_for(engine: Gene
 def test_documents_are_reordered_before_they_are_answered_on(
     engine: GenerateEngine, directory: Path, method: Any
 ) -> None:
-    generation = engine.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, reorder=method, ignore_eos=True))
+    generation = engine.processor.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, reorder=method, ignore_eos=True))
     (outcomes,) = run(engine, [generation])
     order = reorder(LanguageModel.load(directory, CPU), QUERY, DOCUMENTS, method, PROFILE).order
-    expected = engine.prepare_question(QUERY, [DOCUMENTS[k] for k in order], SHORT)
+    expected = engine.processor.prepare_question(QUERY, [DOCUMENTS[k] for k in order], SHORT)
     assert answer_of(outcomes) == answer(engine, expected)
     assert isinstance(outcomes[0], Progress) and outcomes[0].facts is not None
     assert outcomes[0].facts.order == order
-    assert engine.cost(generation) > engine.cost(expected)
+    assert engine.processor.cost(generation) > engine.processor.cost(expected)
 
 
 @pytest.mark.slow
 def test_several_answers_to_a_reordered_question_are_told_apart(engine: GenerateEngine) -> None:
     options = AnswerOptions(8, Sampling(1.0, seed=3), reorder="calibrated", ignore_eos=True)
-    choices = engine.prepare_question(QUERY, DOCUMENTS, options).choices(3)
+    choices = engine.processor.prepare_question(QUERY, DOCUMENTS, options).choices(3)
     together = run(engine, choices)
     assert len({tuple(answer_of(outcomes)) for outcomes in together}) == 3
     for choice, outcomes in zip(choices, together, strict=True):
@@ -295,7 +187,8 @@ def test_several_answers_to_a_reordered_question_are_told_apart(engine: Generate
 def test_a_cancelled_answer_makes_room_and_says_no_more(directory: Path, reorder: Any) -> None:
     engine = GenerateEngine.load(directory, EngineOptions(CPU, max_cached_tokens=4096, max_running=1))
     first, second = (
-        engine.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, reorder=reorder, ignore_eos=True)) for _ in range(2)
+        engine.processor.prepare_question(QUERY, DOCUMENTS, AnswerOptions(6, reorder=reorder, ignore_eos=True))
+        for _ in range(2)
     )
     assert not engine.has_room([first, second])
     engine.admit([first])
@@ -330,7 +223,7 @@ class Service:
 
     async def answer(self, generation: Generation) -> list[int]:
         outcomes: list[Outcome] = []
-        async with aclosing(self.stepper.submit(generation, cost=self.engine.cost(generation))) as stream:
+        async with aclosing(self.stepper.submit(generation, cost=self.engine.processor.cost(generation))) as stream:
             async for event in stream:
                 outcomes.append(event.value)
         return answer_of(outcomes)
@@ -339,7 +232,7 @@ class Service:
 @pytest.mark.slow
 async def test_many_streams_at_once_all_end_correct_and_complete(engine: GenerateEngine) -> None:
     generations = [
-        engine.prepare_question(
+        engine.processor.prepare_question(
             f"{QUERY} {number % 5}",
             DOCUMENTS[: number % 4],
             AnswerOptions(2 + number % 7, Sampling(number % 2, seed=number), ignore_eos=True),
@@ -357,9 +250,9 @@ async def test_many_streams_at_once_all_end_correct_and_complete(engine: Generat
 
 async def test_a_stream_that_is_closed_frees_its_place_for_the_next(directory: Path) -> None:
     engine = GenerateEngine.load(directory, EngineOptions(CPU, max_cached_tokens=4096, max_running=1))
-    endless = engine.prepare_completion("the lighthouse", AnswerOptions(ignore_eos=True))
+    endless = engine.processor.prepare_completion("the lighthouse", AnswerOptions(ignore_eos=True))
     assert endless.max_tokens > 4000
-    following = engine.prepare_question(QUERY, DOCUMENTS, SHORT)
+    following = engine.processor.prepare_question(QUERY, DOCUMENTS, SHORT)
     service = Service(engine)
     try:
         async with aclosing(service.stepper.submit(endless, cost=1)) as stream:

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from services.core.errors import TooLarge
-from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
+from services.generate.engine import GenerateEngine, Outcome
+from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.input_processor import Item
+from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking, rank, reorder
 from services.generate.generation.reordered import ReorderedGeneration
-from services.generate.generation.running_batch import Generation, Progress
 from services.generate.model.branches import Branch, Branched
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import CalibrationProfile
@@ -66,16 +68,16 @@ def watched() -> Watched:
 
 
 def neighbour(engine: GenerateEngine, max_tokens: int = 500) -> Generation:
-    return engine.prepare_completion("the lighthouse", AnswerOptions(max_tokens, ignore_eos=True))
+    return engine.processor.prepare_completion("the lighthouse", AnswerOptions(max_tokens, ignore_eos=True))
 
 
 def long_items(engine: GenerateEngine) -> dict[str, Item]:
     reordering = AnswerOptions(6, calibration=EXACT, reorder="prompt", ignore_eos=True)
     return {
-        "exact": engine.prepare_question(QUERY, MANY, LONG),
-        "each alone": engine.prepare_ranking(QUERY, MORE, "query_generation"),
-        "calibrated": engine.prepare_ranking(QUERY, MANY, "calibrated"),
-        "reordered": engine.prepare_question(QUERY, MANY, reordering),
+        "exact": engine.processor.prepare_question(QUERY, MANY, LONG),
+        "each alone": engine.processor.prepare_ranking(QUERY, MORE, "query_generation"),
+        "calibrated": engine.processor.prepare_ranking(QUERY, MANY, "calibrated"),
+        "reordered": engine.processor.prepare_question(QUERY, MANY, reordering),
     }
 
 
@@ -101,7 +103,7 @@ def at_once(item: Item) -> tuple[Any, tuple[float, ...]]:
         if isinstance(item, ReorderedGeneration):
             order = reorder(model, QUERY, MANY, item.method, EXACT).order
         plain = GenerateEngine(model, EXACT, OPTIONS)
-        progress = plain._batch.admit([plain.prepare_question(QUERY, [MANY[k] for k in order], LONG)])
+        progress = plain._batch.admit([plain.processor.prepare_question(QUERY, [MANY[k] for k in order], LONG)])
         while plain._batch.num_running:
             progress += plain._batch.step()
         assert progress[0].facts is not None
@@ -138,12 +140,12 @@ def test_long_work_is_done_a_pass_a_turn_while_others_get_their_tokens(watched: 
 
 def test_a_short_one_that_comes_later_does_not_wait_for_a_long_one(watched: Watched) -> None:
     engine = watched.engine
-    engine.admit([engine.prepare_question(QUERY, MANY, LONG)])
+    engine.admit([engine.processor.prepare_question(QUERY, MANY, LONG)])
     engine.prepare()
     later: list[Item] = [
         neighbour(engine),
-        engine.prepare_question(QUERY, MANY[:2], SHORT),
-        engine.prepare_ranking(QUERY, MANY[:2], "calibrated"),
+        engine.processor.prepare_question(QUERY, MANY[:2], SHORT),
+        engine.processor.prepare_ranking(QUERY, MANY[:2], "calibrated"),
     ]
     assert {id(item) for item, _, _ in engine.admit(later)} == {id(item) for item in later}
     assert engine.preparing
@@ -174,7 +176,7 @@ def test_a_long_one_that_is_cancelled_is_worked_on_no_more_and_holds_nothing() -
 def test_choices_share_their_order_and_estimate_and_one_that_leaves_takes_nothing_along() -> None:
     engine = Watched.of(prefix_cache_bytes=0).engine
     options = AnswerOptions(6, calibration=EXACT, reorder="prompt", ignore_eos=True)
-    choices = engine.prepare_question(QUERY, MANY, options).choices(3)
+    choices = engine.processor.prepare_question(QUERY, MANY, options).choices(3)
     expected = at_once(choices[0])
     engine.admit(choices)
     assert engine.preparing == list(choices)
@@ -197,7 +199,7 @@ def test_choices_share_their_order_and_estimate_and_one_that_leaves_takes_nothin
 
 def test_what_is_prepared_keeps_its_place_in_the_batch() -> None:
     engine = Watched.of(max_running=1).engine
-    item = engine.prepare_question(QUERY, MANY, LONG)
+    item = engine.processor.prepare_question(QUERY, MANY, LONG)
     assert engine.has_room([item])
     engine.admit([item])
     for _ in range(2):
@@ -210,7 +212,7 @@ def test_what_is_prepared_keeps_its_place_in_the_batch() -> None:
 @pytest.mark.slow
 def test_rankings_beyond_the_limit_wait_in_the_queue() -> None:
     engine = Watched.of(max_running=2).engine
-    jobs = [engine.prepare_ranking(QUERY, MORE, "relevance_prompt") for _ in range(3)]
+    jobs = [engine.processor.prepare_ranking(QUERY, MORE, "relevance_prompt") for _ in range(3)]
     assert engine.has_room(jobs[:2]) and not engine.has_room(jobs)
     engine.admit(jobs[:1])
     assert engine.has_room(jobs[1:2]) and not engine.has_room(jobs[1:])
@@ -219,9 +221,9 @@ def test_rankings_beyond_the_limit_wait_in_the_queue() -> None:
 
 def test_a_ranking_without_memory_gives_back_what_is_kept_of_prompts(watched: Watched) -> None:
     engine = watched.engine
-    question = engine.prepare_question(QUERY, MANY[:3], SHORT)
+    question = engine.processor.prepare_question(QUERY, MANY[:3], SHORT)
     run(engine, [question])
-    job = engine.prepare_ranking(QUERY, MANY[:3], "query_likelihood")
+    job = engine.processor.prepare_ranking(QUERY, MANY[:3], "query_likelihood")
     with ScarceMemory("new_zeros"), pytest.raises(torch.OutOfMemoryError):
         engine.admit([job])
     engine.cancel(job)
@@ -235,7 +237,7 @@ def test_a_ranking_without_memory_gives_back_what_is_kept_of_prompts(watched: Wa
 def reordered(engine: GenerateEngine, max_tokens: int | None, num_more: int) -> ReorderedGeneration:
     """Return a question whose prompt has this number of tokens more in another order."""
     options = AnswerOptions(max_tokens, reorder="attention", ignore_eos=True)
-    generation = engine.prepare_question(QUERY, MANY[:3], options)
+    generation = engine.processor.prepare_question(QUERY, MANY[:3], options)
     assert isinstance(generation, ReorderedGeneration)
     longer = Prompt((5,) * num_more + generation.prompt.input_ids, (), 0)
 
@@ -255,10 +257,10 @@ def test_a_few_tokens_more_in_another_order_find_their_room_in_a_full_batch() ->
 
 def test_where_another_order_fills_the_context_the_answer_is_shorter_or_refused(watched: Watched) -> None:
     engine = watched.engine
-    left = engine.context_length - len(reordered(engine, 1, 0).prompt.input_ids)
+    left = engine.processor.context_length - len(reordered(engine, 1, 0).prompt.input_ids)
     (outcomes,) = run(engine, [reordered(engine, None, left - 2)])
     assert len(answer_of(outcomes)) == 2
-    with pytest.raises(TooLarge, match=f"{engine.context_length} tokens") as caught:
+    with pytest.raises(TooLarge, match=f"{engine.processor.context_length} tokens") as caught:
         engine.admit([reordered(engine, left, left)])
     assert caught.value.code == "context_length_exceeded"
 
@@ -268,7 +270,7 @@ def test_estimates_are_kept_within_their_bytes(tmp_path: Path) -> None:
     for num_bytes, num_passes in ((10**6, 0), (300, 3)):
         options = EngineOptions(CPU, max_cached_tokens=20_000, max_running=32, prefix_cache_bytes=num_bytes)
         engine = GenerateEngine.load(directory, options)
-        asked = [engine.prepare_question(QUERY, MANY[:3], LONG) for _ in range(2)]
+        asked = [engine.processor.prepare_question(QUERY, MANY[:3], LONG) for _ in range(2)]
         _, (again, *_) = [run(engine, [one])[0] for one in asked]
         assert isinstance(again, Progress) and again.facts is not None
         assert again.facts.calibration_passes == num_passes

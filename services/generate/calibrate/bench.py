@@ -7,10 +7,11 @@ from torch import Tensor
 
 from services.generate.calibrate.prefilled_prompts import PrefilledPrompts, in_batches, prefilled
 from services.generate.calibrate.search import Measured
+from services.generate.calibration import Calibration
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import Example
 from services.generate.generation.bias import BiasEstimate, EstimateKind, TreeOptions
-from services.generate.model.language_model import Calibration, LanguageModel
+from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, CalibrationProfile, SpanRule
 from services.generate.prompts.chat import render_question
 from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, tokenise

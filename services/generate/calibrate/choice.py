@@ -82,7 +82,9 @@ def choose_calibration(
     `on_step` is told what begins and of how many prompts. Raises ValueError for fewer than 2 examples.
     """
     if len(examples) < 2:
-        raise ValueError("a calibration needs at least two questions, one to choose by and one to decide by")
+        raise ValueError(
+            "a calibration needs at least two questions, one to choose settings with and one to decide with"
+        )
     middle = plan.middle(len(examples[0].documents))
     # the middle is what is to be gained and has few positions of all: it is asked three times as often
     asked = (*plan.positions, *middle, *middle)

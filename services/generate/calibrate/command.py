@@ -41,22 +41,28 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def calibrate(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
-        str, typer.Option(help="generated, or a file of lost-in-the-middle's (.jsonl.gz) or SynthWiki's (.csv).")
+        str, typer.Option(help="generated, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
     ] = GENERATED,
-    documents: Annotated[int, typer.Option(min=2, help="Documents a question.")] = 10,
-    positions: Annotated[str, typer.Option(help="Of gold documents, counted from 0: 0,4,9, or all.")] = "all",
-    prompts: Annotated[int, typer.Option(min=2, help="Questions to choose by, and as many to decide by.")] = 800,
-    measured: Annotated[int, typer.Option(min=1, help="Prompts that rank the sources of relevance.")] = 200,
+    documents: Annotated[int, typer.Option(min=2, help="Documents per question.")] = 10,
+    positions: Annotated[
+        str, typer.Option(help="Positions of the gold document, counted from 0: 0,4,9, or all.")
+    ] = "all",
+    prompts: Annotated[
+        int, typer.Option(min=2, help="Questions to choose settings with, and as many again to decide with.")
+    ] = 800,
+    measured: Annotated[int, typer.Option(min=1, help="Prompts to rank the sources of relevance with.")] = 200,
     span_rule: Annotated[str, typer.Option(help="Span rules to try.")] = "newline,text",
-    row_scope: Annotated[str, typer.Option(help="Prompt rows to calibrate, to try.")] = "last,tail",
+    row_scope: Annotated[str, typer.Option(help="Choices of calibrated prompt rows to try.")] = "last,tail",
     bias: Annotated[
-        str, typer.Option(help="Estimates to choose among, of exact, tree, single and cached.")
+        str, typer.Option(help="Bias estimates to choose among: some of exact, tree, single and cached.")
     ] = "tree,exact,single",
-    search_bias: Annotated[EstimateKind, typer.Option(help="The estimate that all settings are tried with.")] = "tree",
+    search_bias: Annotated[
+        EstimateKind, typer.Option(help="The bias estimate that all settings are tried with.")
+    ] = "tree",
     tables: Annotated[
-        str | None, typer.Option(help="Numbers of documents with a table for the cached bias instead of --documents.")
+        str | None, typer.Option(help="Numbers of documents to tabulate the cached bias for, instead of --documents.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another one draws other questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the questions that are drawn.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +75,9 @@ def calibrate(
         Path | None,
         typer.Option(callback=output_file, help="A JSON file for the profile and everything that was tried."),
     ] = None,
-    max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
+    max_cached_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
+    ] = 65_536,
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.generate.calibration import Calibration
 from services.generate.generation.bias import BiasEstimate, BiasJob, EstimateKind, TreeOptions, estimate_bias
-from services.generate.generation.prompt_calibration import calibration_of, document_relevance
+from services.generate.generation.relevance import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
+from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import CalibrationProfile, RowScope
 from services.generate.prompts.templates import Prompt, filler_ids
 

@@ -74,7 +74,7 @@ def question_set(data: str) -> QuestionSet:
         return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
     path = Path(data)
     if not path.is_file():
-        raise BadData(f"{data} is missing, and is not {GENERATED!r} either")
+        raise BadData(f"{data} does not exist; give a file, or {GENERATED!r}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
         return QuestionSet(
@@ -88,7 +88,7 @@ def question_set(data: str) -> QuestionSet:
     if path.suffix == ".csv":
         read = partial(synthwiki, path)
         return QuestionSet("SynthWiki", "contexts about other people", 36, (), contains_answer, read)
-    raise BadData(f"{data} is neither a file of lost-in-the-middle's (.jsonl, .jsonl.gz) nor one of SynthWiki's (.csv)")
+    raise BadData(f"{data} is neither a file of lost-in-the-middle (.jsonl, .jsonl.gz) nor one of SynthWiki (.csv)")
 
 
 def has_golds_only(path: Path) -> bool:

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.generate.generation.running_batch import Generation, RunningBatch
+from services.generate.generation.generation import Generation
+from services.generate.generation.running_batch import RunningBatch
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Prompt

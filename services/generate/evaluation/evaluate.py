@@ -76,37 +76,47 @@ class Plan:
 def litm(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
-        str, typer.Option(help="generated, or a file of lost-in-the-middle's (.jsonl.gz) or SynthWiki's (.csv).")
+        str, typer.Option(help="generated, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
     ] = GENERATED,
-    documents: Annotated[str, typer.Option(help="Documents a question; several as in 10,20.")] = "10",
-    protocols: Annotated[str, typer.Option(help=f"Which of {', '.join(PROTOCOLS)}.")] = "accuracy,recall",
+    documents: Annotated[str, typer.Option(help="Documents per question; several as in 10,20.")] = "10",
+    protocols: Annotated[
+        str, typer.Option(help=f"Protocols to run, among {', '.join(PROTOCOLS)}.")
+    ] = "accuracy,recall",
     positions: Annotated[
-        str | None, typer.Option(help="Of gold, counted from 0: 0,4,9, or all; without it first, middle and last.")
+        str | None,
+        typer.Option(
+            help="Positions of the gold document, counted from 0: 0,4,9, or all; by default first, middle and last."
+        ),
     ] = None,
-    methods: Annotated[str, typer.Option(help=f"Rows of Table B.2: all, or among {', '.join(METHODS)}.")] = "all",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions.")] = None,
+    methods: Annotated[str, typer.Option(help=f"Rows of Table B.2: all, or some of {', '.join(METHODS)}.")] = "all",
+    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only this many questions.")] = None,
     all_questions: Annotated[
-        bool, typer.Option("--all-questions", help="Also those of a file that calibration is chosen on.")
+        bool, typer.Option("--all-questions", help="Include the questions of a file that calibration is chosen on.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of distractors, of generated questions and of their order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of distractors, generated questions and their order.")] = 0,
     calibration: Annotated[
-        str | None, typer.Option(help="A calibration.json instead of the checkpoint's, or paper for the paper's own.")
+        str | None,
+        typer.Option(help="A calibration.json to use instead of the checkpoint's, or paper for the paper's settings."),
     ] = None,
-    bias: Annotated[BiasKind | None, typer.Option(help="Instead of the profile's estimate.")] = None,
-    temperature: Annotated[float | None, typer.Option(callback=positive, help="Instead of the profile's.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Intervened ones instead of the profile's, as in 2,3.")] = None,
+    bias: Annotated[BiasKind | None, typer.Option(help="Bias estimate, instead of the profile's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(callback=positive, help="Temperature, instead of the profile's.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to calibrate, instead of the profile's, as in 2,3.")
+    ] = None,
     sorting_rounds: Annotated[int, typer.Option(min=1, help="Iterations of attention sorting.")] = 1,
     save: Annotated[
         Path | None,
-        typer.Option(
-            callback=results_file(RESULT_FILES.load), help="A JSON file for the scores, beside those that it holds."
-        ),
+        typer.Option(callback=results_file(RESULT_FILES.load), help="A JSON file to add the scores to."),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(callback=output_folder, help="A folder for the figures, as SVG.")
     ] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Prompts that are answered at a time.")] = 64,
-    max_cached_tokens: Annotated[int, typer.Option(min=1, help="Tokens that prompts take side by side.")] = 65_536,
+    max_running: Annotated[int, typer.Option(min=1, help="Most prompts answered at a time.")] = 64,
+    max_cached_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
+    ] = 65_536,
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:

@@ -290,6 +290,6 @@ def _check(job: BiasJob) -> None:
     if job.slot.length < len(prompt.input_ids):
         raise ValueError(f"{job.slot.length} of the prompt's {len(prompt.input_ids)} tokens are cached")
     if prompt.tail_start >= len(prompt.input_ids):
-        raise ValueError("the prompt ends with a document: there is no question behind it to measure")
+        raise ValueError("the prompt ends with a document: no question follows it to be measured")
     if not job.filler_ids:
         raise ValueError("dummies need at least one token of filler")

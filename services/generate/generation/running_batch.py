@@ -16,19 +16,16 @@ from torch import Tensor
 
 from services.generate.generation.answer_text import AnswerText, Detokenizer, Piece, StopStrings, Vocabulary
 from services.generate.generation.bias import num_estimate_tokens
-from services.generate.generation.generation import FinishReason
-from services.generate.generation.generation import Generation as Generation
-from services.generate.generation.generation import Progress as Progress
-from services.generate.generation.generation import PromptFacts as PromptFacts
+from services.generate.generation.generation import FinishReason, Generation, Progress, PromptFacts
 from services.generate.generation.options import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, as_token_ids, num_shared
 from services.generate.generation.prompt_calibration import (
     MeasuredPrompt,
-    PromptCalibration,
     PromptCalibrator,
     needed_estimate,
 )
+from services.generate.generation.relevance import PromptCalibration
 from services.generate.generation.sampling import Chooser, TokenChoice, choose
 from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting
 from services.generate.model.kv_cache import KeyValues, Slot

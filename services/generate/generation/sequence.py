@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from services.generate.calibration import Calibration
 from services.generate.generation.answer_text import AnswerText
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.prompt_calibration import PromptCalibration
+from services.generate.generation.relevance import PromptCalibration
 from services.generate.generation.sampling import Chooser
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import Calibration
 
 
 @dataclass(eq=False)

@@ -14,8 +14,9 @@ from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
 from services.core.serving.model_object import model_fields, models_router
-from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation.generation import Progress, PromptFacts
+from services.generate.generation.input_processor import InputProcessor
+from services.generate.generation.options import AnswerOptions
 from services.generate.generation.sampling import Sampling
 from services.generate.http.generate_calls import calibration_of, documents_of, reports_of, without_leading_space
 from services.generate.http.generate_schemas import (
@@ -36,7 +37,7 @@ from services.generate.service import CallLimits, Charged, GenerateService, Serv
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
-    "description": "The answer; with `stream`, events of its text and a last one with all the rest",
+    "description": "The answer; with `stream`, events with its text and a last one with everything else",
     "content": event_stream_content(GenerateDelta, GenerateEnd),
 }
 
@@ -86,9 +87,9 @@ def generate_router(service: GenerateService) -> APIRouter:
 
     @router.post("/generate", response_class=Response, responses={200: GENERATE_RESPONSE})
     async def generate(request: Request, body: GenerateRequest) -> Response:
-        """Answer a question over documents, with the bias of their places measured and taken off.
+        """Answer a question over documents, with the bias of their positions measured and removed.
 
-        What the model saw in each document is told in the order of the request.
+        The attention and relevance of each document are reported in the order of the request.
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
@@ -110,16 +111,16 @@ def generate_models_router(service: GenerateService) -> APIRouter:
     return models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
-def _prepare(body: GenerateRequest, documents: tuple[Document, ...], engine: GenerateEngine) -> list[Charged]:
+def _prepare(body: GenerateRequest, documents: tuple[Document, ...], processor: InputProcessor) -> list[Charged]:
     options = AnswerOptions(
         max_tokens=body.max_tokens,
         sampling=Sampling(body.temperature, body.top_p, body.seed),
         stop=tuple(body.stop),
-        calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
+        calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
     )
-    generation = engine.prepare_question(body.query, documents, options)
-    return [Charged(generation, engine.cost(generation))]
+    generation = processor.prepare_question(body.query, documents, options)
+    return [Charged(generation, processor.cost(generation))]
 
 
 async def _events(
@@ -134,10 +135,11 @@ async def _events(
 
 
 def _model(limits: CallLimits, served: ServedGenerate) -> Model:
-    engine, profile = served.engine, served.engine.profile
+    processor = served.engine.processor
+    profile = processor.profile
     return Model(
         **model_fields(served),
-        max_model_len=engine.context_length,
+        max_model_len=processor.context_length,
         calibration=ModelCalibration(
             enabled=profile.enabled, bias=profile.bias, temperature=profile.temperature, layers=list(profile.layers)
         ),

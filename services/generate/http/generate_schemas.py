@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from services.core.errors import check_count
 from services.core.http.bodies import JsonList
 from services.core.serving.model_object import ModelObject
-from services.generate.generation.options import Reorder as Reorder
+from services.generate.generation.options import Reorder
 from services.generate.model.profile import BiasKind, Layer
 
 MAX_STOPS = 16
@@ -15,18 +15,18 @@ MAX_STOPS = 16
 MAX_LISTED = 65_536
 
 REORDER_DESCRIPTION = (
-    "By what documents are ranked before the prompt is written: the most relevant comes first, but with `attention`,"
-    " which is attention sorting, the most attended comes last."
+    "How documents are ranked before the prompt is written: the most relevant comes first, except that"
+    " with `attention` (attention sorting), the most attended comes last."
 )
 SEED_DESCRIPTION = (
-    "Equal seeds draw equal answers, unless another batch rounds the last bits of logits otherwise and so tips a token"
-    " that is as good as equally likely as another."
+    "Equal seeds draw equal answers, except where other requests in the batch change how logits are rounded and two"
+    " tokens are almost equally likely."
 )
 FinishReason = Literal["stop", "length"]
 
 
 class DocumentInput(BaseModel):
-    """A retrieved passage; `id` is the caller's own and comes back with what is told of the document."""
+    """A retrieved passage; `id` is the caller's own and is returned in the document's report."""
 
     id: str | None = None
     title: str = ""
@@ -46,7 +46,7 @@ DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
 
 class CalibrationOptions(BaseModel):
-    """Changes to the checkpoint's calibration profile; a field that is left out has the profile's value."""
+    """Changes to the checkpoint's calibration profile; fields that are left out keep the profile's values."""
 
     enabled: bool | None = None
     bias: BiasKind | None = Field(None, description="How positional bias is estimated.")
@@ -54,12 +54,12 @@ class CalibrationOptions(BaseModel):
         None, description="t of softmax(rel / t), in the units of a document's mean attention."
     )
     layers: Literal["last_half", "all"] | JsonList[Layer] | None = Field(
-        None, description="Layers that are intervened on, counted from 0."
+        None, description="Layers to calibrate, counted from 0."
     )
 
 
 class GenerateRequest(BaseModel):
-    """A question over documents, which stand in the prompt in this order unless they are reordered."""
+    """A question over documents, which the prompt lists in the given order unless they are reordered."""
 
     query: Annotated[str, Field(min_length=1)]
     documents: DocumentList = []
@@ -70,7 +70,7 @@ class GenerateRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(0.0, description="0: greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     stop: Annotated[JsonList[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] = Field(
-        [], description="Texts before which the answer ends."
+        [], description="Stop texts: the answer ends before the first of them."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     stream: bool = False
@@ -87,7 +87,7 @@ class DocumentReport(BaseModel):
 
 
 class GenerateUsage(BaseModel):
-    """`calibration_passes` counts the forward passes that estimated positional bias, beside the prompt's own."""
+    """`calibration_passes` counts the forward passes that estimated positional bias, besides the prompt's own."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -96,7 +96,7 @@ class GenerateUsage(BaseModel):
 
 
 class GenerateEnd(BaseModel):
-    """The last event of a stream: all of an answer but its text."""
+    """The last event of a stream: everything about an answer except its text."""
 
     id: str
     object: Literal["fovea.generation"] = "fovea.generation"
@@ -123,7 +123,7 @@ class ModelLimits(BaseModel):
 
 
 class ModelCalibration(BaseModel):
-    """The calibration that a request gets if it says nothing about it."""
+    """The calibration of requests that do not choose their own."""
 
     enabled: bool
     bias: BiasKind

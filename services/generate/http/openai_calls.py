@@ -25,23 +25,26 @@ def check_chat(body: ChatRequest) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
-            raise _refusal(name, "Answers are plain text: no tools, formats, sounds or checks of content.")
+            raise _refusal(
+                name,
+                "Answers are plain text: tools, response formats, audio, web search and moderation are not supported.",
+            )
     if body.top_logprobs is not None and not body.logprobs:
-        raise _refusal("top_logprobs", "Needs logprobs to be true.")
+        raise _refusal("top_logprobs", "Requires logprobs to be true.")
 
 
 def check_completion(body: CompletionRequest) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     if body.suffix:
-        raise _refusal("suffix", "Texts are continued at their end alone.")
+        raise _refusal("suffix", "Texts can only be continued at their end.")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise _refusal("best_of", "Answers are not chosen among more than n.")
+        raise _refusal("best_of", "Choosing the best of more than n answers is not supported.")
     if body.documents:
-        raise _refusal("documents", "A prompt is continued as it stands: /v1/chat/completions and /generate take them.")
+        raise _refusal("documents", "Completions take no documents: use /v1/chat/completions or /generate.")
     if body.echo and not _is_text(body.prompt):
-        raise _refusal("echo", "Needs a prompt of text.")
+        raise _refusal("echo", "Requires a prompt of text, not of token ids.")
     if body.echo and body.logprobs is not None:
-        raise _refusal("echo", "Tokens of a prompt have no log-probabilities here; leave out echo or logprobs.")
+        raise _refusal("echo", "Log-probabilities of prompt tokens are not supported; leave out echo or logprobs.")
 
 
 def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_queue_cost: int) -> list[int]:
@@ -122,18 +125,18 @@ def texts_of(body: CompletionRequest) -> list[str]:
 
 def _text_of(message: ChatMessage, param: str) -> str:
     if message.tool_calls or message.function_call is not None:
-        raise InvalidRequest(f"{param}: Calls of tools cannot be read here.", param=param)
+        raise InvalidRequest(f"{param}: Tool calls are not supported.", param=param)
     if message.content is None:
-        raise InvalidField(f"{param}.content: The message has none.", param=f"{param}.content")
+        raise InvalidField(f"{param}.content: The message has no content.", param=f"{param}.content")
     if isinstance(message.content, str):
         return message.content
     texts = []
     for index, part in enumerate(message.content):
         where = f"{param}.content.{index}"
         if part.type != "text":
-            raise InvalidRequest(f"{where}: Only parts of text are read here, not {part.type[:40]!r}.", param=where)
+            raise InvalidRequest(f"{where}: Only text parts are supported, not {part.type[:40]!r}.", param=where)
         if part.text is None:
-            raise InvalidField(f"{where}.text: The part has none.", param=f"{where}.text")
+            raise InvalidField(f"{where}.text: The part has no text.", param=f"{where}.text")
         texts.append(part.text)
     return "".join(texts)
 
@@ -147,4 +150,6 @@ def _refusal(param: str, reason: str) -> InvalidRequest:
 
 
 def _unknown_token(param: str, token_id: int, vocab_size: int) -> InvalidField:
-    return InvalidField(f"{param}: Token {token_id} is none of the model's {vocab_size}.", param=param)
+    return InvalidField(
+        f"{param}: Token {token_id} is not in the model's vocabulary of {vocab_size} tokens.", param=param
+    )

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 from services.core.errors import blaming, check_count
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
-from services.generate.engine import AnswerOptions, GenerateEngine
 from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.input_processor import InputProcessor
+from services.generate.generation.options import AnswerOptions
 from services.generate.http.generate_calls import calibration_of, documents_of, reports_of
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.http.openai_calls import (
@@ -53,7 +54,7 @@ def openai_router(service: GenerateService) -> APIRouter:
         responses=_responses(ChatCompletion, ChatCompletionChunk),
     )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
-        """OpenAI's chat; `documents` are what the last message of the user asks about, and calibrated as asked."""
+        """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
         check_chat(body)
         return await _answer(service, request, body)
 
@@ -62,7 +63,7 @@ def openai_router(service: GenerateService) -> APIRouter:
         responses=_responses(Completion, CompletionChunk),
     )
     async def completions(request: Request, body: CompletionRequest) -> Response:
-        """OpenAI's completions: each prompt is continued as it stands."""
+        """OpenAI's completions: each prompt is continued verbatim."""
         check_completion(body)
         return await _answer(service, request, body)
 
@@ -70,7 +71,13 @@ def openai_router(service: GenerateService) -> APIRouter:
 
 
 def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": whole, "content": event_stream_content(chunk), "description": "Whole, or its chunks"}}
+    return {
+        200: {
+            "model": whole,
+            "content": event_stream_content(chunk),
+            "description": "The answer; with `stream`, its chunks",
+        }
+    }
 
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
@@ -144,18 +151,18 @@ def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
     return CompletionForm(body.logprobs, texts_of(body) if body.echo else ())
 
 
-def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, engine: GenerateEngine) -> Sequence[Charged]:
+def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
     """The answers of all choices, those of one prompt together, each with what it is charged.
 
-    Raises what the engine's `prepare_*` raise, and the errors of the fields that no schema can check.
+    Raises what the processor's `prepare_*` raise, and the errors of the fields that no schema can check.
     """
     if isinstance(body, ChatRequest):
-        generations = [_prepare_chat(limits, engine, body)]
+        generations = [_prepare_chat(limits, processor, body)]
     else:
-        generations = _prepare_completion(limits, engine, body)
+        generations = _prepare_completion(limits, processor, body)
     num_choices = body.n or 1
     costs = charges(
-        [engine.cost(generation) for generation in generations],
+        [processor.cost(generation) for generation in generations],
         num_choices,
         max_waiting=limits.max_waiting,
         max_queue_cost=limits.max_queue_cost,
@@ -164,32 +171,32 @@ def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, engine: 
     return [Charged(choice, cost) for choice, cost in zip(choices, costs, strict=True)]
 
 
-def _prepare_chat(limits: CallLimits, engine: GenerateEngine, body: ChatRequest) -> Generation:
+def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatRequest) -> Generation:
     documents = documents_of(body.documents or (), limits.max_documents)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
-        sampling=sampling_of(body, num_logprobs, engine.vocab_size),
+        sampling=sampling_of(body, num_logprobs, processor.vocab_size),
         stop=stops_of(body),
-        calibration=calibration_of(body.calibration, engine.profile, engine.num_layers),
+        calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
     )
-    generation = engine.prepare_chat(messages_of(body), documents, options)
+    generation = processor.prepare_chat(messages_of(body), documents, options)
     # where no number was asked for, the limit holds as well as the context
     return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 
 
-def _prepare_completion(limits: CallLimits, engine: GenerateEngine, body: CompletionRequest) -> list[Generation]:
+def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: CompletionRequest) -> list[Generation]:
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, body.max_tokens or COMPLETION_MAX_TOKENS),
-        sampling=sampling_of(body, body.logprobs, engine.vocab_size),
+        sampling=sampling_of(body, body.logprobs, processor.vocab_size),
         stop=stops_of(body),
         ignore_eos=body.ignore_eos,
     )
-    prompts = prompts_of(body, engine.vocab_size)
+    prompts = prompts_of(body, processor.vocab_size)
     with blaming("prompt"):
-        return [engine.prepare_completion(prompt, options) for prompt in prompts]
+        return [processor.prepare_completion(prompt, options) for prompt in prompts]
 
 
 def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:

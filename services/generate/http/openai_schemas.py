@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList
+from services.generate.generation.options import Reorder
 from services.generate.http.generate_schemas import (
     MAX_LISTED,
     REORDER_DESCRIPTION,
@@ -19,7 +20,6 @@ from services.generate.http.generate_schemas import (
     DocumentList,
     DocumentReport,
     FinishReason,
-    Reorder,
 )
 
 MAX_PROMPTS = 128
@@ -41,7 +41,7 @@ LogitBias = Annotated[
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool | None = Field(None, description="One chunk more, without choices, that holds the usage.")
+    include_usage: bool | None = Field(None, description="Send one more chunk, without choices, that holds the usage.")
 
 
 def check_logit_bias(given: Any) -> Any:
@@ -55,7 +55,7 @@ def check_logit_bias(given: Any) -> Any:
         raise _bad_logit_bias(f"It has {len(given)} entries; the limit is {MAX_LOGIT_BIASES}.")
     for key in given:
         if not re.fullmatch(TOKEN_ID, key):
-            raise _bad_logit_bias(f"{key[:40]!r} is no token id: a number in plain digits, without leading zeros.")
+            raise _bad_logit_bias(f"{key[:40]!r} is not a token id: a decimal number without leading zeros.")
     return given
 
 
@@ -68,19 +68,19 @@ class SamplingRequest(BaseModel):
 
     model: str | None = Field(None, description="Checked against the served model.")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers to each prompt.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as OpenAI's.")
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers per prompt.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as with OpenAI.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[LogitBias | None, BeforeValidator(check_logit_bias)] = Field(
-        None, description="Token ids and what is added to their logits."
+        None, description="Numbers to add to the logits, by token id."
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool = Field(False, description="Go on behind the model's end of text.")
+    ignore_eos: bool = Field(False, description="Continue after the model's end-of-text token.")
     user: str | None = None
 
 
@@ -92,7 +92,7 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn; calls of tools are refused."""
+    """One turn; tool calls are refused."""
 
     role: Role
     content: str | JsonList[ContentPart] | None = None
@@ -121,14 +121,14 @@ class ChatRequest(SamplingRequest):
 
     messages: Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="As `max_tokens`, which it goes before; none: as many as there is room for."
+        None, description="Takes precedence over `max_tokens`; without either, as many as there is room for."
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="Needs `logprobs`.")
-    documents: DocumentList | None = Field(None, description="What the last message of the user asks about.")
+    documents: DocumentList | None = Field(None, description="Documents that the user's last message asks about.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
-    tools: list[Any] | None = Field(None, description="Refused, like all that follow.")
+    tools: list[Any] | None = Field(None, description="Refused, like all fields after it.")
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -150,16 +150,16 @@ class CompletionRequest(SamplingRequest):
         BeforeValidator(check_prompts),
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
-        None, description="For each token so many of the most likely ones."
+        None, description="How many of the most likely tokens to report for each token."
     )
     echo: bool | None = Field(None, description="Repeat the prompt before its continuation.")
-    best_of: int | None = Field(None, description="Refused unless it is `n`.")
+    best_of: int | None = Field(None, description="Refused unless it equals `n`.")
     suffix: str | None = Field(None, description="Refused.")
-    documents: list[Any] | None = Field(None, description="Refused: chat and `/generate` take documents.")
+    documents: list[Any] | None = Field(None, description="Refused: only chat and `/generate` take documents.")
 
 
 class CompletionLogprobs(BaseModel):
-    """As long as the tokens of the text; `text_offset` counts characters from the start of `text`."""
+    """One entry per token of the text; `text_offset` counts characters from the start of `text`."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -195,7 +195,7 @@ class ChatChoice(BaseModel):
 
 
 class AnswerDelta(BaseModel):
-    """The role comes first and alone, with an empty text; the last delta is empty."""
+    """The first delta has the role and an empty text; the last is empty."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -223,11 +223,11 @@ class CompletionChunkChoice(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    cached_tokens: int = Field(description="Of the prompt's tokens, those that an earlier request had left computed.")
+    cached_tokens: int = Field(description="Prompt tokens whose computation was reused from earlier requests.")
 
 
 class CompletionUsage(BaseModel):
-    """`calibration_passes` counts the passes over the model that the calibration took beside the prompt's own."""
+    """`calibration_passes` counts the forward passes that estimated positional bias, besides the prompt's own."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -244,7 +244,7 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: CompletionUsage
-    documents: list[DocumentReport] = Field([], description="What the model saw in the request's documents.")
+    documents: list[DocumentReport] = Field([], description="Attention and relevance of the request's documents.")
 
 
 class Completion(BaseModel):
@@ -267,7 +267,9 @@ class ChatCompletionChunk(BaseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None
-    documents: list[DocumentReport] = Field([], description="With the last chunk of a choice, where there are any.")
+    documents: list[DocumentReport] = Field(
+        [], description="In the last chunk of a choice, if the request has documents."
+    )
 
 
 class CompletionChunk(BaseModel):

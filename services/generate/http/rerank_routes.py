@@ -73,7 +73,7 @@ def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -
     }
     if cut:
         named = ", ".join(map(str, cut))
-        meta["warnings"] = [f"Cut to {body.max_tokens_per_doc} tokens, as max_tokens_per_doc asks: document {named}."]
+        meta["warnings"] = [f"Cut to {body.max_tokens_per_doc} tokens by max_tokens_per_doc: document {named}."]
     return meta
 
 
@@ -120,14 +120,14 @@ def rerank_router(service: GenerateService) -> APIRouter:
         "/v1/rerank",
         responses={
             **error_responses(RerankError, TeiError),
-            200: {"model": RerankAnswer | list[TeiRank], "description": "TEI's form for TEI's request"},
+            200: {"model": RerankAnswer | list[TeiRank], "description": "In TEI's form for a TEI request"},
         },
         dependencies=[Depends(choose_dialect)],
     )
     async def rerank(request: Request, body: Annotated[AnyRerankRequest, Body()]) -> Response:
-        """Documents by how relevant they are to a query, best first: Jina's form, and Cohere's of version 1.
+        """Rank documents by their relevance to a query, best first: Jina's form, and that of Cohere's version 1.
 
-        TEI's request (told apart by its `texts`) is answered in TEI's form.
+        A TEI request, recognised by its `texts`, is answered in TEI's form.
         """
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
@@ -145,7 +145,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
 
     @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
     async def rerank_v2(request: Request, body: RerankRequest) -> Response:
-        """Documents by how relevant they are to a query, best first: Cohere's form of version 2."""
+        """Rank documents by their relevance to a query, best first: the form of Cohere's version 2."""
         ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
         return _json(render_answer_v2(body, ranked.ranking, id=_new_id(), cut=ranked.cut))
 
@@ -155,7 +155,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Raises InvalidRequest for what cannot be ranked, TooLarge for too many documents."""
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
-        raise InvalidRequest("rank_fields: Only text and title are read.", param="rank_fields")
+        raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
     documents = [_document(one) for one in body.documents]
     return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc)

@@ -12,7 +12,7 @@ from services.generate.prompts.ranking import RankMethod
 
 
 class RerankDocument(BaseModel):
-    """A passage; `title` is shown to the model as well, other fields come back with it as they were sent."""
+    """A passage; the model also sees its `title`, and other fields are returned as they were sent."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Any]
@@ -31,28 +31,30 @@ class RerankDocument(BaseModel):
 
 
 class RerankRequest(BaseModel):
-    """Request of Jina's route and of both of Cohere's."""
+    """The rerank request of Jina and of both of Cohere's versions."""
 
     model: str | None = Field(None, description="Checked against the served model.")
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[JsonList[str | RerankDocument], BeforeValidator(check_length)]
-    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="0, like none: all documents.")
-    return_documents: bool | None = Field(None, description="True by default; Cohere's second version never does.")
-    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Longer documents are cut after so many tokens, and named in `meta.warnings`."
+    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="Most results to return; 0 or null: all.")
+    return_documents: bool | None = Field(
+        None, description="True by default; Cohere's version 2 never returns documents."
     )
-    method: RankMethod = Field("calibrated", description="What the scores are made of.")
-    rank_fields: JsonList[str] | None = Field(None, description="Only `text` (and `title`) are read.")
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Longer documents are cut to this number of tokens and listed in `meta.warnings`."
+    )
+    method: RankMethod = Field("calibrated", description="How documents are scored.")
+    rank_fields: JsonList[str] | None = Field(None, description="Only `text` and `title` are supported.")
 
 
 class TeiRerankRequest(BaseModel):
-    """The rerank request of text-embeddings-inference; told apart by `texts`."""
+    """The rerank request of text-embeddings-inference; recognised by its `texts`."""
 
     query: Annotated[str, Field(min_length=1)]
     texts: JsonList[str]
-    raw_scores: bool | None = Field(False, description="The method's own numbers instead of scores in [0, 1].")
+    raw_scores: bool | None = Field(False, description="Return the method's raw scores instead of scores in [0, 1].")
     return_text: bool | None = False
-    truncate: bool | None = Field(False, description="Nothing is cut: what is too long is refused.")
+    truncate: bool | None = Field(False, description="Ignored: texts that are too long are refused, never cut.")
     method: RankMethod = "calibrated"
 
 
@@ -61,7 +63,9 @@ class RerankResult(BaseModel):
 
     index: int
     relevance_score: float = Field(ge=0, le=1)
-    document: dict[str, Any] | None = Field(None, description="The document as it was sent; a text as its `text`.")
+    document: dict[str, Any] | None = Field(
+        None, description="The document as it was sent; a plain string is returned as `text`."
+    )
 
 
 class RerankUsage(BaseModel):
@@ -78,7 +82,7 @@ class BilledUnits(BaseModel):
 
 
 class RerankMeta(BaseModel):
-    """`warnings` names what was cut because the request asked for it."""
+    """`warnings` lists the documents that were cut because the request asked for it."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -86,7 +90,7 @@ class RerankMeta(BaseModel):
 
 
 class RerankAnswer(BaseModel):
-    """Jina's, and Cohere's of the first version: best first, equal scores in the order of the documents."""
+    """The answer of Jina and of Cohere's version 1: best first, equal scores in the order of the request."""
 
     id: str
     model: str = Field(description="`name@version` of the checkpoint that answered.")
@@ -101,7 +105,7 @@ class RerankScore(BaseModel):
 
 
 class RerankAnswerV2(BaseModel):
-    """Cohere's of the second version, which returns no documents."""
+    """The answer of Cohere's version 2, which returns no documents."""
 
     id: str
     results: list[RerankScore]
@@ -115,7 +119,7 @@ class TeiRank(BaseModel):
 
 
 class RerankError(BaseModel):
-    """OpenAI's envelope with the message once more as `detail`, which Jina's clients read."""
+    """OpenAI's error envelope with the message repeated as `detail`, which Jina's clients read."""
 
     error: ErrorDetail
     detail: str

@@ -1,20 +1,12 @@
-"""The hook into transformers' attention, and what calibration needs of single rows: their scores and what they read.
+"""The hook into transformers' attention, and a forward pass over a padded batch.
 
 A model whose attention implementation is "fovea" hands each layer's queries, keys and values, rotary embeddings
 applied, to the `ForwardPass` that its forward call was given. The pass decides what is kept and what each row sees;
 nothing is patched and nothing is global, so passes of different kinds may run one after the other on the same model.
 
-Whole prompts go through torch's SDPA, which gives no weights. The few rows that are measured or calibrated have their
-scores computed a second time, (B, H, Q, S) with a handful of Q, never T × T. What calibration then does to a row is
-what SDPA would do with log c_k in an additive mask (`bias`), without building one as wide as the keys for each layer,
-head and row: with the scores at hand the softmax is taken right there, and Eq. 3.5 applied to its weights, or log c_k
-added to the scores where weights run out of digits. (FlexAttention could add log c_k inside its kernel, but needs it
-beforehand, which takes the same scores; and it has to be compiled, on a CPU with a C++ compiler at hand.)
+`PaddedPass` is the pass for work outside of a service; those of the service pack their sequences without padding.
 
-Grouped queries: head h reads the keys of group h // (H / H'), so the heads of a group are stacked as rows of one
-matrix product and keys are never repeated.
-
-Shapes: B batch, H query heads, H' key heads, Q rows, T tokens of a forward call, S keys, D' head width, K documents.
+Shapes: B batch, H query heads, H' key heads, T tokens of a forward call, S keys, D' head width, K documents, L layers.
 """
 
 import functools
@@ -25,19 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.generate.calibration import (
-    Documents,
-    calibrate_weights_,
-    document_attention,
-    document_log_mass,
-    log_rescale,
-    spread,
-    widen,
-)
+from services.generate.calibration import Documents, attend_calibrated, measure_rows
 from services.nn.loading import transformers
 
 ATTENTION = "fovea"
-MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32
 
 
 class ForwardPass(Protocol):
@@ -90,105 +73,6 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
-    """Compute the logits of the softmax: (B, H, Q, D') and (B, H', S, D') → (B, H, Q, S), −inf where hidden.
-
-    `mask` (B, 1, S) or (B, Q, S) bool, true where a row sees a key, None where every row sees all. Products of half
-    precision are accumulated and kept in float32; float32 and float64 stay what they are.
-    """
-    num_batch, num_heads, num_rows, width = query.shape
-    rows = query.reshape(-1, num_heads // key.shape[1] * num_rows, width)
-    columns = key.flatten(0, 1).transpose(1, 2)
-    if key.is_cuda and key.dtype in (torch.bfloat16, torch.float16):
-        products = torch.bmm(rows, columns, out_dtype=torch.float32)  # no wide copy of the keys
-    else:
-        products = torch.bmm(widen(rows), widen(columns))
-    scores = products.mul_(scaling).view(num_batch, num_heads, num_rows, -1)
-    return scores if mask is None else scores.masked_fill_(~mask[:, None], -torch.inf)
-
-
-def measure(scores: Tensor, documents: Documents) -> Tensor:
-    """Attn(k), the mean weight of each row on a document's tokens: (B, H, Q, S) → (B, H, Q, K), from 0 to 1.
-
-    0 for a document that is empty or that the row does not see.
-    """
-    log_mass = document_log_mass(scores, documents.index, documents.mask)
-    return document_attention(log_mass, scores.logsumexp(dim=-1), documents.num_tokens[:, None, None])
-
-
-def measure_rows(
-    query: Tensor,
-    key: Tensor,
-    scaling: float,
-    mask: Tensor | None,
-    documents: Documents,
-    max_scores: int = MAX_SCORES,
-) -> Tensor:
-    """`measure` of the rows' scores, a few groups of heads at a time: → (B, H, Q, K).
-
-    At most `max_scores` scores exist at once, or those of one group where these are more.
-    """
-    num_groups = key.shape[1]
-    heads_per_group = query.shape[1] // num_groups
-    per_group = query.shape[0] * heads_per_group * query.shape[2] * key.shape[2]
-    step = max(1, max_scores // max(1, per_group))
-    parts = [
-        measure(
-            row_scores(
-                query[:, first * heads_per_group : (first + step) * heads_per_group],
-                key[:, first : first + step],
-                scaling,
-                mask,
-            ),
-            documents,
-        )
-        for first in range(0, num_groups, step)
-    ]
-    return torch.cat(parts, dim=1)
-
-
-def bias(scores: Tensor, documents: Documents, log_alpha: Tensor) -> Tensor:
-    """Compute the addition of calibration to its rows' scores: (B, H, Q, S) → (B, H, Q, E), log c_k on k's tokens.
-
-    `log_alpha` (B, K), or one per head (B, H, K). 0 on tokens of no document; E is where the last document ends, and
-    nothing is added behind it. As SDPA's additive mask, padded to S and −inf where a row does not see, it gives what
-    `attend_calibrated` gives.
-    """
-    rows = log_alpha[:, None, None] if log_alpha.dim() == 2 else log_alpha[:, :, None]
-    log_mass = document_log_mass(scores, documents.index, documents.mask)
-    return spread(log_rescale(rows, log_mass, documents.num_tokens[:, None, None]), documents)
-
-
-def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates it)
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float,
-    mask: Tensor | None,
-    documents: Documents,
-    log_alpha: Tensor,
-) -> Tensor:
-    """Attention of a few rows with their documents' weights rescaled by Eq. 3.5: → (B, H, Q, D'), as `query`.
-
-    Shapes as in `row_scores` and `bias`, `value` (B, H', S, D'). A row none of whose documents has a token is attended
-    as it would be without calibration. Raises nothing; a row that sees no key at all is NaN.
-    """
-    scores = row_scores(query, key, scaling, mask)
-    weights = scores.softmax(dim=-1)
-    # on a GPU, where asking whether weights suffice would wait for all queued work, always by the scores
-    if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
-        change = bias(scores, documents, log_alpha)
-        scores[..., : change.shape[-1]] += change
-        weights = scores.softmax(dim=-1)
-    grouped = weights.to(value.dtype).view(-1, query.shape[1] // key.shape[1] * query.shape[2], key.shape[2])
-    return torch.bmm(grouped, value.flatten(0, 1)).view(*query.shape[:-1], value.shape[-1])
-
-
-def _of_rows(log_alpha: Tensor, query: Tensor) -> Tensor:
-    """(B, K) → (B, 1, K), and (B, H, K) → (B, H · Q, K)."""
-    return log_alpha[:, None] if log_alpha.dim() == 2 else log_alpha.repeat_interleave(query.shape[2], dim=1)
-
-
 class PaddedPass:
     """A forward pass over a left-padded batch of prompts with transformers' own cache, for work outside of a service.
 
@@ -218,15 +102,15 @@ class PaddedPass:
         `log_alpha` (B, K), or (B, L, H, K), calibrates `layers`, None calibrates nothing. `num_cached` tokens of each
         row, padding included, are in the cache already: T − 1 to run the last prompt token once more. `is_measured`
         fills `attention`.
-        Raises ValueError for a prompt without tokens, padding behind tokens, and spans outside their prompt.
+        Raises ValueError for a prompt without tokens, padding after tokens, and spans that exceed their prompt.
         """
         is_token = attention_mask.bool()
         if not is_token[:, -1].all() or not torch.equal(is_token, is_token.cummax(dim=1).values.bool()):
-            raise ValueError("padding must stand ahead of the tokens, and there must be some")
+            raise ValueError("each prompt needs at least one token, with all padding to its left")
         num_tokens = is_token.sum(dim=1).tolist()
         for length, row in zip(num_tokens, spans, strict=True):
             if any(end > length for _, end in row):
-                raise ValueError(f"documents of a prompt of {length} tokens end behind it: {list(row)}")
+                raise ValueError(f"document spans exceed a prompt of {length} tokens: {list(row)}")
         self._padding: list[int] = [is_token.shape[1] - length for length in num_tokens]
         shifted = [[(p + start, p + end) for start, end in row] for p, row in zip(self._padding, spans, strict=True)]
         self._num_prompt_tokens = is_token.shape[1]

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.generate.calibration import Documents
-from services.generate.model.attention import measure_rows
+from services.generate.calibration import Documents, measure_rows
+from services.generate.model.causal_attention import LowerRightMasks, attend_last, attend_masked
 from services.generate.model.kv_cache import KeyValues, Slot
-from services.generate.model.packing import LowerRightMasks, attend_last, attend_masked
 
 Range = tuple[int, int]
 
@@ -218,7 +217,7 @@ def _seen(branch: Branch, segment: Segment) -> list[Range]:
     Raises ValueError for a prompt's token that is behind it or not cached.
     """
     if segment.stop > branch.slot.length or any(stop > segment.position for _, stop in segment.sees):
-        raise ValueError("a segment sees tokens ahead of it alone, and stands in the place of tokens that are cached")
+        raise ValueError("a segment must replace cached tokens and may only see tokens before it")
     own = [(each.position, each.stop) for each in branch.segments if each.stop <= segment.stop]
     merged: list[Range] = []
     for start, stop in sorted((start, stop) for start, stop in (*segment.sees, *own) if start < stop):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.generate.calibration import Calibration
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
 from services.generate.model.branches import Branch, Branched, BranchPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
-from services.generate.model.packing import Calibration as Calibration
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading

@@ -87,13 +87,13 @@ class CalibrationProfile(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.enabled and not (self.layers and self.rel_layers):
-            raise ValueError("a calibration needs at least one of layers and one of rel_layers")
+            raise ValueError("a calibration needs at least one layer in each of layers and rel_layers")
         if self.enabled and self.bias == "cached" and not self.tables:
-            raise ValueError("there are no tables of the bias, so it cannot be cached")
+            raise ValueError("there are no tables for a cached bias")
         if self.bias == "cached" and self.rel_scope == "per_head":
             raise ValueError("tables of the bias hold means over heads, so rel_scope cannot be per_head")
         if self.rel_scope == "per_head" and not set(self.layers) <= set(self.rel_layers):
-            raise ValueError("with a rel for each head, layers must be among rel_layers")
+            raise ValueError("with rel_scope per_head, layers must be among rel_layers")
         return self
 
     def check_layers(self, num_layers: int) -> Self:

@@ -87,7 +87,7 @@ class BoundedTemplates:
             "documents": list(documents) or None,
         }
         if not self._places.acquire(timeout=self.limits.wait_s):
-            raise Overloaded("The service renders other chat templates, which take long.")
+            raise Overloaded("The service is busy rendering other chat templates.")
         try:
             answer = self._ask(request)
         finally:
@@ -95,7 +95,7 @@ class BoundedTemplates:
         if (text := answer.get("text")) is not None:
             return text
         if "exceeded" in answer:
-            message = f"the checkpoint's chat template makes more of this conversation than {answer['exceeded']} allows"
+            message = f"this conversation exceeds the checkpoint's chat template's limit of {answer['exceeded']}"
             raise InvalidRequest(message, param="messages", code="chat_template_too_long")
         message = f"the checkpoint's chat template refuses this conversation: {answer['refused']}"
         raise InvalidRequest(message, param="messages")
@@ -112,9 +112,11 @@ class BoundedTemplates:
                 answer = process.ask(request)
             except _Ended as ended:
                 self._replace(process)
-                structlog.get_logger(__name__).warning("chat template's process ended", reason=str(ended))
+                structlog.get_logger(__name__).warning("chat template process ended", reason=str(ended))
                 if ended.is_late:
-                    message = f"The checkpoint's chat template did not end within {self.limits.cpu_s} s of computing."
+                    message = (
+                        f"The checkpoint's chat template did not finish within {self.limits.cpu_s} s of processor time."
+                    )
                     raise DeadlineExceeded(message, param="messages", code="chat_template_timeout") from None
             except BaseException:
                 process.end()
@@ -122,7 +124,7 @@ class BoundedTemplates:
             else:
                 self._idle.append(process)
                 return answer
-        raise Overloaded("The service has no memory to render a chat template in.")
+        raise Overloaded("The service has no memory left to render a chat template.")
 
     def _replace(self, process: "_Process") -> None:
         """Its successor starts while the error is told."""
@@ -136,7 +138,7 @@ class BoundedTemplates:
         try:
             return _Process(self.limits)
         except OSError as error:
-            raise Overloaded("The service can start no process to render a chat template in.") from error
+            raise Overloaded("The service cannot start a process to render a chat template.") from error
 
 
 @functools.cache

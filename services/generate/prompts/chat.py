@@ -58,7 +58,7 @@ def render_chat(
     template refuses the messages, or where there are documents and no message of a user.
     """
     if tokenizer.chat_template is None:
-        message = "this checkpoint has no chat template: ask it for completions"
+        message = "this checkpoint has no chat template: use completions instead"
         raise InvalidRequest(message, param="messages")
     chat = _Chat(tokenizer)
     if not documents:
@@ -73,7 +73,7 @@ def _in_message(
 ) -> tuple[Piece, ...]:
     asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if asked is None:
-        message = "documents need a message of the user's, which asks about them"
+        message = "documents need a user message that asks about them"
         raise InvalidRequest(message, param="messages")
     pieces = template.render(messages[asked]["content"], documents, span_rule)
     prompt = "".join(chat.marked(piece.text, piece.document) for piece in pieces)
@@ -82,7 +82,7 @@ def _in_message(
     text = chat.rendered(escaped)
     found = _found(text, len(documents))
     if found is None:
-        message = "this checkpoint's chat template does not write the user's last message, once and in full"
+        message = "this checkpoint's chat template does not render the user's last message exactly once and in full"
         raise InvalidRequest(message, param="messages")
     return chat.pieces(text, found)
 
@@ -232,6 +232,6 @@ class _Chat:
     def _stand_in(self, character: str) -> str:
         code = _FIRST + _MAX_DOCUMENTS + len(self._stand_ins)
         if code > _LAST:
-            message = "a conversation may hold no more than some ten thousand different private-use characters"
+            message = "a conversation has too many different private-use characters; the limit is some ten thousand"
             raise InvalidRequest(message, param="messages")
         return self._stand_ins.setdefault(character, chr(code))

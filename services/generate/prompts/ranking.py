@@ -101,7 +101,7 @@ def _answers(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[
     )
     shared = next((i for i, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)) if a != b), None)
     if shared is None:
-        message = "this checkpoint's tokenizer cannot tell Yes from No, which a relevance prompt is answered with"
+        message = "this checkpoint's tokenizer does not distinguish Yes and No, the answers to a relevance prompt"
         raise InvalidRequest(message, param="method")
     return yes_ids[:shared], (yes_ids[shared], no_ids[shared])
 

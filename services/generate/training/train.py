@@ -30,18 +30,27 @@ app = typer.Typer(help="Train and publish the starter checkpoint of the generate
 def litm(
     output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
     lookup_steps: Annotated[
-        int, typer.Option(min=0, help="Steps on names that are mostly right, golds anywhere.")
+        int, typer.Option(min=0, help="Steps on questions with mostly correct names, gold documents anywhere.")
     ] = 200,
-    doubt_steps: Annotated[int, typer.Option(min=0, help="Steps on names that are often wrong, golds anywhere.")] = 150,
-    bias_steps: Annotated[int, typer.Option(min=0, help="Steps on such names, golds mostly near the ends.")] = 200,
+    doubt_steps: Annotated[
+        int, typer.Option(min=0, help="Steps on questions with often wrong names, gold documents anywhere.")
+    ] = 150,
+    bias_steps: Annotated[
+        int, typer.Option(min=0, help="Steps on questions with often wrong names, gold documents mostly near the ends.")
+    ] = 200,
     bias: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Log of how much rarer golds are in the middle then.")
+        float,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Logarithm of how much rarer gold documents are in the middle in these last steps.",
+        ),
     ] = 5.0,
-    documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Documents of a prompt, at most.")] = 10,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens a step, about.")] = 2500,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
+    documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Most documents in a prompt.")] = 10,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per step, approximately.")] = 2500,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
-    questions: Annotated[int, typer.Option(min=1, help="Questions a position that measure the result.")] = 100,
+    questions: Annotated[int, typer.Option(min=1, help="Questions per position to measure the result with.")] = 100,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:

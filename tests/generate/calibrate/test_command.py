@@ -209,7 +209,7 @@ def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the
     ("arguments", "message"),
     [
         (["nothing"], "CHECKPOINT: nothing has no alias 'latest'"),
-        (["CHECKPOINT", "--data", "nowhere.csv"], "--data: nowhere.csv is missing"),
+        (["CHECKPOINT", "--data", "nowhere.csv"], "--data: nowhere.csv does not exist"),
         (
             ["CHECKPOINT", "--positions", "0,3", "--documents", "3"],
             "--positions: the positions of 3 documents are 0 to 2",

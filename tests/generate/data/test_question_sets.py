@@ -84,14 +84,14 @@ def test_a_file_with_retrieved_passages_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["nowhere.jsonl", "nonsense"])
 def test_data_that_there_is_not_is_named(data: str) -> None:
-    with pytest.raises(BadData, match=f"{data} is missing"):
+    with pytest.raises(BadData, match=f"{data} does not exist"):
         question_set(data)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "questions.txt"
     path.write_text("who?")
-    with pytest.raises(BadData, match="neither a file of lost-in-the-middle's"):
+    with pytest.raises(BadData, match="neither a file of lost-in-the-middle"):
         question_set(str(path))
 
 

@@ -59,7 +59,7 @@ def test_what_can_not_be_kept_is_printed_all_the_same(tmp_path: Path, capsys: py
         (["--temperature", "nan"], "'--temperature': nan is not a finite number above 0"),
         (["--layers", "99"], "--layers: the model's layers are 0 to 1"),
         (["--layers", "-1"], "--layers: the model's layers are 0 to 1"),
-        (["--bias", "cached"], "--bias: there are no tables of the bias"),
+        (["--bias", "cached"], "--bias: there are no tables for a cached bias"),
         (["--calibration", "FILE"], "--calibration: FILE: Invalid JSON"),
         (["--calibration", "nowhere.json"], "--calibration: [Errno 2] No such file"),
     ],

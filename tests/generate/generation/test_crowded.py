@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.generate.engine import GenerateEngine
+from services.generate.generation.input_processor import InputProcessor
 from tests.generate.served_tiny import served_tiny
 
 HOG, HONEST = {"X-Fovea-Client": "key:hog"}, {"X-Fovea-Client": "key:honest"}
@@ -97,7 +98,7 @@ def test_who_would_wait_too_long_is_refused_before_anything_is_tokenised(fresh_c
         for path, body in ROUTES:
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("prepare_question", "prepare_chat", "prepare_completion", "prepare_ranking"):
-                    patch.setattr(GenerateEngine, name, prepared)
+                    patch.setattr(InputProcessor, name, prepared)
                 response = client.post(path, json=body, headers=HOG)
             assert response.status_code == 503, response.text
             assert response.json()["error"]["code"] == "queue_full" and int(response.headers["retry-after"]) >= 1

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from services.generate.engine import AnswerOptions, EngineOptions, GenerateEngine, Item, Outcome
+from services.generate.engine import GenerateEngine, Outcome
+from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.input_processor import Item
+from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking
-from services.generate.generation.running_batch import Generation, Progress, RunningBatch
+from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import CalibrationProfile
@@ -220,7 +223,7 @@ def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> li
 def test_a_reordered_answer_goes_on_in_its_order(reorder: Any, num_documents: int) -> None:
     engine = engine_of()
     options = AnswerOptions(12, calibration=EXACT, reorder=reorder, ignore_eos=True)
-    item = engine.prepare_question(QUERY, MANY[:num_documents], options)
+    item = engine.processor.prepare_question(QUERY, MANY[:num_documents], options)
     expected = finish(engine, item)
     # early pauses interrupt what is prepared, later ones the answer
     came = finish(engine, item, [*range(3), *range(40, 400, 3)])
@@ -236,16 +239,16 @@ def test_a_reordered_answer_goes_on_in_its_order(reorder: Any, num_documents: in
 @pytest.mark.slow
 def test_a_ranking_that_is_paused_begins_anew() -> None:
     engine = engine_of()
-    job = engine.prepare_ranking(QUERY, MANY, "calibrated")
+    job = engine.processor.prepare_ranking(QUERY, MANY, "calibrated")
     (expected,), (came,) = finish(engine, job), finish(engine, job, range(2))
     assert isinstance(came, Ranking) and came == expected
 
 
 @pytest.mark.slow
 def test_what_is_prepared_finds_its_room_though_others_have_grown_meanwhile() -> None:
-    long = engine_of().prepare_question(QUERY, MANY, LONG)
+    long = engine_of().processor.prepare_question(QUERY, MANY, LONG)
     engine = engine_of(max_cached_tokens=2 * long.num_tokens, headroom_tokens=8)
-    beside = engine.prepare_completion("the lighthouse", AnswerOptions(long.num_tokens + 40, ignore_eos=True))
+    beside = engine.processor.prepare_completion("the lighthouse", AnswerOptions(long.num_tokens + 40, ignore_eos=True))
     engine.admit([beside])
     while len(engine._batch._running[id(beside)].input_ids) < long.num_tokens - 2:
         assert engine.lacking_room() == []

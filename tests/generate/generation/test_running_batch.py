@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from services.generate.calibration import log_alpha, relevance
+from services.generate.calibration import Calibration, log_alpha, relevance
 from services.generate.generation.bias import BiasJob, estimate_bias
-from services.generate.generation.running_batch import Generation, Progress, RunningBatch
+from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Sampling
-from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
+from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import BiasTable, CalibrationProfile
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, Document, Prompt, Template, filler_ids, tokenise
 from tests.generate.scarce_memory import ScarceMemory

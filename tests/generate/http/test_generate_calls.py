@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import InvalidField, TooLarge
-from services.generate.generation.running_batch import PromptFacts
+from services.generate.generation.generation import PromptFacts
 from services.generate.http.generate_calls import calibration_of, documents_of, reports_of
 from services.generate.http.generate_schemas import CalibrationOptions, DocumentInput
 from services.generate.model.profile import OFF, PAPER_TEMPERATURE, BiasTable, CalibrationProfile

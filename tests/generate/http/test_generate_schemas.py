@@ -77,4 +77,4 @@ def test_the_schema_says_where_a_reordering_puts_the_best_document(model: type[B
     """As `services.generate.generation.ranking.reorder` does it, and as the guide says."""
     described = model.model_json_schema()["properties"]["reorder"]["description"]
     assert "the most relevant comes first" in described
-    assert "with `attention`, which is attention sorting, the most attended comes last" in described
+    assert "with `attention` (attention sorting), the most attended comes last" in described

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.generate.generation.answer_text import TokenOut
-from services.generate.generation.running_batch import Generation, Progress, PromptFacts
+from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Identity, usage_of
 from services.generate.http.openai_calls import sampling_of

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.generate.calibration import Documents
-from services.generate.model.language_model import Calibration, LanguageModel, Prefill, Row
+from services.generate.calibration import Calibration, Documents
+from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.nn.devices import DeviceOptions
 from tests.generate.calibrated_weights import calibrated_weights
 from tests.generate.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny, tiny_model, tiny_tokenizer

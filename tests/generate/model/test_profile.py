@@ -66,8 +66,8 @@ def test_layers_are_kept_in_order_and_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": ()}, "at least one of layers"),
-        ({"rel_layers": ()}, "at least one of layers"),
+        ({"layers": ()}, "at least one layer in each"),
+        ({"rel_layers": ()}, "at least one layer in each"),
         ({"temperature": 0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"layers": (-1,)}, "layers"),

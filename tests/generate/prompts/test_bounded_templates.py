@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, TooLarge
-from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.engine import GenerateEngine
+from services.generate.generation.options import EngineOptions
 from services.generate.prompts.bounded_templates import BoundedTemplates, TemplateLimits
 from services.generate.prompts.chat import render_chat
 from services.nn.devices import DeviceOptions
@@ -93,7 +94,7 @@ def test_a_template_that_goes_on_is_ended_and_the_next_one_rendered(templates: B
 
 @pytest.mark.parametrize("template", HUGE.values(), ids=HUGE)
 def test_a_template_that_grows_is_refused_and_the_next_one_rendered(patient: BoundedTemplates, template: str) -> None:
-    with pytest.raises(InvalidRequest, match="makes more of this conversation than") as refused:
+    with pytest.raises(InvalidRequest, match="exceeds the checkpoint's chat template's limit") as refused:
         patient.render(template, MESSAGES, [], {"bos_token": "<s>"})
 
     assert refused.value.code == "chat_template_too_long"
@@ -158,7 +159,7 @@ def test_a_process_that_others_killed_is_replaced_and_nobody_is_told(templates: 
 
 
 def test_a_conversation_whose_template_goes_on_gets_an_error_that_names_the_limit() -> None:
-    with pytest.raises(DeadlineExceeded, match="did not end within 2 s of computing") as refused:
+    with pytest.raises(DeadlineExceeded, match="did not finish within 2 s of processor time") as refused:
         render_chat(with_template(NESTED), MESSAGES)
     assert (refused.value.param, refused.value.code) == ("messages", "chat_template_timeout")
 
@@ -175,7 +176,7 @@ def test_a_checkpoint_whose_template_knows_no_end_does_not_warm_up(
     tmp_path: Path, template: str, error: type[FoveaError]
 ) -> None:
     engine = GenerateEngine.load(save_tiny(tmp_path), EngineOptions(device=DeviceOptions("cpu")))
-    engine.tokenizer.chat_template = template
+    engine.processor.tokenizer.chat_template = template
 
     with pytest.raises(error):
         engine.warm_up()

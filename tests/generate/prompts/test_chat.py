@@ -98,7 +98,7 @@ class TestPromptAsTheUsersMessage:
         assert text.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nhello<|im_end|>")
 
     def test_documents_without_a_question_are_refused(self) -> None:
-        with pytest.raises(InvalidRequest, match="message of the user's"):
+        with pytest.raises(InvalidRequest, match="documents need a user message"):
             render_chat(byte_level(), [{"role": "system", "content": "x"}], DOCUMENTS)
 
     def test_without_a_chat_template_there_is_no_chat(self) -> None:

@@ -1,0 +1,161 @@
+"""Requests before the queue: prompts are written, tokenised and held to the context.
+
+Shapes: K documents.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from services.core.errors import InvalidField, TooLarge, blaming
+from services.generate.generation.generation import Generation
+from services.generate.generation.options import AnswerOptions
+from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration
+from services.generate.model.language_model import ModelConfig
+from services.generate.model.profile import CalibrationProfile, SpanRule
+from services.generate.prompts.chat import Message, render_chat, render_question
+from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
+from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
+
+# Cost of estimating a prompt's bias, roughly, in runs of the prompt; `exact` has one pass per document.
+BIAS_PROMPTS = {"tree": 2, "single": 1, "cached": 0}
+
+Item = Generation | RankingJob
+
+
+class InputProcessor:
+    """Turns requests into items for one checkpoint's queue, on any thread.
+
+    `context_length` limits a prompt and its answer together.
+    """
+
+    def __init__(self, tokenizer: Any, config: ModelConfig, profile: CalibrationProfile, context_length: int) -> None:
+        """Raises BadProfile for a profile that names layers which the model does not have."""
+        self.profile = profile.check_layers(config.num_layers)
+        self.tokenizer = tokenizer
+        # Where a checkpoint brings settings of these, they would cut prompts, and change while another thread reads.
+        self.tokenizer.backend_tokenizer.no_truncation()
+        self.tokenizer.backend_tokenizer.no_padding()
+        self.context_length = context_length
+        self.num_layers = config.num_layers
+        self.vocab_size = config.vocab_size
+        self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
+        """A question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
+        self._check_characters(query, documents=documents)
+        render = partial(render_question, self.tokenizer, query, span_rule=self._span_rule(options))
+        return self._prepare(render, query, tuple(documents), options, "query")
+
+    def prepare_chat(
+        self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
+    ) -> Generation:
+        """A conversation, over documents if there are any; they are ranked for the user's last message.
+
+        Raises TooLarge, naming tokens and limit, and InvalidRequest where the chat template takes no such messages.
+        """
+        self._check_characters(*(message["content"] for message in messages), documents=documents)
+        query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
+        render = partial(render_chat, self.tokenizer, messages, span_rule=self._span_rule(options))
+        return self._prepare(render, query, tuple(documents), options, "messages")
+
+    def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
+        """A text, or token ids, to be continued.
+
+        Raises TooLarge, naming tokens and limit, and InvalidField for an empty prompt.
+        """
+        tokenised = self._tokenised([Piece(prompt)]) if isinstance(prompt, str) else Prompt(tuple(prompt), (), 0)
+        if not tokenised.input_ids:
+            raise InvalidField("prompt: There is nothing to continue.", param="prompt")
+        return replace(self._generation(tokenised, options), continues_prompt=True)
+
+    def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
+        """Documents to be ranked. Raises TooLarge, naming tokens and limit: of the document where each has a prompt."""
+        self._check_characters(query, documents=documents if method in ("calibrated", "attention") else ())
+        for k, document in enumerate(documents):
+            with blaming(f"documents.{k}"):
+                self._check_characters(query, documents=[document])
+        return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
+
+    def cost(self, item: Item) -> int:
+        """Tokens that are run until the first answer's token, or the ranking, is there; roughly, and at least 1."""
+        if isinstance(item, RankingJob):
+            num_prompts = _num_bias_prompts(self.profile, item.num_documents) if item.method == "calibrated" else 0
+            return max(1, item.prompt_tokens * (1 + num_prompts))
+        profile = item.calibration
+        num_prompts = _num_bias_prompts(profile, len(item.prompt.spans)) if profile and item.num_rerun else 0
+        if isinstance(item, ReorderedGeneration):
+            num_prompts += 1
+            if item.method == "calibrated":
+                num_prompts += _num_bias_prompts(profile or self.profile, len(item.documents))
+        return len(item.prompt.input_ids) * (1 + num_prompts)
+
+    def _prepare(
+        self,
+        render: Callable[[Sequence[Document]], Sequence[Piece]],
+        query: str,
+        documents: tuple[Document, ...],
+        options: AnswerOptions,
+        param: str,
+    ) -> Generation:
+        """`param` is the request's field that is too long where there are no documents."""
+
+        def prompt_of(ordered: Sequence[Document]) -> Prompt:
+            return self._tokenised(render(ordered))
+
+        with blaming("documents" if documents else param):
+            generation = self._generation(prompt_of(documents), options)
+        if options.reorder == "none" or len(documents) < 2:
+            return generation
+        return ReorderedGeneration(
+            **{name: getattr(generation, name) for name in Generation.__dataclass_fields__},
+            method=options.reorder,
+            query=query,
+            documents=documents,
+            render=prompt_of,
+            room=min(generation.num_tokens + JOINT_TOKENS * len(documents), self.context_length),
+        )
+
+    def _generation(self, prompt: Prompt, options: AnswerOptions) -> Generation:
+        num_prompt_tokens = len(prompt.input_ids)
+        left = self.context_length - num_prompt_tokens
+        if left < (options.max_tokens or 1):
+            wanted = f" and its answer up to {options.max_tokens}" if options.max_tokens else ""
+            raise TooLarge(
+                f"The prompt has {num_prompt_tokens} tokens{wanted}; the limit is {self.context_length} together.",
+                code="context_length_exceeded",
+            )
+        return Generation(
+            prompt,
+            options.max_tokens or left,
+            options.sampling,
+            options.stop,
+            options.calibration or self.profile,
+            options.include_stop,
+            options.ignore_eos,
+        )
+
+    def _span_rule(self, options: AnswerOptions) -> SpanRule:
+        return (options.calibration or self.profile).span_rule
+
+    def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
+        """A template can make much of few words, so that its text is held to the context as well."""
+        self._check_characters(*(piece.text for piece in pieces))
+        return tokenise(self.tokenizer, pieces)
+
+    def _check_characters(self, *texts: str, documents: Sequence[Document] = ()) -> None:
+        """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
+        num_characters = sum(map(len, texts)) + sum(len(one.title) + len(one.text) for one in documents)
+        if num_characters > self.context_length * self._max_token_characters:
+            at_least = -(-num_characters // self._max_token_characters)
+            raise TooLarge(
+                f"The texts have at least {at_least} tokens; the limit is {self.context_length}.",
+                code="context_length_exceeded",
+            )
+
+
+def _num_bias_prompts(profile: CalibrationProfile, num_documents: int) -> int:
+    if profile.bias == "exact":
+        return -(-num_documents // 2)  # each pass begins at its own document
+    return BIAS_PROMPTS[profile.bias]

@@ -1,0 +1,69 @@
+"""Relevance of a prompt's documents, and the calibration that follows from it, by a profile.
+
+Shapes: L layers, L' the layers that enter rel, H heads, K documents.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.generate.calibration import Calibration, log_alpha, relevance
+from services.generate.model.profile import BadProfile, CalibrationProfile
+from services.generate.prompts.templates import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class PromptCalibration:
+    """`relevance` is rel(k), K numbers, a mean over layers and heads also where α is one a head; `num_passes` is what
+    a plain implementation would have prefilled to estimate the bias."""
+
+    calibration: Calibration
+    relevance: tuple[float, ...]
+    num_passes: int
+
+
+def layers_of_relevance(profile: CalibrationProfile, num_layers: int) -> tuple[int, ...]:
+    """The layers that enter rel; all of a model's where the profile names none, as one that is off may."""
+    return profile.rel_layers or tuple(range(num_layers))
+
+
+def document_relevance(profile: CalibrationProfile, prompt: Prompt, attention: Tensor, bias: Tensor | None) -> Tensor:
+    """rel(k), Eq. 3.4: (K,), or with `per_head` (L', H, K).
+
+    `attention` (L, H, K) is Attn(k) of the prompt's last row; `bias` is Attn(dummy, k) of the first layers, at least
+    up to the last that enters rel, or None to look it up. Raises BadProfile where no table is for K documents.
+    """
+    layers = layers_of_relevance(profile, len(attention))
+    if bias is not None:
+        return relevance(attention[: len(bias)].to(bias), bias, layers=layers, scope=profile.rel_scope)
+    table = cached_bias(profile, prompt)
+    if table is None:
+        raise BadProfile(f"the profile has no table of the bias for {len(prompt.spans)} documents")
+    # a table is a mean over layers and heads already
+    return attention[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(attention)
+
+
+def by_document(rel: Tensor) -> tuple[float, ...]:
+    """K numbers of rel (K,) or (L', H, K): the mean over layers and heads."""
+    numbers: list[float] = (rel.mean(dim=(0, 1)) if rel.dim() == 3 else rel).tolist()
+    return tuple(numbers)
+
+
+def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num_layers: int) -> Calibration:
+    """Calibrate the prompt's answer by α of rel, (K,) or with `per_head` (L, H, K), L = `num_layers`."""
+    num_tokens = torch.tensor([end - start for start, end in prompt.spans], device=rel.device)
+    alpha = log_alpha(rel, profile.temperature, num_tokens)
+    if alpha.dim() == 3:
+        # one per layer of the model: the layers that are intervened on are among those that enter rel
+        every = alpha.new_zeros((num_layers, *alpha.shape[1:]))
+        every[list(layers_of_relevance(profile, num_layers))] = alpha
+        alpha = every
+    return Calibration(prompt.spans, alpha, frozenset(profile.layers))
+
+
+def cached_bias(profile: CalibrationProfile, prompt: Prompt) -> tuple[float, ...] | None:
+    """Look up Attn(dummy, k) of the prompt's documents; None where the profile has no table for it."""
+    if profile.bias != "cached":
+        return None
+    return profile.cached_attention([end - start for start, end in prompt.spans])
