@@ -227,7 +227,7 @@ async def test_ctrl_c_ends_the_upload_with_a_sentence_and_the_same_command_goes_
     process.send_signal(signal.SIGINT)
     _, stderr = await process.communicate()
     assert process.returncode == 130
-    assert stderr.strip().endswith(b"Stopped. The same command goes on from here.")
+    assert stderr.strip().endswith(b"Stopped. Run the same command to continue.")
     assert b"Traceback" not in stderr
     server.faults.clear()
     process = await run_command(server, str(source), "--collection", "photos")

@@ -110,7 +110,7 @@ def test_a_grid_is_written_of_scenes_or_of_a_folder(checkpoint: str, data: Path,
         assert picture.format == "PNG"
         # two images, so a neighbour each under none and one condition
         assert picture.width < of_scenes[0]
-    assert "name at least one" in run("grid", *own[:2], *models).stderr
+    assert "give at least one condition" in run("grid", *own[:2], *models).stderr
 
 
 def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path
     ("arguments", "message"),
     [
         (["celeba", "--data", "nowhere"], "list_eval_partition.txt is missing"),
-        (["celeba", "--data", "nowhere", "--split", "all"], "'all' is none of train, val, test"),
+        (["celeba", "--data", "nowhere", "--split", "all"], "'all' is not one of train, val, test"),
         (["genecis", "--data", "nowhere"], "focus_attribute.json is missing"),
-        (["genecis", "--data", "nowhere", "--focus", "colour"], "'colour' is neither"),
-        (["imagenet", "--data", "nowhere", "--node", "Whale"], "'Whale' is none of Dog, Bird"),
+        (["genecis", "--data", "nowhere", "--focus", "colour"], "'colour' is not one of"),
+        (["imagenet", "--data", "nowhere", "--node", "Whale"], "'Whale' is not one of Dog, Bird"),
         (["fine-grained", "--data", "nowhere"], "imagelabels.mat is missing"),
         (["sugarcrepe", "--data", "nowhere"], "replace_obj.json is missing"),
         (["mmvp", "--data", "nowhere"], "Questions.csv is missing"),

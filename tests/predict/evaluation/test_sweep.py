@@ -270,10 +270,10 @@ def test_what_is_left_takes_as_long_as_what_is_like_it() -> None:
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for options, message in (
-        (["--methods", "standard,guessing"], "'guessing' is none of"),
+        (["--methods", "standard,guessing"], "'guessing' is not one of"),
         (["--models", "tiny,bogus"], "--models: 'bogus' is neither a folder with a config.json nor one of tiny"),
         (["--save", str(tmp_path)], f"'--save': {tmp_path} is a folder"),
-        (["--fractions", "half"], "is not numbers between commas"),
+        (["--fractions", "half"], "is not a comma-separated list of numbers"),
         (["--tasks", "svamp"], "needs the folder"),
         (["--tasks", "chess"], "chess"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),

@@ -185,7 +185,7 @@ def test_a_signal_lets_the_answers_on_their_way_come(
         wait_until_told(process, "once more")
         server.may_answer.set()
         assert process.wait(60) == 130
-        assert process.stderr is not None and "The same command goes on from here" in process.stderr.read()
+        assert process.stderr is not None and "Run the same command to continue" in process.stderr.read()
     assert len(records(inputs)) == server.asked.total() < NUM_INPUTS
     assert extract(server, inputs).exit_code == 0
     assert_each_once(inputs)
@@ -381,7 +381,7 @@ def test_what_cannot_be_read_is_told_in_one_line(server: TeacherServer, tmp_path
     assert missing.exit_code == 1 and "none.jsonl: No such file or directory" in missing.stderr
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert "holds no input" in extract(server, empty).stderr
+    assert "contains no inputs" in extract(server, empty).stderr
     inputs = write_inputs(tmp_path / "inputs.jsonl", range(2))
     no_prompts = extract(server, inputs, "--prompts", str(tmp_path / "none.yaml"))
     assert no_prompts.exit_code == 1 and "none.yaml" in no_prompts.stderr

@@ -125,7 +125,7 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
         (["--max-new-tokens", "0"], "--max-new-tokens is at least 1, not 0"),
         (["--lora-rank", "0"], "--lora-rank is at least 1, not 0"),
         (["--fraction", "1.5"], "--fraction is a share above 0 and at most 1, not 1.5"),
-        (["--name", "No Name"], "--name is of a-z, 0-9"),
+        (["--name", "No Name"], "--name consists of a-z, 0-9"),
         (["--model", "huge"], "--model 'huge' is neither a directory with a config.json nor one of tiny"),
         (["--vocab-size", "10"], "--vocab-size is at least 259, not 10"),
         (["--method", "explained"], "give --no-publish"),
