@@ -116,7 +116,7 @@ def directory_router(directory: Directory) -> APIRouter:
         for model in await directory.models():
             if model.id == model_id:
                 return model
-        raise NotFound(f"No service that answers has a model {model_id!r}.", code="model_not_found")
+        raise NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> JSONResponse:

@@ -153,7 +153,7 @@ def test_damaged_weights_and_a_store_that_there_is_not_are_told_before_the_train
         told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "other", *options, fails=True)
         assert told.startswith(f"fovea train distill: {message}")
         assert len(told.splitlines()) == 1
-    assert "is a file, and a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
+    assert "is a file, not a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
     assert not (tmp_path / "other").exists()
 
 
