@@ -166,8 +166,8 @@ class Residency(Generic[EngineT]):
             raise InvalidCheckpoint(f"{checkpoint}: its weights can't be measured ({type(error).__name__})") from error
         if 0 < self._max_bytes < needed:
             raise InvalidCheckpoint(
-                f"{checkpoint}: its parameters take {needed} bytes, and all models together may take"
-                f" {self._max_bytes} (FOVEA_PREDICT_MEMORY_BYTES)"
+                f"{checkpoint}: its parameters take {needed} bytes, but the limit for all models is {self._max_bytes} "
+                "(FOVEA_PREDICT_MEMORY_BYTES)"
             )
         async with self._one_at_a_time:
             await self._make_room(needed, newcomer)

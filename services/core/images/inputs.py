@@ -157,7 +157,7 @@ class ImageInputs:
             return reference
         if self._fetcher is None:
             raise InvalidRequest(
-                f"Image URLs are turned off on this server ({self._url_setting}); send the image itself.",
+                f"Image URLs are disabled on this server ({self._url_setting}); send the image itself.",
                 param=param,
                 code="image_url_not_allowed",
             )
@@ -189,7 +189,7 @@ class ImageInputs:
     async def _stored(self, reference: StoredImage, param: str) -> bytes:
         if self.stored_image is None:
             raise InvalidField(
-                "This service keeps no collections, so no image has an id here; send the image itself.", param=param
+                "This service has no collections, so images have no ids; send the image itself.", param=param
             )
         try:
             return await self.stored_image(reference)

@@ -244,7 +244,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         names = (served.name, self.alias, f"{served.name}@{self.alias}", served.label)
         if asked and asked not in names:
             raise NotFound(
-                f"There is no model {asked!r}: this service answers with {served.name!r}.",
+                f"There is no model {asked!r}: this service serves {served.name!r}.",
                 param="model",
                 code="model_not_found",
             )
@@ -256,10 +256,10 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             details.insert(0, f"refused {self._refusal[1]}")
         if self.manifest is None:
             return False, "; ".join(details) or f"loading {self.name}@{self.alias}"
-        is_alive, state = True, " is loaded when it is asked"
+        is_alive, state = True, " is loaded on its next request"
         if self._current is not None:
             is_alive = self._current.served.batcher.is_alive
-            state = "" if is_alive else " can compute nothing any more"
+            state = "" if is_alive else " can't process requests any more"
         details.insert(0, f"{self.name}@{self.manifest.version}{state}")
         return is_alive, "; ".join(details)
 

@@ -148,7 +148,7 @@ def is_version_id(text: str) -> bool:
 def _check_name(field: str, name: str) -> str:
     if NAME_PATTERN.fullmatch(name) is None:
         raise InvalidCheckpoint(
-            f"{field} {name[: 2 * MAX_NAME_LENGTH]!r} must be 1 to {MAX_NAME_LENGTH} of a-z, 0-9, '.', '_', '-',"
-            " starting with a letter or digit"
+            f"{field} {name[: 2 * MAX_NAME_LENGTH]!r} must be 1 to {MAX_NAME_LENGTH} characters of a-z, 0-9, '.', '_', "
+            "'-', starting with a letter or digit"
         )
     return name

@@ -66,7 +66,7 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
     """
     if task.name == ASDIV.name:
         if split != "train":
-            raise BadData(f"ASDiv has a training split alone, no {split}")
+            raise BadData(f"ASDiv has only a training split, no {split}")
         return _read_asdiv(folder / "asdiv" / "ASDiv.xml")
     original = folder / "svamp" / "SVAMP.json"
     path = folder / task.name / f"{task.name}_{split}.json"
@@ -94,7 +94,7 @@ def read_outputs(
     for path in _numbered(folder / task.name / teacher, split):
         texts = _list(path)
         if not all(isinstance(text, str) for text in texts):
-            raise BadData(f"{path}: not a list of texts alone")
+            raise BadData(f"{path}: not a list of strings")
         outputs += [parse_output(task.name, text, dialect) for text in texts]
     return outputs
 
@@ -102,7 +102,7 @@ def read_outputs(
 def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:
     """The rows with a teacher's outputs, by their order. Raises BadData where there are not as many."""
     if len(rows) != len(outputs):
-        raise BadData(f"{len(outputs)} outputs of a teacher do not belong to {len(rows)} rows")
+        raise BadData(f"{len(outputs)} outputs of a teacher do not match {len(rows)} rows")
     return [replace(row, output=output) for row, output in zip(rows, outputs, strict=True)]
 
 
@@ -155,7 +155,7 @@ def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empt
     examples = []
     for number, row in enumerate(rows):
         if labels == "llm" and row.output is None:
-            raise BadData(f"row {number} has no output of a teacher to take its label from")
+            raise BadData(f"row {number} has no output of a teacher, so it has no label")
         label = row.output.label if labels == "llm" and row.output else row.label
         rationale = row.output.rationale if row.output else None
         is_empty = not label.strip() or (rationale is not None and not rationale.strip())

@@ -79,7 +79,7 @@ def test_an_archive_as_torch_saves_it_is_refused_under_an_allowed_name(tmp_path:
 def test_a_safetensors_file_that_is_not_one_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(body)
 
-    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors is not what its name says"):
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors does not match its file type"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_a_safetensors_file_that_is_not_one_is_refused(tmp_path: Path, body: byt
 def test_text_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, body: bytes) -> None:
     (tmp_path / name).write_bytes(body)
 
-    with pytest.raises(InvalidCheckpoint, match=rf"{name} is not what its name says"):
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} does not match its file type"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -259,5 +259,5 @@ def test_two_files_of_one_name_where_case_does_not_count_are_refused(tmp_path: P
     (tmp_path / "a.txt").touch()
     (tmp_path / "A.txt").touch()
 
-    with pytest.raises(InvalidCheckpoint, match="case does not count"):
+    with pytest.raises(InvalidCheckpoint, match="differ only in case"):
         read_checkpoint_directory(tmp_path)

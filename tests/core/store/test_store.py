@@ -100,7 +100,7 @@ def test_rolling_back_goes_to_the_version_before_and_then_further_back(place: St
 
     assert store.rollback("toy", "latest") == ids[1]
     assert store.rollback("toy", "latest") == ids[0] == store.resolve("toy")
-    with pytest.raises(NotFoundInStore, match="no version before"):
+    with pytest.raises(NotFoundInStore, match="no previous version"):
         store.rollback("toy", "latest")
 
 
@@ -256,7 +256,7 @@ def test_opening_and_reading_a_local_store_creates_nothing(tmp_path: Path) -> No
     [
         ("ftp://host/path", "must begin with file://, memory://, s3://, gs://"),
         ("file://host/path", "needs an absolute path"),
-        ("s3://key:secret@bucket/path", "must hold no credentials"),
+        ("s3://key:secret@bucket/path", "must not contain credentials"),
         ("s3://bucket?secret_access_key=x", "secret_access_key does not belong in a URL"),
         ("s3://bucket?colour=red", "colour"),
     ],

@@ -102,7 +102,7 @@ def test_images_are_taken_a_batch_at_a_time(clip: Path) -> None:
 
 def test_no_images_are_refused(focallens: Path, clip: Path) -> None:
     for reference in (focallens, clip):
-        with pytest.raises(ValueError, match="nothing to embed"):
+        with pytest.raises(ValueError, match="no inputs to embed"):
             load_embedder(str(reference)).embed_images([], [None])
 
 

@@ -257,7 +257,7 @@ def test_records_of_other_arguments_are_found_where_the_file_beside_them_is_gone
     assert extract(server, inputs, "--limit", "2").exit_code == 0
     inputs.with_name("rationales.jsonl.arguments.json").unlink()
     refused = extract(server, inputs, "--model", "other")
-    assert refused.exit_code == 1 and "line 1 was asked for with other arguments" in refused.stderr
+    assert refused.exit_code == 1 and "line 1 was requested with other arguments" in refused.stderr
     assert extract(server, inputs).exit_code == 0
     assert_each_once(inputs)
 
@@ -277,7 +277,7 @@ def test_a_file_of_somebody_elses_is_left_as_it_is(server: TeacherServer, inputs
     output = inputs.with_name("rationales.jsonl")
     output.write_text(content)
     refused = extract(server, inputs)
-    assert refused.exit_code == 1 and "is there, and no output of an extraction" in refused.stderr
+    assert refused.exit_code == 1 and "exists but is not the output of an extraction" in refused.stderr
     assert output.read_text() == content
     assert not server.asked
 
@@ -288,10 +288,10 @@ def test_damage_in_the_middle_of_a_file_is_no_torn_end(server: TeacherServer, in
     lines = output.read_text().splitlines(keepends=True)
     output.write_text(f"{lines[0]}{lines[1][:20]}\n{lines[2]}")
     damaged = extract(server, inputs)
-    assert damaged.exit_code == 1 and "line 2 is no output of an extraction" in damaged.stderr
+    assert damaged.exit_code == 1 and "line 2 is not an output of an extraction" in damaged.stderr
     output.write_text("".join([*lines, lines[0]]))
     twice = extract(server, inputs)
-    assert twice.exit_code == 1 and "is there twice" in twice.stderr
+    assert twice.exit_code == 1 and "occurs twice" in twice.stderr
 
 
 def test_two_extractions_cannot_write_one_file(server: TeacherServer, inputs: Path) -> None:
@@ -324,7 +324,7 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_to_the_end(server: Tea
     server.refused = {"Door": (400, "There is no parameter 'stop'.")}
     done = extract(server, inputs, "--concurrency", "2")
     assert done.exit_code == 1
-    assert f"{MAX_FAILURES_IN_A_ROW} inputs in a row have no answer, the last one: 400: There is no" in done.stderr
+    assert f"{MAX_FAILURES_IN_A_ROW} consecutive inputs have no answer; last error: 400: There is no" in done.stderr
     assert server.asked.total() <= MAX_FAILURES_IN_A_ROW + 1
 
 
@@ -449,7 +449,7 @@ def test_inputs_are_read_in_the_published_forms(
         ('{"id": "a", "premise": "A.", "hypothesis": 3}', "record 0: hypothesis must be a string"),
         ('{"input": "A. B."}', "record 0: not an input of esnli"),
         ("nonsense", "not JSON"),
-        ("[1]", "not all of its records are objects"),
+        ("[1]", "not all records are objects"),
         ('{"id": "a", "premise": "A.", "hypothesis": "B."}\n' * 2, "records 0 and 1 have the same id 'a'"),
     ],
 )

@@ -150,13 +150,13 @@ def test_a_label_must_be_a_choice_of_its_own_question_or_an_equation_with_a_valu
         ("label: sea", "label: 3", "label"),
         ("choices: [air, sea]", "choices: [sea]", "demonstration 1: choices must be"),
         ("question: Where", "riddle: Where", "demonstration 1: cqa has no field 'riddle'"),
-        ("So the answer is", "Thus", "demonstration 1: what it shows is read back as"),
-        ("Fish need water.", "Fish? So the answer is easy.", "demonstration 1: what it shows is read back as"),
+        ("So the answer is", "Thus", "demonstration 1: it is parsed as"),
+        ("Fish need water.", "Fish? So the answer is easy.", "demonstration 1: it is parsed as"),
         ("Q: {input}", "Q: {problem}", "braces"),
         ("Q: {input}", "Q: {input", "braces"),
         ("stop:", "stops:", "stops: Extra inputs"),
         ("few_shot: Go on like this.", "few_shot: [", "prompts.yaml"),
-        ("{rationale} So", "So", "demonstration 1: what it shows is read back as"),
+        ("{rationale} So", "So", "demonstration 1: it is parsed as"),
     ],
 )
 def test_prompts_that_would_mislead_are_refused_with_what_is_wrong(
