@@ -59,7 +59,7 @@ class KeyRecord(BaseModel):
 
 
 class GatewaySettings(ProcessSettings):
-    """The gateway's own settings are read from `FOVEA_GATEWAY_<FIELD>`."""
+    """The gateway's own settings, read from `FOVEA_GATEWAY_<FIELD>`."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_GATEWAY_")
 

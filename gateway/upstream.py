@@ -72,8 +72,8 @@ class Upstream:
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
-    dies of a request within IDLE_CLOSE_S looks the same. Never beyond the retry budget. All requests are idempotent:
-    what services store, they store under its name.
+    dies of a request within IDLE_CLOSE_S looks the same. Retries never exceed the retry budget. All requests are
+    idempotent: services store everything under a name.
     """
 
     def __init__(

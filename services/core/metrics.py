@@ -36,7 +36,7 @@ CANCELLATIONS = ("disconnect", "deadline")
 class Metrics:
     """One registry with all metric objects; created once per process and passed to the code that measures.
 
-    Metrics that a process has no use for stay at zero: one list for all keeps the names the same everywhere.
+    Metrics that a process does not use stay at zero: one list for all keeps the names the same everywhere.
     """
 
     def __init__(self, service: str) -> None:

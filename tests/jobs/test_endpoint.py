@@ -165,7 +165,7 @@ async def test_an_address_where_nobody_listens_is_told_at_once() -> None:
 @pytest.mark.parametrize("address", ["localhost:8080/v1", "here", "ftp://host/v1", "http://"])
 async def test_what_is_no_address_is_told_at_once(address: str) -> None:
     async with EndpointClient(Endpoint(address), Patience()) as teacher:
-        with pytest.raises(EndpointError, match=re.escape(f"{address.rstrip('/')}/chat/completions is no address")):
+        with pytest.raises(EndpointError, match=re.escape(f"{address.rstrip('/')}/chat/completions is not an HTTP")):
             await teacher.ask(BODY)
 
 

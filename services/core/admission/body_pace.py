@@ -1,4 +1,4 @@
-"""Refusal of clients that send their bodies too slowly, whatever deadline they ask for."""
+"""Rejection of bodies that arrive too slowly, regardless of the request's deadline."""
 
 import asyncio
 import time

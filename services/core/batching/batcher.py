@@ -42,7 +42,10 @@ FIRST_RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits in the engine's own unit of cost (e.g. tokens): of one batch, padded, and of the sum of what may wait."""
+    """Limits in the engine's own unit of cost (e.g.
+
+    tokens): the padded cost of one batch, and the total cost of the queue.
+    """
 
     max_batch_cost: int
     max_batch_size: int

@@ -39,7 +39,7 @@ MIN_IN_FLIGHT = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits in the engine's own unit of cost (e.g. tokens): of what one turn admits, and of the sum of what may wait.
+    """Limits in the engine's own unit of cost (e.g. tokens): the cost admitted per turn and the total cost queued.
 
     `max_wait_s` bounds the expected wait with which a request is still accepted.
     """

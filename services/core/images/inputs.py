@@ -103,10 +103,10 @@ class _Lane:
 
 
 class ImageInputs:
-    """A service's image inputs, used inside an `async with` block. Without `fetch_limits` images by URL are refused,
-    naming `url_setting`, the variable that would allow them.
+    """A service's image inputs, used inside an `async with` block.
 
-    `stored_image` looks up an image of a collection; the process that has collections sets it.
+    Without `fetch_limits` image URLs are rejected with an error that names `url_setting`, the variable that allows
+    them. `stored_image` looks up an image of a collection; the process that has collections sets it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The checkpoint that a service answers with: it follows one alias of the model store and is swapped under load.
+"""The checkpoint that a service serves: it follows one alias of the model store and is swapped under load.
 
 A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one finishes its
-requests and is released. A version that fails in this is refused, and the old one goes on serving.
+requests and is released. A version that fails any of these steps is rejected, and the old one continues to serve.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class FollowOptions:
 
 @dataclass(frozen=True)
 class Served(Generic[EngineT, BatcherT]):
-    """A version that answers; `digest` distinguishes its results from those of every other version."""
+    """A serving version; `digest` distinguishes its results from those of every other version."""
 
     engine: EngineT
     batcher: BatcherT

@@ -1,7 +1,7 @@
 """Manifests of published versions, and the names and ids that the store accepts.
 
 A version's id is the head of its content digest, so equal contents have equal ids wherever they are published,
-and a manifest proves itself: a changed byte in any field that matters changes the digest that it must match.
+and a manifest is self-certifying: changing any field that the digest covers changes the digest that it must match.
 """
 
 import hashlib

@@ -43,7 +43,7 @@ def test_kinds_of_files_that_can_run_code_are_refused_by_name(tmp_path: Path, na
     write_checkpoint(tmp_path)
     (tmp_path / name).write_bytes(b"anything")
 
-    with pytest.raises(InvalidCheckpoint, match=rf"{name} is of no kind .*\.safetensors"):
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} has a file type .*\.safetensors"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_a_manifest_among_the_files_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(InvalidCheckpoint, match=r"the store writes manifest\.json itself"):
+    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json is reserved for the store"):
         read_checkpoint_directory(tmp_path)
 
 

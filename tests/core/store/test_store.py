@@ -186,9 +186,9 @@ def test_names_outside_the_rules_are_refused_with_the_rule(tmp_path: Path, name:
     store = Store.open("memory://")
     directory = write_checkpoint(tmp_path / "a")
 
-    with pytest.raises(InvalidCheckpoint, match=r"model name .* must be 1 to 63 of"):
+    with pytest.raises(InvalidCheckpoint, match=r"model name .* must be 1 to 63 characters of"):
         store.publish(name, directory, INFO)
-    with pytest.raises(InvalidCheckpoint, match=r"alias .* must be 1 to 63 of"):
+    with pytest.raises(InvalidCheckpoint, match=r"alias .* must be 1 to 63 characters of"):
         store.publish("toy", directory, INFO, alias=name)
     assert store.names() == []
 

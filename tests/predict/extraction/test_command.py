@@ -266,7 +266,7 @@ def test_other_inputs_under_the_same_ids_are_refused(server: TeacherServer, inpu
     assert extract(server, inputs).exit_code == 0
     inputs.write_text(inputs.read_text().replace("Door 005", "Door 500"))
     changed = extract(server, inputs)
-    assert changed.exit_code == 1 and "n5 was another one when it was asked about" in changed.stderr
+    assert changed.exit_code == 1 and "n5 was different when it was sent" in changed.stderr
     write_inputs(inputs, [0, 2, 1])
     moved = extract(server, inputs)
     assert moved.exit_code == 1 and "n2 was another one" in moved.stderr

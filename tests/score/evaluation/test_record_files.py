@@ -46,7 +46,7 @@ def test_records_with_categories_are_averaged_over_them(tmp_path: Path) -> None:
     assert task.by_category
     assert [one.category for one in task.records] == ["on", "in"]
     write(path, {"id": "0", **record, "category": "on"}, {"id": "1", **record})
-    with pytest.raises(MissingData, match=r"a.jsonl: some records of a have a category and some have none"):
+    with pytest.raises(MissingData, match=r"a.jsonl: only some records of a have a category"):
         load_records(path, IMAGES)
 
 
