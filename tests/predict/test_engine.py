@@ -236,7 +236,7 @@ def test_labels_that_the_tokenizer_cannot_tell_apart_are_refused(tmp_path: Path)
 def test_a_tokenizer_that_does_not_end_its_texts_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.post_processor = ending_nothing()
-    with pytest.raises(ValueError, match="end of sequence"):
+    with pytest.raises(ValueError, match="end-of-sequence"):
         PredictEngine(Student(tiny_t5(), tokenizer), describe(ESNLI))
 
 

@@ -144,7 +144,7 @@ def test_a_label_must_be_a_choice_of_its_own_question_or_an_equation_with_a_valu
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("label: sea", "label: lake", "demonstration 1: 'lake' is none of air, sea"),
+        ("label: sea", "label: lake", "demonstration 1: 'lake' is not one of air, sea"),
         ("label: sea", "note: sea", "demonstration 1 has no label"),
         ("    label: sea\n", "", "demonstration 1 has no label"),
         ("label: sea", "label: 3", "label"),

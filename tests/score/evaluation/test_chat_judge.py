@@ -194,7 +194,7 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
 
 def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> None:
     with ChatServer(key="right").served() as server:
-        with pytest.raises(CannotJudge, match=r"answers 401: Incorrect API key provided: Bearer …$"):
+        with pytest.raises(CannotJudge, match=r"returned 401: Incorrect API key provided: Bearer …$"):
             ask(server, color_task(tmp_path), key="wr0ng")
         assert ask(server, color_task(tmp_path), key="right").scores == {"colours": 100.0}
     assert "wr0ng" not in repr(Endpoint(server.url, key="wr0ng"))
