@@ -105,7 +105,7 @@ class KeyRing:
             self.reload()
         except FileNotFoundError:
             raise SettingsError(
-                f"FOVEA_GATEWAY_KEYS_FILE: there is no file {self._path}; `fovea keys create` makes one."
+                f"FOVEA_GATEWAY_KEYS_FILE: there is no file {self._path}; create it with `fovea keys create`."
             ) from None
         except (OSError, ValueError) as broken:
             raise SettingsError(f"FOVEA_GATEWAY_KEYS_FILE: {broken}") from None
@@ -163,7 +163,7 @@ class Access:
         visitor = self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
         if visitor is None:
             self._metrics.rejected.labels("unauthenticated").inc()
-            problem = "This key is not known." if key else "A key is needed, as `Authorization: Bearer KEY`."
+            problem = "The key is invalid." if key else "A key is required: send `Authorization: Bearer KEY`."
             raise KeyMissing(problem, code="invalid_api_key")
         structlog.contextvars.bind_contextvars(key=visitor.name)
         return visitor

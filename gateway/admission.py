@@ -13,7 +13,7 @@ from services.core.metrics import Metrics
 
 
 class Gate:
-    """Admits as many requests as the instances of a service have places, and keeps a short queue behind them.
+    """Admits as many requests as the instances of a service have places for, and keeps a short queue behind them.
 
     Every client has its share of both (`services.core.admission.places`). An autoscaler reads the gauges of requests in
     flight and in the queue, even for a service that has no instance left.
@@ -85,7 +85,7 @@ class Gate:
 
 
 class RetryBudget:
-    """A budget for retries, a share of the requests and a few a second besides: they must not double an overload."""
+    """A budget for retries, a share of the requests and a few per second, so that retries do not double an overload."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class BodyMemory:
         if num_held + num_bytes > self.max_client_bytes or self._held.total() + num_bytes > self.max_bytes:
             self._refused.inc()
             raise Overloaded(
-                f"The gateway holds as many bytes of long bodies as it may: {self.max_bytes} of all clients "
+                f"The gateway has reached its limit of memory for long bodies: {self.max_bytes} bytes of all clients "
                 f"(FOVEA_GATEWAY_MAX_HELD_BODY_BYTES), {self.max_client_bytes} of one.",
                 code="body_memory_full",
             )

@@ -1,4 +1,4 @@
-"""The gateway's answers made from those of every service: the list of models, and one document of all routes."""
+"""The gateway's answers combined from those of every service: the list of models, and one document of all routes."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Model(BaseModel):
-    """One model as its service describes it, with whatever the service says beyond OpenAI's fields."""
+    """A model as its service describes it, including any fields beyond OpenAI's."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,9 +56,9 @@ class Kept(Generic[AnswerT]):
 
 
 class Directory:
-    """Asks all services at the same time; those that do not answer in time are left out.
+    """Asks all services at the same time; those that do not answer in time are omitted.
 
-    Answers are kept for a moment, so that clients that ask often cost the services nothing.
+    Answers are cached briefly, so that frequent requests do not reach the services.
     """
 
     def __init__(self, upstreams: Mapping[Service, Upstream], *, needs_key: bool) -> None:
@@ -116,7 +116,7 @@ def directory_router(directory: Directory) -> APIRouter:
         for model in await directory.models():
             if model.id == model_id:
                 return model
-        raise NotFound(f"No service that answers has a model {model_id!r}.", code="model_not_found")
+        raise NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> JSONResponse:

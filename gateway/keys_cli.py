@@ -1,4 +1,7 @@
-"""`fovea keys`: who may use the gateway. A key is shown once, when it is made; the file keeps only its digest."""
+"""`fovea keys`: management of the gateway's keys.
+
+A key is shown once, when it is created; the file stores only its digest.
+"""
 
 import fcntl
 import os
@@ -18,35 +21,36 @@ from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import write_durably
 from services.core.printable import printable
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
 
-FileOption = Annotated[
-    Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The keys file that the gateway reads.")
-]
+FileOption = Annotated[Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The gateway's keys file.")]
 AuditOption = Annotated[
     Path | None,
-    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),
 ]
 DEFAULT_FILE = Path("~/.fovea/keys.json")
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="Whose key it is; logs and `revoke` use this name.")],
+    name: Annotated[str, typer.Option(help="Name of the key's owner, used in logs and by `revoke`.")],
     scope: Annotated[
         list[str],
         typer.Option(
-            help="predict, generate, embed or score, each also with :read, :write, :admin; metrics; admin. Repeatable."
+            help="predict, generate, embed or score, optionally followed by :read, :write or :admin; metrics; admin. "
+            "Repeatable."
         ),
     ],
-    rate_limit: Annotated[str | None, typer.Option(help="As `600/minute`; else the gateway's own limit.")] = None,
-    tenant: Annotated[str, typer.Option(help="Whose collections it reaches; keys of one tenant share them.")] = (
+    rate_limit: Annotated[
+        str | None, typer.Option(help="Rate limit, such as `600/minute`. Default: the gateway's limit.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant of the key. Keys of the same tenant share its collections.")] = (
         DEFAULT_TENANT
     ),
     file: FileOption = DEFAULT_FILE,
     audit_log: AuditOption = None,
 ) -> None:
-    """Make a key, print it once and add its digest to the file."""
+    """Create a key, print it once and add its digest to the file."""
     key = new_key()
     fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit, "tenant": tenant}
     try:
@@ -55,7 +59,7 @@ def create(
         _refuse(f"{invalid.errors()[0]['loc'][0]}: {invalid.errors()[0]['msg']}.")
     with _locked(file) as keys:
         if any(known.name == name for known in keys):
-            _refuse(f"{file} has a key named {name!r} already; revoke it first.")
+            _refuse(f"{file} already has a key named {name!r}; revoke it first.")
         with _recorded(audit_log, "key.create", file, record):
             _write(file, (*keys, record))
     typer.echo(key)
@@ -63,7 +67,7 @@ def create(
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE) -> None:
-    """Show every key's name, scopes, limit, the time of its making, and tenant."""
+    """Show the name, scopes, limit, creation time and tenant of every key."""
     for record in _read(file.expanduser()):
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
@@ -74,7 +78,7 @@ def list_keys(file: FileOption = DEFAULT_FILE) -> None:
 def revoke(
     name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE, audit_log: AuditOption = None
 ) -> None:
-    """Remove a key; a gateway that follows the file refuses it within seconds."""
+    """Remove a key. The gateway rejects it within seconds."""
     with _locked(file) as keys:
         kept = tuple(record for record in keys if record.name != name)
         if len(kept) == len(keys):
@@ -87,7 +91,8 @@ def revoke(
             # A leaked key must not stay valid because a disk is full.
             _write(file, kept)
             typer.echo(
-                f"{audit_log}: the audit log can't be written; the key is revoked and that is not recorded", err=True
+                f"{audit_log}: the audit log can't be written; the key is revoked, but the revocation is not recorded",
+                err=True,
             )
 
 
@@ -120,7 +125,7 @@ def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
 
 @contextmanager
 def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
-    """Record the block in the audit log. Where the log can't be written, nothing is done."""
+    """Record the block in the audit log. If the log can't be written, the block does not run."""
     try:
         with _audited(audit_log, action, file, record):
             yield

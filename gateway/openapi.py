@@ -1,4 +1,4 @@
-"""One OpenAPI document out of several: the gateway's own and those of the services that answer."""
+"""One OpenAPI document merged from the gateway's own and those of the available services."""
 
 import json
 from collections.abc import Callable, Mapping

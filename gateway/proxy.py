@@ -120,4 +120,4 @@ async def _relay_body(service: Service, response: aiohttp.ClientResponse, send: 
         if response.content_type == "text/event-stream" and not chunk.endswith((b"\n\n", b"\r\n\r\n")):
             # The error must not be read as the rest of a truncated event.
             await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
-        raise Overloaded(f"The {service} service broke off its response.", code="upstream_failed") from broken
+        raise Overloaded(f"The {service} service aborted its response.", code="upstream_failed") from broken

@@ -70,7 +70,7 @@ class WrongMethod(MethodNotAllowed):
     """A 405 with the `Allow` header that RFC 9110 asks for."""
 
     def __init__(self, path: str, method: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"{path} does not take {method}, only {' and '.join(allowed)}.")
+        super().__init__(f"{path} does not allow {method}, only {' and '.join(allowed)}.")
         self.allowed = allowed
 
     def headers(self) -> dict[str, str]:

@@ -59,7 +59,7 @@ class KeyRecord(BaseModel):
 
 
 class GatewaySettings(ProcessSettings):
-    """The gateway's own settings are read from `FOVEA_GATEWAY_<FIELD>`."""
+    """The gateway's own settings, read from `FOVEA_GATEWAY_<FIELD>`."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_GATEWAY_")
 
@@ -76,58 +76,54 @@ class GatewaySettings(ProcessSettings):
     score_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8104",), description="Base URLs of score, separated by commas."
     )
-    connect_timeout_s: float = Field(
-        2.0, gt=0, description="Seconds after which an address that does not answer the dial counts as down."
-    )
-    dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between two look-ups of a service's host name.")
-    probe_interval_s: float = Field(
-        1.0, gt=0, description="Seconds between two questions to a service whether it is ready."
-    )
+    connect_timeout_s: float = Field(2.0, gt=0, description="Timeout for connecting to an address, in seconds.")
+    dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between DNS lookups of a service's host name.")
+    probe_interval_s: float = Field(1.0, gt=0, description="Seconds between readiness probes of an instance.")
     unanswered_probes: int = Field(
         5,
         gt=0,
-        description="Such questions in a row left unanswered, after which an instance counts as hung.",
+        description="Consecutive unanswered readiness probes after which an instance is considered hung.",
     )
     max_inflight_requests: int = Field(
-        1024, gt=0, description="Requests that one service is given at a time; more are held back."
+        1024, gt=0, description="Maximum number of requests in flight to one service; further requests are queued."
     )
     max_queued_requests: int = Field(
-        1024, ge=0, description="Requests held back for one service; what comes after them is refused with 503."
+        1024, ge=0, description="Maximum number of requests queued for one service; further requests get 503."
     )
     wait_for_service_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds that a request waits for a service without a ready instance (scale from zero).",
+        description="Seconds that requests wait for a service without a ready instance (scale from zero).",
     )
     keys_file: Path | None = Field(
         None,
-        description="JSON file of keys (`fovea keys create`), read again when it changes; unset, no key is needed.",
+        description="JSON file of keys (`fovea keys create`), read again when it changes. Unset: no key is required.",
     )
-    keys: tuple[KeyRecord, ...] = Field((), description="Further keys: a JSON list of a keys file's entries.")
-    keys_poll_s: float = Field(2.0, gt=0, description="Seconds between two looks at the keys file.")
+    keys: tuple[KeyRecord, ...] = Field((), description="Additional keys: a JSON list of entries of a keys file.")
+    keys_poll_s: float = Field(2.0, gt=0, description="Seconds between checks of the keys file for changes.")
     rate_limit: str | None = Field(
         None,
-        description="Requests that a key (without keys: a client address) may send, as `600/minute`; unset, any.",
+        description="Rate limit of a key (without keys: of a client address), such as `600/minute`. Unset: no limit.",
     )
     failed_key_limit: str | None = Field(
         "60/minute",
-        description="Requests without a key that is known that a client address may send; what comes after them is "
-        "answered 429. Where no key is needed it has no effect.",
+        description="Rate limit of requests with a missing or invalid key from one client address; further requests "
+        "get 429. No effect if no key is required.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or networks of the proxies in front, separated by commas: from them alone "
-        "`X-Forwarded-For` tells a client's address.",
+        description="Addresses or networks of proxies in front, separated by commas. `X-Forwarded-For` is trusted only "
+        "from these.",
     )
     client_connection_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of the connections that one client address may have open; 1: all. Without effect behind "
-        "`trusted_proxies`, whose connections are everybody's.",
+        description="Share of the connections that one client address may have open; 1: all. No effect for "
+        "`trusted_proxies`, whose connections carry many clients.",
     )
     rate_limit_timeout_s: float = Field(
-        0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
+        0.1, gt=0, description="Timeout for Redis, in seconds; afterwards limits are counted in memory."
     )
 
     @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", "trusted_proxies", mode="before")
@@ -143,7 +139,7 @@ class GatewaySettings(ProcessSettings):
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"{url!r} is not a base URL such as http://embed:8103")
             if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-                raise ValueError(f"{url!r} must be scheme, host and port alone")
+                raise ValueError(f"{url!r} must consist of only scheme, host and port")
         return urls
 
     @field_validator("trusted_proxies")

@@ -72,8 +72,8 @@ class Upstream:
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
-    dies of a request within IDLE_CLOSE_S looks the same. Never beyond the retry budget. All requests are idempotent:
-    what services store, they store under its name.
+    dies of a request within IDLE_CLOSE_S looks the same. Retries never exceed the retry budget. All requests are
+    idempotent: services store everything under a name.
     """
 
     def __init__(
@@ -270,26 +270,25 @@ class Upstream:
     def _not_running(self) -> Overloaded:
         variable = f"FOVEA_GATEWAY_{self.service.upper()}_URLS"
         if not self.addresses.is_configured:
-            problem = f"This gateway has no {self.service} service; {variable} gives it one."
+            problem = f"This gateway has no {self.service} service; set {variable}."
         else:
-            where = ", ".join(sorted({address.authority for address in self.addresses})) or "any address known"
+            where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
             problem = (
-                f"The {self.service} service is not running: nothing answers at {where}. `fovea up` starts every "
-                f"service of this version, and {variable} says where one runs elsewhere."
+                f"The {self.service} service is not running: no response from {where}. Start it with `fovea up`, or "
+                f"set {variable} to its address."
             )
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     def _hangs(self) -> Overloaded:
         return Overloaded(
-            f"The {self.service} service hangs: it accepts connections and answers nothing. `fovea up` restarts one "
-            "that hangs.",
+            f"The {self.service} service hangs: it accepts connections but does not respond. `fovea up` restarts it.",
             code="service_unavailable",
             retry_after_s=NOT_RUNNING_RETRY_S,
         )
 
     def _broke_off(self) -> Overloaded:
         return Overloaded(
-            f"The {self.service} service closed the connection before it answered.", code="upstream_failed"
+            f"The {self.service} service closed the connection before it responded.", code="upstream_failed"
         )
 
     async def fetch_json(self, path: str) -> Any:

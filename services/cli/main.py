@@ -1,4 +1,4 @@
-"""`fovea`: one command for everything. It starts quickly: a command's imports happen when it runs."""
+"""The `fovea` command. It starts quickly because each command imports its dependencies only when it runs."""
 
 import asyncio
 import importlib
@@ -24,15 +24,15 @@ Ctrl-C stops everything."""
 
 app = typer.Typer(
     name="fovea",
-    help="Models that look where the question asks: serve them, train them, manage their checkpoints.",
+    help="Serve, train and evaluate models that attend to what a request asks about.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
 evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
-distill = typer.Typer(no_args_is_help=True, help="Teach a student with a language model's rationales.")
-convert = typer.Typer(no_args_is_help=True, help="Make a checkpoint of Fovea's from one of another project.")
+distill = typer.Typer(no_args_is_help=True, help="Collect a language model's rationales to train students.")
+convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints of other projects.")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(distill, name="distill")
@@ -54,11 +54,11 @@ def up(
         typer.Option(
             envvar="FOVEA_UP_RESTART_AFTER_S",
             min=0,
-            help="Seconds that a process which has started may leave /livez unanswered; 0: for ever.",
+            help="Restart a process that leaves /livez unanswered for this many seconds. 0: never.",
         ),
     ] = 60.0,
 ) -> None:
-    """Start the gateway and every service that exists, and stop them on Ctrl-C."""
+    """Start the gateway and every service, and stop them on Ctrl-C."""
     from services.cli.programs import BadPort, existing_names, plan_programs
     from services.cli.supervisor import PortTaken, RestartPolicy, Supervisor
 
@@ -83,12 +83,14 @@ def _drain_s(environment: Mapping[str, str]) -> float:
 
 
 @app.command()
-def serve(service: Annotated[str, typer.Argument(help="gateway, embed, …: a process of `fovea up`.")]) -> None:
-    """Run one service, or the gateway, in this process."""
+def serve(
+    service: Annotated[str, typer.Argument(help="Process to run: gateway, embed, generate, predict or score.")],
+) -> None:
+    """Run a service or the gateway in this process."""
     from services.cli.programs import PACKAGES, existing_names
 
     if service not in (names := existing_names()):
-        raise typer.BadParameter(f"there is no {service!r}; there are {', '.join(names)}.")
+        raise typer.BadParameter(f"there is no {service!r}; available: {', '.join(names)}.")
     runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
 
 
@@ -99,7 +101,7 @@ def version() -> None:
 
 
 def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
-    """Add a command whose arguments, `--help` included, go to the Typer app of a module imported only then."""
+    """Add a command whose arguments, including `--help`, are passed to the Typer app of a module imported on demand."""
 
     @group.command(
         name,
@@ -133,64 +135,68 @@ def _refusals_in_one_line(command: str) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-_delegate(train, "clip", "services.embed.training.train", "A small CLIP, the base of the starter checkpoint.")
-_delegate(train, "focallens", "services.embed.training.train", "FocalLens tuning of a CLIP.")
+_delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.")
+_delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.")
 _delegate(
     train,
     "litm",
     "services.generate.training.train",
-    "A small Llama that is lost in the middle, the starter of generate.",
+    "Train a small Llama with positional bias, the generate starter.",
 )
 _delegate(
     train,
     "distill",
     "services.predict.training.train",
-    "A small T5 that learns labels and a teacher's reasons.",
+    "Train a small T5 on labels and a teacher's rationales.",
 )
 _delegate(
     train,
     "clip-scenes",
     "services.score.training.train",
-    "A small CLIP on generated scenes, what score's starter is tuned from.",
+    "Train a small CLIP on generated scenes, the base of the score starter.",
 )
 _delegate(
     train,
     "fsc-clip",
     "services.score.training.train",
-    "A CLIP on hard negatives: FSC-CLIP, NegCLIP and what they add to.",
+    "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
 )
 _delegate(
     train,
     "wise-ft",
     "services.score.training.train",
-    "Blends of a CLIP before and after tuning, and the best of them.",
+    "Interpolate a CLIP before and after tuning, and publish the best.",
 )
-_delegate(evaluate, "focallens", "services.embed.evaluation.evaluate", "FocalLens by the dissertation's protocols.")
+_delegate(
+    evaluate, "focallens", "services.embed.evaluation.evaluate", "Evaluate FocalLens by the dissertation's protocols."
+)
 _delegate(
     evaluate,
     "litm",
     "services.generate.evaluation.evaluate",
-    "Found-in-the-middle by the dissertation's protocols.",
+    "Evaluate Found-in-the-middle by the dissertation's protocols.",
 )
 _delegate(
     evaluate,
     "distill",
     "services.predict.evaluation.evaluate",
-    "Distilled students by the dissertation's protocol.",
+    "Evaluate distilled students by the dissertation's protocol.",
 )
 _delegate(
     evaluate,
     "compositionality",
     "services.score.evaluation.evaluate",
-    "Captions told apart: SugarCrepe, VALSE, ARO and others.",
+    "Evaluate caption scoring: SugarCrepe, VALSE, ARO and others.",
 )
 _delegate(
     distill,
     "extract",
     "services.predict.extraction.command",
-    "Ask a teacher for rationales, resumable after a kill.",
+    "Collect rationales from a teacher; resumable.",
 )
-_delegate(convert, "fsc-clip", "services.score.training.convert", "Released weights of FSC-CLIP, NegCLIP, CE-CLIP.")
+_delegate(
+    convert, "fsc-clip", "services.score.training.convert", "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP."
+)
 _delegate(
     app,
     "calibrate",
@@ -201,10 +207,10 @@ _delegate(
     app,
     "embed-bulk",
     "services.embed.bulk.command",
-    "Many images into a collection, or into files of embeddings.",
+    "Embed many images into a collection or into files.",
 )
 _delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.")
-_delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
+_delegate(app, "keys", "gateway.keys_cli", "Create, list and revoke the gateway's keys.")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def write_reference(kind: str, directory: Path) -> None:
     try:
         engine = _load(kind, directory)
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, MemoryError) as error:
-        raise NoReference(f"it does not load here: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        raise NoReference(
+            f"it can't be loaded here: {str(error).splitlines()[0] if str(error) else error!r}"
+        ) from error
     try:
         engine.self_check()
         if not (directory / REFERENCE_FILE).exists():

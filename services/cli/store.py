@@ -1,4 +1,4 @@
-"""`fovea store`: show the contents of the model store, and change them by hand."""
+"""`fovea store`: inspect and manage the model store."""
 
 import json
 import sys
@@ -50,17 +50,19 @@ app = typer.Typer(
 
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store-url", envvar="FOVEA_STORE_URL", help="file://, s3://, gs:// …; default: your own folder."),
+    typer.Option(
+        "--store-url", envvar="FOVEA_STORE_URL", help="Store to use (file://, s3://, gs://). Default: ~/.fovea/store."
+    ),
 ]
 AuditOption = Annotated[
     Path | None,
-    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="File that records the change; unset: none does."),
+    typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
-Reference = Annotated[str, typer.Argument(metavar="NAME[@ALIAS|@VERSION]", help="Alias `latest` if none is given.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")]
+Reference = Annotated[str, typer.Argument(metavar="NAME[@ALIAS|@VERSION]", help="Default alias: `latest`.")]
 Expected = Annotated[
     str | None,
-    typer.Option(help="Only if the alias is at this version now; `none`: only if it does not exist yet."),
+    typer.Option(help="Move the alias only if it names this version; `none`: only if it does not exist."),
 ]
 
 
@@ -111,24 +113,29 @@ def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = 
 @app.command()
 def publish(  # noqa: PLR0913 - one parameter an option
     directory: Annotated[Path, typer.Argument(help="Folder with weights and, without --kind, a checkpoint.json.")],
-    name: Annotated[str | None, typer.Option(help="Instead of the name in checkpoint.json.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name to publish under. Default: the name in checkpoint.json.")
+    ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="Of a model made elsewhere, e.g. causal-lm for a Llama; --name then names it."),
+        typer.Option(help="Kind of a model made by other tools, e.g. causal-lm for a Llama. Requires --name."),
     ] = None,
-    alias: Annotated[list[str] | None, typer.Option(help="Instead of its aliases; repeatable.")] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(help="Alias to point at the version. Repeatable. Default: the aliases in checkpoint.json."),
+    ] = None,
     store_url: StoreUrl = None,
     audit_log: AuditOption = None,
     *,
     reference: Annotated[
-        bool, typer.Option(help="Run the model once, and write what it answers into the folder as reference.json.")
+        bool, typer.Option(help="Run the model once and write its outputs to reference.json in the folder.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Publish a folder as a new version and point aliases at it."""
     store = _open(store_url)
     if kind is not None and name is None:
-        raise typer.BadParameter("a folder that --kind describes needs a --name.")
+        raise typer.BadParameter("--kind requires --name.")
     description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
     if reference:
         try:
@@ -174,7 +181,7 @@ def rollback(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias at the version that it had before."""
+    """Point an alias at its previous version."""
     store = _open(store_url)
     with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
         version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
@@ -183,12 +190,12 @@ def rollback(
 
 @app.command()
 def verify(
-    reference: Annotated[str | None, typer.Argument(metavar="[NAME[@…]]", help="Everything if not given.")] = None,
+    reference: Annotated[str | None, typer.Argument(metavar="[NAME[@…]]", help="Default: all models.")] = None,
     store_url: StoreUrl = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a version, or of all, and compare it with its digest; exit status 1 if one is damaged."""
+    """Compare every file of a version, or of all versions, with its digest. Exits with status 1 if any is damaged."""
     store = _open(store_url)
     if reference is not None:
         targets = [_resolve(store, reference)]
@@ -205,15 +212,17 @@ def verify(
 
 @app.command()
 def gc(
-    keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model to keep.")] = DEFAULT_KEEP,
-    grace_hours: Annotated[float, typer.Option(min=0, help="Keep whatever is younger.")] = DEFAULT_GRACE_S / HOUR_S,
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest versions of each model to keep.")] = DEFAULT_KEEP,
+    grace_hours: Annotated[
+        float, typer.Option(min=0, help="Keep files younger than this many hours.")
+    ] = DEFAULT_GRACE_S / HOUR_S,
     store_url: StoreUrl = None,
     audit_log: AuditOption = None,
     *,
-    delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the files instead of only listing them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove versions that nothing names any more, and uploads that were never finished."""
+    """Remove unreferenced versions and incomplete uploads."""
     store = _open(store_url)
     removals = (
         _removed(store, _audit(audit_log), keep, grace_hours)

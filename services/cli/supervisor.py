@@ -1,4 +1,4 @@
-"""`fovea up`: the gateway and every service that exists as child processes, until Ctrl-C."""
+"""`fovea up`: run the gateway and every service as child processes until Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -103,14 +103,14 @@ class Supervisor:
                 return
             failed_starts = 0 if child.was_ready else failed_starts + 1
             if failed_starts == self._policy.max_failed_starts:
-                child.say(f"ended with status {status} {failed_starts} times before it was ready; giving up")
+                child.say(f"exited with status {status} {failed_starts} times before it was ready; giving up")
                 self._has_failed = True
                 self._stopping.set()
                 return
             if time.monotonic() - began_s > self._policy.stable_after_s:
                 delays = self._policy.delays()
             delay_s = next(delays)
-            child.say(f"ended with status {status}; starting it again in {delay_s:g} s")
+            child.say(f"exited with status {status}; restarting it in {delay_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
@@ -187,7 +187,7 @@ class _Child:
         try:
             await asyncio.wait_for(self._process.wait(), limit_s)
         except TimeoutError:
-            self.say(f"did not end within {limit_s:g} s and is killed")
+            self.say(f"did not exit within {limit_s:g} s; killing it")
             self.kill()
             await self._process.wait()
 
@@ -230,7 +230,7 @@ class _Child:
             elif hung_since_s is None:
                 hung_since_s = time.monotonic()
         if not self._is_stopping:
-            self.say(f"has not been well at /livez for {hung_after_s:g} s and is stopped")
+            self.say(f"has failed /livez for {hung_after_s:g} s; stopping it")
             await self.stop(STOP_MARGIN_S)
 
 

@@ -53,7 +53,7 @@ class ExhaustionLog:
 
 def out_of_descriptors() -> Overloaded:
     """Return the error for a request that needed a descriptor."""
-    return Overloaded("This server has as many files and connections open as it may.", code="too_many_open_files")
+    return Overloaded("This server has reached its limit of open files and connections.", code="too_many_open_files")
 
 
 def check_descriptors(exhaustion: ExhaustionLog) -> None:

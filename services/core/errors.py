@@ -171,4 +171,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def no_memory() -> Overloaded:
     """Return a new exception at each call: one that is raised twice carries the tracebacks of both."""
-    return Overloaded("The service has no memory left for this request now.", code="out_of_memory")
+    return Overloaded("The service currently has too little memory for this request.", code="out_of_memory")

@@ -36,7 +36,7 @@ CANCELLATIONS = ("disconnect", "deadline")
 class Metrics:
     """One registry with all metric objects; created once per process and passed to the code that measures.
 
-    Metrics that a process has no use for stay at zero: one list for all keeps the names the same everywhere.
+    Metrics that a process does not use stay at zero: one list for all keeps the names the same everywhere.
     """
 
     def __init__(self, service: str) -> None:
@@ -57,20 +57,22 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _create_http_metrics(self) -> None:
-        self.requests = self._counter("requests", "Answered requests, by route template.", "route", "method", "code")
+        self.requests = self._counter(
+            "requests", "Requests that received a response, by route template.", "route", "method", "code"
+        )
         self.request_seconds = self._histogram(
             "request_seconds",
-            "From the request's head to the response's last byte.",
+            "Time from the request's head to the response's last byte.",
             SECONDS_BUCKETS,
             "route",
         )
-        self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
+        self.inflight_requests = self._gauge("inflight_requests", "Requests in flight.")
         self.concurrency_limit = self._gauge(
-            "concurrency_limit", "Requests that a service works at together now; it grows while that makes it faster."
+            "concurrency_limit", "Current limit of concurrent requests; it grows while that improves throughput."
         )
         self.rejected = self._counter(
             "rejected",
-            f"Requests refused before any work: {', '.join(REJECTIONS)}.",
+            f"Requests rejected before any work: {', '.join(REJECTIONS)}.",
             "reason",
         )
         self.cancelled = self._counter(
@@ -81,10 +83,10 @@ class Metrics:
         for reason in CANCELLATIONS:
             self.cancelled.labels(reason)
         self.cache_requests = self._counter(
-            "cache_requests", "Look-ups in the result cache: hit, miss, error, shared.", "result"
+            "cache_requests", "Lookups in the result cache: hit, miss, error, shared.", "result"
         )
         self.cache_dropped_writes = self._counter(
-            "cache_dropped_writes", "Results that Redis did not take, or that waited too many for it."
+            "cache_dropped_writes", "Results not written to Redis because it failed or too many writes were queued."
         )
 
     def _create_batching_metrics(self) -> None:
@@ -94,10 +96,10 @@ class Metrics:
             SECONDS_BUCKETS,
             "stage",
         )
-        self.queue_depth = self._gauge("queue_depth", "Items that wait for a batch.")
-        self.queue_cost = self._gauge("queue_cost", "Cost of the items that wait for a batch.")
+        self.queue_depth = self._gauge("queue_depth", "Items waiting for a batch.")
+        self.queue_cost = self._gauge("queue_cost", "Total cost of the items waiting for a batch.")
         self.oldest_queued_seconds = self._gauge(
-            "oldest_queued_seconds", "How long the oldest waiting item has waited."
+            "oldest_queued_seconds", "Time that the oldest waiting item has waited."
         )
         self.batch_size = self._histogram("batch_size", "Items in a batch.", SIZE_BUCKETS)
         self.batch_cost = self._histogram("batch_cost", "Padded cost of a batch.", COST_BUCKETS)
@@ -105,53 +107,53 @@ class Metrics:
             "batch_padding_ratio", "Share of a batch's cost that is padding.", RATIO_BUCKETS
         )
         self.batch_cost_budget = self._gauge(
-            "batch_cost_budget", "What one batch may cost now: less than the limit after running out of memory."
+            "batch_cost_budget", "Current cost limit of a batch; lowered after running out of memory."
         )
         self.out_of_memory = self._counter("out_of_memory", "Batches that ran out of memory.")
         self.dropped_items = self._counter(
-            "dropped_items", "Items taken out of the queue before they were computed: cancelled, deadline, …", "reason"
+            "dropped_items", "Items removed from the queue before they were computed: cancelled, deadline, …", "reason"
         )
         self.worker_heartbeat_timestamp_seconds = self._gauge(
-            "worker_heartbeat_timestamp_seconds", "When the compute thread last started or ended a call."
+            "worker_heartbeat_timestamp_seconds", "Time at which the compute thread last started or finished a call."
         )
 
     def _create_model_metrics(self) -> None:
         self.model_info = self._gauge(
-            "model_info", "1 for the checkpoint that answers now.", "name", "version", "digest"
+            "model_info", "1 for the checkpoint that is serving.", "name", "version", "digest"
         )
         self.model_load_seconds = self._gauge(
-            "model_load_seconds", "Time from fetch to warmed up of the checkpoint that answers now.", "name"
+            "model_load_seconds", "Time to fetch, load and warm up the serving checkpoint.", "name"
         )
-        self.model_ready = self._gauge("model_ready", "1 when a warmed-up checkpoint answers.", "name")
+        self.model_ready = self._gauge("model_ready", "1 if a warmed-up checkpoint is serving.", "name")
         self.model_loads = self._counter(
-            "model_loads", "Versions loaded: at start, for a moved alias, and again after they were unloaded.", "name"
+            "model_loads", "Versions loaded: at startup, after an alias moved, and after they were unloaded.", "name"
         )
         self.model_unloads = self._counter(
-            "model_unloads", "Versions taken out of memory: replaced, or to make room for another model.", "name"
+            "model_unloads", "Versions unloaded: replaced, or removed to make room for another model.", "name"
         )
         self.model_resident_bytes = self._gauge(
-            "model_resident_bytes", "What the parameters in memory take, where memory is shared by a budget.", "name"
+            "model_resident_bytes", "Memory used by the loaded parameters, if models share a memory budget.", "name"
         )
         self.checkpoint_refusals = self._counter(
             "checkpoint_refusals", "Versions that did not load or failed their self-check.", "name"
         )
 
     def _create_generation_metrics(self) -> None:
-        self.running_items = self._gauge("running_items", "Items in the running batch, which take part in every step.")
+        self.running_items = self._gauge("running_items", "Items in the running batch.")
         self.preemptions = self._counter(
-            "preemptions", "Times that a running item gave its place to others, to be taken up again later."
+            "preemptions", "Running items paused to make room for others and resumed later."
         )
         self.time_to_first_token_seconds = self._histogram(
-            "time_to_first_token_seconds", "From a request's place in the queue to its first token.", SECONDS_BUCKETS
+            "time_to_first_token_seconds", "Time from queueing a request to its first token.", SECONDS_BUCKETS
         )
         self.inter_token_latency_seconds = self._histogram(
-            "inter_token_latency_seconds", "Between two steps of one answer, which bring a token each.", SECONDS_BUCKETS
+            "inter_token_latency_seconds", "Time between two consecutive tokens of an answer.", SECONDS_BUCKETS
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts that were answered or ranked.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answers and rankings.")
         self.cached_prompt_tokens = self._counter(
-            "cached_prompt_tokens", "Those of them whose keys and values were kept from an earlier prompt."
+            "cached_prompt_tokens", "Prompt tokens whose keys and values were reused from an earlier prompt."
         )
-        self.generated_tokens = self._counter("generated_tokens", "Tokens that were generated.")
+        self.generated_tokens = self._counter("generated_tokens", "Generated tokens.")
         self.calibration_passes = self._counter(
             "calibration_passes", "Forward passes that estimated positional attention bias."
         )
@@ -159,37 +161,37 @@ class Metrics:
     def _create_collection_metrics(self) -> None:
         self.searches = self._counter(
             "searches",
-            "Searches of collections, by what they compared: every image (exact), those in the nearest lists "
-            "(approximate), a short list while the condition's index was built (shortlist).",
+            "Searches of collections, by the images compared: all (exact), those in the nearest lists (approximate), "
+            "or a short list while the condition's index was being built (shortlist).",
             "result",
         )
         self.index_lag_images = self._gauge(
-            "index_lag_images", "Images behind which the slowest index of each collection is, in sum."
+            "index_lag_images", "Images missing from the slowest index of each collection, summed over collections."
         )
 
     def _create_gateway_metrics(self) -> None:
         self.upstream_requests = self._counter("upstream_requests", "Attempts sent to a service.", "service", "code")
         self.gateway_inflight_requests = self._gauge(
-            "gateway_inflight_requests", "Requests that a service is answering now.", "service"
+            "gateway_inflight_requests", "Requests in flight to a service.", "service"
         )
         self.gateway_queued_requests = self._gauge(
-            "gateway_queued_requests", "Requests held back until a service can take them.", "service"
+            "gateway_queued_requests", "Requests queued until a service can accept them.", "service"
         )
         self.gateway_held_body_bytes = self._gauge(
-            "gateway_held_body_bytes", "Memory taken by long request bodies that no service has answered yet."
+            "gateway_held_body_bytes", "Memory held by long request bodies of unanswered requests."
         )
         self.upstream_ready_addresses = self._gauge(
             "upstream_ready_addresses",
-            "Addresses of a service that say that they are ready and are not left out.",
+            "Addresses of a service that are ready and not ejected.",
             "service",
         )
         self.upstream_ejections = self._counter(
-            "upstream_ejections", "Times that an address was left out after failures.", "service"
+            "upstream_ejections", "Ejections of addresses after failures.", "service"
         )
         self.gateway_concurrency_limit = self._gauge(
-            "gateway_concurrency_limit", "Requests that a service's instances are given at a time now.", "service"
+            "gateway_concurrency_limit", "Current limit of concurrent requests to a service's instances.", "service"
         )
-        self.retries = self._counter("retries", "Requests sent again to another address.", "service")
+        self.retries = self._counter("retries", "Requests retried at another address.", "service")
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"fovea_{name}", documentation, labels, registry=self.registry)

@@ -54,66 +54,67 @@ class ProcessSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX, frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
-    port: int = Field(ge=0, le=65535, description="Port to listen on; 0 asks the system for a free one.")
+    port: int = Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Names in `Host` besides `localhost` and IP addresses, separated by commas; `.example.org` is all "
-        "below it, `*` any. Unset, none while listening on loopback, any elsewhere.",
+        description="Values of `Host` to accept besides `localhost` and IP addresses, separated by commas; "
+        "`.example.org` matches all of its subdomains, `*` any name. Unset: none when listening on loopback, otherwise "
+        "any.",
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Origins (`https://app.example.org`) whose pages may call from a browser, separated by commas; "
+        description="Origins (`https://app.example.org`) whose pages may send requests from a browser, separated by "
+        "commas; "
         "`*`: all.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severity that is logged."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum severity to log.")
     log_format: Literal["json", "console"] = Field(
-        "json", description="One JSON object a line, or coloured text for a person."
+        "json", description="`json`: one JSON object per line. `console`: coloured text for people."
     )
-    request_timeout_s: float = Field(60.0, gt=0, description="Deadline of a request that names none, in seconds.")
+    request_timeout_s: float = Field(60.0, gt=0, description="Default deadline of a request, in seconds.")
     max_request_timeout_s: float = Field(
-        600.0, gt=0, description="Longest deadline that a request may ask for, in seconds."
+        600.0, gt=0, description="Maximum deadline that a request may set, in seconds."
     )
     burst_s: float = Field(
         1.0,
         ge=0,
         le=60,
-        description="Seconds from the first request that waits in which what comes is one burst, and may wait longer.",
+        description="Seconds after the first request waits in which further requests count as one burst and may wait "
+        "longer.",
     )
-    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Maximum size of a request body, in bytes.")
     body_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="Seconds that a body may stall, or be behind its least rate; then its request is refused with 408.",
+        description="Seconds that a body may stall or fall behind its minimum rate before the request gets 408.",
     )
     min_body_bytes_per_s: int = Field(
-        4096, gt=0, description="Least rate at which a request's body must come, whatever deadline it asks for."
+        4096, gt=0, description="Minimum rate at which a request's body must arrive, regardless of its deadline."
     )
     max_held_body_bytes: int = Field(
         256 * MEBIBYTE,
         gt=0,
-        description="Bytes of request bodies over 256 KiB that are held at a time; one always fits. What comes then is "
-        "refused by the gateway, where one client may take half, and waits for its turn at a service, where bodies up "
-        "to 8 MiB have half as many bytes besides.",
+        description="Maximum number of bytes held in request bodies over 256 KiB; one body always fits. Beyond it, the "
+        "gateway (where one client may use half) rejects bodies, and a service (where bodies up to 8 MiB have a "
+        "separate budget of half the size) queues them.",
     )
     max_connections: int = Field(
         8192,
         gt=0,
-        description="Connections open at a time, at most; fewer where the limit of open files is low.",
+        description="Maximum number of open connections; fewer if the limit of open files is low.",
     )
     drain_delay_s: float = Field(
         0.0,
         ge=0,
-        description="After SIGTERM, seconds in which /readyz answers 503 and connections are still taken.",
+        description="Seconds after SIGTERM during which /readyz answers 503 but connections are still accepted.",
     )
     drain_timeout_s: float = Field(
-        30.0, gt=0, description="After SIGTERM, seconds that requests in flight have to finish."
+        30.0, gt=0, description="Seconds that requests in flight have to finish after SIGTERM and the drain delay."
     )
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="`redis://…`: cache and rate limits shared by all processes; unset, each keeps its own.",
+        description="`redis://…`: cache and rate limits shared by all processes. Unset: each process has its own.",
     )
     telemetry: bool = Field(
         default=False,
@@ -154,49 +155,47 @@ class ServiceSettings(ProcessSettings):
         DEFAULT_STORE_URL,
         description="Model store: `file://`, `s3://`, `gs://` or `memory://`.",
     )
-    store_poll_s: float = Field(5.0, gt=0, description="Seconds between two looks at the store for a moved alias.")
+    store_poll_s: float = Field(5.0, gt=0, description="Seconds between checks of the store for a moved alias.")
     load_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Seconds that a version may take to load, warm up and pass its checks; one that takes longer is"
-        " refused.",
+        description="Seconds that a version may take to load, warm up and pass its checks before it is rejected.",
     )
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
     cache_max_bytes: int = Field(
-        256 * MEBIBYTE, ge=0, description="Size of the result cache in the process, in bytes; 0 turns it off."
+        256 * MEBIBYTE, ge=0, description="Size of the in-process result cache, in bytes; 0: disabled."
     )
     cache_timeout_s: float = Field(0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss.")
-    cache_ttl_s: float = Field(86_400.0, gt=0, description="Seconds that Redis keeps a result.")
-    max_batch_cost: int = Field(16_384, gt=0, description="Largest padded cost of one batch (e.g. tokens).")
-    max_batch_size: int = Field(64, gt=0, description="Most items in one batch.")
+    cache_ttl_s: float = Field(86_400.0, gt=0, description="Seconds for which Redis keeps a result.")
+    max_batch_cost: int = Field(16_384, gt=0, description="Maximum padded cost of one batch (e.g. tokens).")
+    max_batch_size: int = Field(64, gt=0, description="Maximum number of items in one batch.")
     max_queue_cost: int = Field(
-        262_144, gt=0, description="Cost that may wait in the queue; what comes after it is refused with 503."
+        262_144, gt=0, description="Maximum total cost of queued items; further requests get 503."
     )
     min_concurrency: int = Field(
         32,
         gt=0,
-        description="Requests that are let in at a time, at the least; how many more make it faster is measured.",
+        description="Minimum concurrency limit. The service measures how far a higher limit improves throughput.",
     )
     max_concurrency: int = Field(
         1024,
         gt=0,
-        description="Requests that are let in at a time, at the most. Half as many as are let in may wait behind them, "
-        "and as many as this of a burst; what comes after those is refused with 503.",
+        description="Maximum concurrency limit. Half of the current limit may wait in addition, and up to this many "
+        "requests of a burst; further requests get 503.",
     )
     max_json_values: int = Field(
         262_144,
         gt=0,
-        description="Most values in one JSON body, counted while it is read: elements of lists, and members of objects"
-        " twice.",
+        description="Maximum number of values in one JSON body: members of objects count twice.",
     )
     audit_log: Path | None = Field(
         None,
-        description="File that every change of a collection is appended to as a line of JSON, before it is made and"
-        " after; what can't be recorded is refused.",
+        description="File to which every change of a collection is appended as a JSON line, before and after it is "
+        "made. Changes that can't be recorded are rejected.",
     )
-    stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez turns red.")
+    stall_timeout_s: float = Field(120.0, gt=0, description="Seconds that one batch may run before /livez fails.")
 
     @field_validator("store_url")
     @classmethod
@@ -214,10 +213,14 @@ class ModelSettings(ServiceSettings):
 
     model: str = Field(description="Name of the served model in the store.")
     alias: str = Field("latest", description="Alias that the service follows.")
-    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
-    dtype: DtypeName = Field("auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere.")
+    device: DeviceName = Field(
+        "auto", description="`cuda`, `mps` or `cpu`; `auto` selects the first that is available."
+    )
+    dtype: DtypeName = Field(
+        "auto", description="Precision of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
+    )
     num_threads: int = Field(
-        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, otherwise all."
     )
 
 
@@ -228,12 +231,12 @@ class ImageSettings(ModelSettings):
     max_decode_pixels: int = Field(
         64_000_000,
         ge=1,
-        description="Pixels of images over 12.6 million pixels that are decoded at a time, 8 bytes each;"
-        " a larger image is decoded alone.",
+        description="Maximum number of pixels decoded concurrently in images over 12.6 million pixels, at 8 bytes "
+        "each; a larger image is decoded alone.",
     )
     image_urls: bool = Field(default=False, description="Fetch images from public `http(s)` URLs.")
     image_url_hosts: frozenset[str] = Field(
-        frozenset(), description="Fetch from these hosts only, a JSON list; empty: from every public one."
+        frozenset(), description="Hosts to fetch from, as a JSON list; empty: every public host."
     )
 
 

@@ -1,4 +1,4 @@
-"""The embed service: how its parts are put together."""
+"""The application of the embed service."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ CHECKPOINT_KIND = "focallens-clip"
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
-    """The service, which asks its store for nothing before it is started."""
+    """Create the application. It does not access the store until it is started."""
     host = ModelService("embed", settings, kind=CHECKPOINT_KIND)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
@@ -51,7 +51,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         checkpoint,
         [embed_router(service), *_collection_routers(library, limits), embed_models_router(service)],
         title="Fovea embed",
-        description="Image embeddings conditioned on a text, and texts in the same space.",
+        description="Image embeddings conditioned on a text, and text embeddings in the same space.",
         resources=[lambda: inputs, *([library.opened] if library is not None else [])],
     )
 
@@ -63,7 +63,7 @@ def _library(
     embedder: Embedder,
     metrics: Metrics,
 ) -> "Library | None":
-    """The collections; None where FAISS is not installed."""
+    """Create the collections; None if FAISS is not installed."""
     if find_spec("faiss") is None:
         structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
         return None

@@ -197,7 +197,7 @@ class EmbedEngine:
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
         if (difference := _difference(together, alone)) > SELF_CHECK_TOLERANCE[self._dtype]:
-            raise BrokenModel(f"an embedding changes by {difference:.3g} with what shares its batch")
+            raise BrokenModel(f"an embedding changes by {difference:.3g} with the other items of its batch")
         norms = np.concatenate([np.linalg.norm(reading.rows, axis=1) for reading in together])
         if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"embeddings have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
@@ -205,7 +205,7 @@ class EmbedEngine:
         again = self.run_batch(list(kept.values()))
         difference = _difference(again, [together[place] for place in kept])
         if difference > SELF_CHECK_TOLERANCE[self._encoder.state_dtype]:
-            raise BrokenModel(f"an embedding changes by {difference:.3g} when it is read from its image's state")
+            raise BrokenModel(f"an embedding changes by {difference:.3g} when it is computed from its image's state")
         check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:

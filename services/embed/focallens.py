@@ -106,7 +106,7 @@ class FocalLens(nn.Module):
         Raises ValueError for a model whose images have no state.
         """
         if self.state_size is None:
-            raise ValueError("nothing of an image is the same under every condition: full visibility from block 0 on")
+            raise ValueError("full visibility from block 0: no state of an image is independent of the condition")
         states = pixels.new_empty(pixels.shape[0], self.state_size, dtype=dtype)
         return self._tower.encode(pixels, self._questions(conditions, readouts), states), states
 
@@ -168,7 +168,7 @@ def _check_image_tower(visual: Any, condition_layer: int, visibility: str) -> No
     if not 0 <= condition_layer < num_layers:
         raise ValueError(f"condition_layer is {condition_layer}: this ViT has blocks 0 to {num_layers - 1}")
     if visibility not in ("full", "readout"):
-        raise ValueError(f"visibility is {visibility!r}: it is 'full' or 'readout'")
+        raise ValueError(f"visibility is {visibility!r}: it must be 'full' or 'readout'")
     if visibility == "readout" and visual.pool_type != "tok":
         raise ValueError(f"visibility 'readout' needs class token pooling, this ViT pools by {visual.pool_type!r}")
     if not isinstance(visual.transformer.resblocks[0].attn, nn.MultiheadAttention):

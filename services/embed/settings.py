@@ -18,47 +18,55 @@ class EmbedSettings(ImageSettings):
 
     port: int = Field(8103, ge=0, le=65535)
     model: str = Field("focallens-shapes")
-    max_inputs: int = Field(4096, ge=1, description="Most images and texts in one request.")
-    max_conditions: int = Field(64, ge=1, description="Most conditions in one request.")
-    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
-    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
+    max_inputs: int = Field(4096, ge=1, description="Maximum number of images and texts in one request.")
+    max_conditions: int = Field(64, ge=1, description="Maximum number of conditions in one request.")
+    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
+    max_image_pixels: int = Field(
+        64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
+    )
 
     collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
-    max_collections: int = Field(100, ge=0, description="Most collections of a tenant.")
-    collection_max_images: int = Field(1_000_000, ge=1, description="Most images in one collection.")
-    collection_max_bytes: int = Field(100 * GIBIBYTE, ge=1, description="Most bytes of images in one collection.")
-    collection_max_conditions: int = Field(32, ge=1, description="Most conditions that one collection indexes.")
-    collection_max_metadata_bytes: int = Field(16 * 1024, ge=2, description="Largest metadata of one image, as JSON.")
+    max_collections: int = Field(100, ge=0, description="Maximum number of collections of a tenant.")
+    collection_max_images: int = Field(1_000_000, ge=1, description="Maximum number of images in one collection.")
+    collection_max_bytes: int = Field(
+        100 * GIBIBYTE, ge=1, description="Maximum total size of the images in one collection, in bytes."
+    )
+    collection_max_conditions: int = Field(
+        32, ge=1, description="Maximum number of conditions that one collection indexes."
+    )
+    collection_max_metadata_bytes: int = Field(
+        16 * 1024, ge=2, description="Maximum size of an image's metadata as JSON, in bytes."
+    )
     collection_state_bytes: int = Field(
         4 * GIBIBYTE,
         ge=0,
-        description="What one collection may keep on disk so that new conditions re-read images instead of encoding"
-        " them again (`readout` checkpoints); 0: nothing.",
+        description="Maximum size of the image states that one collection stores so that new conditions need not "
+        "encode images again (`readout` checkpoints), in bytes; 0: none.",
     )
-    index_max_exact: int = Field(50_000, ge=1, description="Images up to which a condition's index is exact.")
+    index_max_exact: int = Field(
+        50_000, ge=1, description="Maximum number of images for which a condition's index is exact."
+    )
     index_min_recall: float = Field(
-        0.95, gt=0, le=1, description="Recall@10 that an approximate index must reach; where it can't, it stays exact."
+        0.95, gt=0, le=1, description="Recall@10 that an approximate index must reach; otherwise the index stays exact."
     )
     index_device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Where indexes are searched; `cuda` needs the extra `search-gpu`."
+        "cpu", description="Device for searches; `cuda` needs the extra `search-gpu`."
     )
-    index_save_every_s: float = Field(
-        30.0, gt=0, description="Seconds between two looks whether indexes have changed and are to be saved."
-    )
-    search_threads: int = Field(4, ge=1, description="Threads that search, each a query at a time.")
-    max_k: int = Field(1000, ge=1, description="Most results of one search.")
+    index_save_every_s: float = Field(30.0, gt=0, description="Seconds between saves of changed indexes.")
+    search_threads: int = Field(4, ge=1, description="Number of search threads; each runs one query at a time.")
+    max_k: int = Field(1000, ge=1, description="Maximum number of results of one search.")
     shortlist_size: int = Field(
         512,
         ge=1,
-        description="Images that a search under a new condition reads at once while the condition's index is built, "
-        "and as many as it has to answer with.",
+        description="Number of images that a search under a new condition encodes while the condition's index is being "
+        "built; more if it must return more results.",
     )
     share_index_cosine: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Two wordings of a condition share an index where the embeddings of the same images under both"
-        " have at least this mean cosine; unset: never.",
+        description="Two conditions share an index if the embeddings of the same images under both have at least this "
+        "mean cosine. Unset: never.",
     )
 
     @field_validator("collections_dir")

@@ -13,7 +13,7 @@ from services.core.store.store import Store
 from services.nn.devices import DeviceName
 
 # not among `services.jobs.options`, which import no torch
-Device = Annotated[DeviceName, typer.Option(help="Where to run.")]
+Device = Annotated[DeviceName, typer.Option(help="Device to run on.")]
 
 
 @dataclass(frozen=True)

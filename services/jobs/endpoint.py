@@ -158,12 +158,12 @@ class EndpointClient:
                 with attempt, self._on_its_way(wait):
                     return await self._send(content)
         except _NO_ADDRESS:
-            raise EndpointError(f"{self._url} is no address over HTTP", is_about_all=True) from None
+            raise EndpointError(f"{self._url} is not an HTTP address", is_about_all=True) from None
         except _PASSING as error:
             reason = str(error) or type(error).__name__
             if not self._has_answered and isinstance(error, aiohttp.ClientConnectorError):
-                raise EndpointError(f"nobody answers at {self._url}: {reason}", is_about_all=True) from None
-            raise EndpointError(f"{patience.attempts} attempts have failed, the last with: {reason}") from None
+                raise EndpointError(f"no response from {self._url}: {reason}", is_about_all=True) from None
+            raise EndpointError(f"{patience.attempts} attempts have failed; last error: {reason}") from None
         raise AssertionError("attempts end with an answer or an error")
 
     @contextmanager
@@ -209,7 +209,7 @@ class EndpointClient:
                 raise Busy(message, retry_after_s(response.headers))
             if response.status in _REFUSING_STATUSES:
                 raise EndpointError(message, status=response.status)
-        raise EndpointError(f"{self._url} answers {message}", status=response.status, is_about_all=True)
+        raise EndpointError(f"{self._url} returned {message}", status=response.status, is_about_all=True)
 
     def _answer(self, received: bytes) -> Answer:
         try:
@@ -225,7 +225,7 @@ class EndpointClient:
                 usage.get("completion_tokens"),
             )
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-            raise EndpointError(f"what answers at {self._url} does not answer as OpenAI's does", status=200) from None
+            raise EndpointError(f"the response of {self._url} does not have OpenAI's format", status=200) from None
 
 
 def _end(wait: asyncio.Timeout) -> None:

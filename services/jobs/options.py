@@ -14,7 +14,7 @@ import typer
 NameT = TypeVar("NameT", bound=str)
 NumberT = TypeVar("NumberT", int, float)
 
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.")]
+StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.")]
 
 # Seeds that torch and numpy both take, with room for the numbers that jobs add to them.
 MAX_SEED = 2**31
@@ -31,7 +31,7 @@ def output_file(path: Path | None) -> Path | None:
     """A file that can be written or replaced, in a folder that is there or can be made."""
     if path is not None:
         if path.is_dir():
-            raise typer.BadParameter(f"{path} is a folder, and a file is to be written")
+            raise typer.BadParameter(f"{path} is a folder, not a file")
         _check_writable(path.absolute().parent)
     return path
 
@@ -86,7 +86,7 @@ def among(text: str, known: Sequence[NameT], option: str) -> tuple[NameT, ...]:
     wanted = split(text)
     for name in wanted or (text,):
         if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint=option)
     return tuple(name for name in known if name in wanted)
 
 
@@ -98,7 +98,7 @@ def parse_numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT,
         found = ()
     if not found:
         numbers = "whole numbers" if kind is int else "numbers"
-        raise typer.BadParameter(f"{text!r} is not {numbers} between commas", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a comma-separated list of {numbers}", param_hint=option)
     return found
 
 
@@ -106,9 +106,9 @@ def _check_writable(folder: Path) -> None:
     """Check that the folder, or the nearest one above where it is to be made, takes files."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise typer.BadParameter(f"{existing} is a file, and a folder is needed there")
+        raise typer.BadParameter(f"{existing} is a file, not a folder")
     try:
         with tempfile.TemporaryFile(dir=existing):
             return
     except OSError as error:
-        raise typer.BadParameter(f"{existing} can't be written into: {error.strerror}") from error
+        raise typer.BadParameter(f"{existing} is not writable: {error.strerror}") from error

@@ -81,7 +81,7 @@ def draw(panels: Sequence[Panel], *, columns: int = 2) -> str:
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("there is nothing to draw")
+        raise ValueError("there are no panels to draw")
     columns = min(columns, len(panels))
     num_rows = -(-len(panels) // columns)
     width, height = PANEL_SIZE

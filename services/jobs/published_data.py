@@ -26,7 +26,7 @@ class Source:
     def existing(self, path: Path) -> Path:
         """The path. Raises MissingData where nothing is there."""
         if not path.exists():
-            raise MissingData(f"{path} is missing. It belongs to {self.name}, which comes from {self.address}")
+            raise MissingData(f"{path} is missing. It belongs to {self.name}, available from {self.address}")
         return path
 
     def images(self, paths: Sequence[Path], description: str) -> Iterator[Image.Image]:

@@ -51,7 +51,7 @@ class ResultFiles(Generic[ResultT]):
             try:
                 results += [self._kind(**entry) for entry in json.loads(path.read_text())]
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{path} holds no results: {error}") from error
+                raise ValueError(f"{path} does not contain results: {error}") from error
         return self.merge(results)
 
     def save(self, results: Sequence[ResultT], path: Path) -> None:

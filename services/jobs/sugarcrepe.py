@@ -38,4 +38,4 @@ def _read(path: Path) -> list[CaptionPair]:
     try:
         return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
     except (AttributeError, TypeError, ValueError) as error:
-        raise MissingData(f"{path} holds no choices of {SOURCE.name}'s ({error}): see {SOURCE.address}") from error
+        raise MissingData(f"{path} does not contain {SOURCE.name}'s choices ({error}): see {SOURCE.address}") from error

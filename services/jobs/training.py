@@ -52,7 +52,7 @@ class Run:
     def __post_init__(self) -> None:
         num_parts = world_size() * self.accumulate
         if self.batch_size % num_parts:
-            raise Refused(f"{num_parts} micro-batches can't share a batch of {self.batch_size}")
+            raise Refused(f"{num_parts} micro-batches can't evenly split a batch of {self.batch_size}")
 
     @property
     def resume_state(self) -> Path:
@@ -160,7 +160,7 @@ def _accelerator(run: Run) -> Accelerator:
             cpu=not torch.accelerator.is_available(),  # else accelerate starts no process group on a CPU
         )
     except ValueError as error:
-        raise Refused(f"the precision {run.precision} can't be had here: {error}") from error
+        raise Refused(f"the precision {run.precision} is not available on this machine: {error}") from error
 
 
 def _optimizer(run: Run, loss: nn.Module) -> torch.optim.Optimizer:

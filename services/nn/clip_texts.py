@@ -44,17 +44,17 @@ def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text
     if len(text) <= MAX_CHARACTERS or truncate:
         text = " ".join(text[:MAX_CHARACTERS].split())
     if not text:
-        raise InvalidRequest("the text is empty: it needs at least one character that is no space")
+        raise InvalidRequest("the text is empty: it needs at least one character other than a space")
     if len(text) > max_characters:
         if not truncate:
             raise TooLarge(
-                f"the text has {len(text)} characters: this model takes at most {tokenizer.context_length} tokens,"
-                f" so at most {max_characters} characters are looked at"
+                f"the text has {len(text)} characters: this model accepts at most {tokenizer.context_length} tokens, "
+                f"so at most {max_characters} characters"
             )
         text = text[:max_characters]
     num_tokens = tokenizer.num_tokens(text)
     if num_tokens > tokenizer.context_length and not truncate:
-        raise TooLarge(f"the text has {num_tokens} tokens: this model takes at most {tokenizer.context_length}")
+        raise TooLarge(f"the text has {num_tokens} tokens: this model accepts at most {tokenizer.context_length}")
     input_ids = tokenizer([text])[0].numpy()
     digest = hashlib.sha256(input_ids.tobytes()).hexdigest()
     return Text(text, input_ids, min(num_tokens, tokenizer.context_length), digest)

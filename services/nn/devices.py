@@ -38,7 +38,7 @@ class DeviceOptions:
         if self.device == "auto":
             return torch.device(next(device for device, is_available in available.items() if is_available))
         if not available[self.device]:
-            raise ValueError(f"device is {self.device!r}: torch finds none on this machine")
+            raise ValueError(f"device is {self.device!r}: torch finds no such device on this machine")
         return torch.device(self.device)
 
     def choose_dtype(self, device: torch.device) -> torch.dtype:

@@ -33,7 +33,7 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         if self.resize_mode not in RESIZE_MODES:
-            raise ValueError(f"resize_mode is {self.resize_mode!r}, which is none of {', '.join(RESIZE_MODES)}")
+            raise ValueError(f"resize_mode is {self.resize_mode!r}, which is not one of {', '.join(RESIZE_MODES)}")
 
     def __call__(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Resize and crop an RGB image of any size → (height, width, 3) uint8."""

@@ -79,7 +79,9 @@ def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
         difference = _distance(row, expected)
         # written so that NaN fails
         if not difference <= tolerance:
-            raise BrokenModel(f"the output {place} is {difference:.3g} away from its reference, more than {tolerance}")
+            raise BrokenModel(
+                f"the output {place} differs from its reference by {difference:.3g}, more than {tolerance}"
+            )
 
 
 def read_reference(directory: Path) -> Reference | None:
@@ -92,18 +94,18 @@ def read_reference(directory: Path) -> Reference | None:
             raise ValueError(f"more than {MAX_REFERENCE_BYTES} bytes")
         reference = Reference.model_validate_json(path.read_bytes())
         if len(reference.outputs) != len(reference.inputs):
-            raise ValueError("not as many outputs as inputs")
+            raise ValueError("the numbers of outputs and inputs differ")
         if sum(map(len, reference.outputs)) > MAX_NUMBERS:
             raise ValueError(f"more than {MAX_NUMBERS} numbers")
     except (ValidationError, ValueError) as error:
-        raise BrokenModel(f"{REFERENCE_FILE} is none: {str(error).splitlines()[0]}") from error
+        raise BrokenModel(f"{REFERENCE_FILE} is invalid: {str(error).splitlines()[0]}") from error
     return reference
 
 
 def _check_sense(outputs: Sequence[OutputRow]) -> None:
     for place, row in enumerate(outputs):
         if not np.isfinite(row).all():
-            raise BrokenModel(f"the output {place} holds numbers that are not finite")
+            raise BrokenModel(f"the output {place} contains numbers that are not finite")
         for other in outputs[:place]:
             if len(other) == len(row) and not _distance(row, other) > SAME_OUTPUT:
                 raise BrokenModel("two different inputs have the same output")

@@ -27,12 +27,12 @@ def check_weights(directory: Path) -> None:
         lowest, highest = (float(end) for end in torch.aminmax(tensor))
         # written so that NaN fails
         if not (lowest >= -MAX_WEIGHT and highest <= MAX_WEIGHT):
-            raise BrokenModel(f"the weights {name} go from {lowest:.3g} to {highest:.3g}")
+            raise BrokenModel(f"the weights {name} range from {lowest:.3g} to {highest:.3g}")
         if tensor.ndim > 1:
             num_all += tensor.numel()
             num_constant += tensor.numel() if lowest == highest else 0
     if num_constant > MAX_CONSTANT_SHARE * num_all:
-        raise BrokenModel(f"of {num_all} weights {num_constant} stand in matrices of one number")
+        raise BrokenModel(f"{num_constant} of {num_all} weights are in constant matrices")
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The predict service: how its parts are put together."""
+"""The application of the predict service."""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ CHECKPOINT_KIND = "t5-student"
 
 
 def create_predict(settings: PredictSettings) -> FastAPI:
-    """The service, which asks its store for nothing before it is started."""
+    """Create the application. It does not access the store until it is started."""
     host = ModelService("predict", settings, kind=CHECKPOINT_KIND)
     residency = _follow_all(settings, host)
     for resident in residency.residents:
@@ -29,7 +29,7 @@ def create_predict(settings: PredictSettings) -> FastAPI:
         residency,
         [predict_router(service), models_router(service)],
         title="Fovea predict",
-        description="Small students taught with a large model's reasons: labels, on request with reasons.",
+        description="Labels predicted by small students that were trained on a large model's rationales.",
     )
 
 

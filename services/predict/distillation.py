@@ -62,12 +62,12 @@ def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0
     Scalars in, a scalar out. α = 1 learns labels alone, α = 0 rationales alone. Raises ValueError outside [0, 1].
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is a share from 0 to 1, not {alpha}")
+        raise ValueError(f"alpha must be from 0 to 1, not {alpha}")
     return alpha * label_loss + (1 - alpha) * rationale_loss
 
 
 def alpha_of(rationale_weight: float) -> float:
     """The α whose loss points the way that λ's does: 1 / (1 + λ). Raises ValueError for a λ below 0."""
     if not rationale_weight >= 0:
-        raise ValueError(f"the weight of rationales is a number from 0, not {rationale_weight}")
+        raise ValueError(f"the weight of rationales must be at least 0, not {rationale_weight}")
     return 1 / (1 + rationale_weight)

@@ -112,7 +112,7 @@ class PredictEngine:
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         if self.tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
-            raise ValueError("the tokenizer does not put the end of sequence behind a text")
+            raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
         self._plain_texts = PlainTexts(self.tokenizer)
         self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
@@ -152,7 +152,7 @@ class PredictEngine:
         """
         if rationale and not self.has_rationales:
             raise InvalidField(
-                f"{self.description.task} gives no rationales: its student was taught labels alone.", param="rationale"
+                f"{self.description.task} has no rationales: its student was trained only on labels.", param="rationale"
             )
         self._check_characters(fields, place)
         plain = self._plain_texts.make_plain_values(fields)
@@ -207,7 +207,7 @@ class PredictEngine:
             difference = abs(logprob - answer.logprob) / max(1.0, abs(answer.logprob))
             # written so that NaN fails
             if not difference <= self._self_check_tolerance():
-                raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is read alone")
+                raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is computed alone")
         check_checkpoint(self, self._directory)
 
     @property
@@ -264,7 +264,7 @@ class PredictEngine:
         allowed = 1 + self.description.separator.count(EOS) * (len(self.description.fields) - 1) + prefix.count(EOS)
         # a normaliser may spell a control token out of characters that only look like it
         if self._plain_texts.num_controls(input_ids) > allowed:
-            raise InvalidField(f"{place}: A text spells a control token of the model.", param=place)
+            raise InvalidField(f"{place}: The text contains a control token of the model.", param=place)
         return tuple(input_ids)
 
     def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:

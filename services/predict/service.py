@@ -129,13 +129,13 @@ class PredictService:
         if model is not None:
             known = [(one, description) for one, description in known if model in names_of(one)]
             if not known:
-                raise self._missing(f"There is no model {model!r}, only {_listed(self._model_names())}.", "model")
+                raise self._missing(f"There is no model {model!r}; available: {_listed(self._model_names())}.", "model")
         if task is not None:
             fitting = [one for one in known if task == one[1].task or task in names_of(one[0])]
             if not fitting and model is not None:
                 raise InvalidRequest(f"task: {model!r} has another task: {known[0][1].task!r}.", param="task")
             if not fitting:
-                raise self._missing(f"There is no task {task!r}, only {_listed(self._tasks())}.", "task")
+                raise self._missing(f"There is no task {task!r}; available: {_listed(self._tasks())}.", "task")
             known = fitting
         if len(known) > 1 and task is None:
             raise InvalidField(f"task: It must be one of {_listed(self._tasks())}.", param="task")
@@ -152,7 +152,7 @@ class PredictService:
             if description.labels is not None and len(description.fields) == num_texts:
                 return resident
         what = "one text" if num_texts == 1 else "two texts"
-        raise InvalidField(f"inputs: No model gives labels to {what}.", param="inputs")
+        raise InvalidField(f"inputs: No model predicts labels for {what}.", param="inputs")
 
     @asynccontextmanager
     async def _lease(

@@ -20,26 +20,29 @@ class PredictSettings(ServiceSettings):
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         ("word-problems", "inferences"),
         min_length=1,
-        description="Served models, separated by commas: `name`, or `name@alias` where it is not `latest`.",
+        description="Served models, separated by commas: `name` for the alias `latest`, or `name@alias`.",
     )
     memory_bytes: int = Field(
         0,
         ge=0,
-        description="What the parameters of all loaded models may take, in bytes; the model that was asked least"
-        " recently makes room for another, and is loaded again when it is asked. 0: any.",
+        description="Maximum size of the parameters of all loaded models, in bytes. The least recently used model is "
+        "unloaded to make room for another and loaded again on its next request. 0: no limit.",
     )
-    device: DeviceName = Field("auto", description="`cuda`, `mps` or `cpu`; `auto` takes the first that exists.")
+    device: DeviceName = Field(
+        "auto", description="`cuda`, `mps` or `cpu`; `auto` selects the first that is available."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
+        "auto", description="Precision of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
     )
     int8: bool = Field(
-        default=False, description="Compute with 8-bit integers on a CPU: faster, in less memory, less exactly."
+        default=False,
+        description="Compute with 8-bit integers on a CPU: faster and with less memory, but less accurate.",
     )
     num_threads: int = Field(
-        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, else all."
+        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, otherwise all."
     )
     max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
-    max_inputs: int = Field(2048, ge=1, description="Most inputs in one request.")
+    max_inputs: int = Field(2048, ge=1, description="Maximum number of inputs in one request.")
 
     @field_validator("models", mode="before")
     @classmethod

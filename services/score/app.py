@@ -1,4 +1,4 @@
-"""The score service: how its parts are put together."""
+"""The application of the score service."""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from services.score.settings import ScoreSettings
 
 
 def create_score(settings: ScoreSettings) -> FastAPI:
-    """The service, which asks its store for nothing before it is started."""
+    """Create the application. It does not access the store until it is started."""
     host = ModelService("score", settings, kind=FSC_CLIP_KIND)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
@@ -45,7 +45,7 @@ def create_score(settings: ScoreSettings) -> FastAPI:
         checkpoint,
         [score_router(service), negatives_router(service), score_models_router(service)],
         title="Fovea score",
-        description="Which caption is true of an image, what its words look at, and captions made false.",
+        description="Scores of an image's captions, heatmaps of their words, and hard negatives.",
         resources=[negatives.opened, lambda: inputs],
         warm_up=[negatives.start],
     )

@@ -181,14 +181,14 @@ class ScoreEngine:
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
         if (difference := _difference(together, alone)) > SELF_CHECK_TOLERANCE[self._dtype]:
-            raise BrokenModel(f"a feature changes by {difference:.3g} with what shares its batch")
+            raise BrokenModel(f"a feature changes by {difference:.3g} with the other items of its batch")
         norms = np.array([np.linalg.norm(one.pooled) for one in together])
         if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"pooled features have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
         (similarities,) = self.pairing.run_batch([PairItem(together[0], together[1:])])
         scores = self.mix(similarities)
         if not np.abs(scores).max() <= 1 + SELF_CHECK_TOLERANCE[torch.float32]:
-            raise BrokenModel(f"scores go from {scores.min():.3g} to {scores.max():.3g}, which no cosines do")
+            raise BrokenModel(f"scores go from {scores.min():.3g} to {scores.max():.3g}, outside the range of cosines")
         check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:

@@ -15,25 +15,31 @@ class ScoreSettings(ImageSettings):
 
     port: int = Field(8104, ge=0, le=65535)
     model: str = Field("fsc-clip-scenes")
-    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenise captions.")
-    max_captions: int = Field(1024, ge=1, description="Most captions, or pairs of an image and a text, in one request.")
-    max_images: int = Field(64, ge=1, description="Most images in one request of vLLM's form.")
-    max_explained_captions: int = Field(64, ge=1, description="Most captions of a request that asks to explain them.")
-    max_heatmap_numbers: int = Field(
-        1_000_000, ge=1, description="Most numbers in the heatmaps of one answer: captions x tokens x patches."
+    num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenize captions.")
+    max_captions: int = Field(
+        1024, ge=1, description="Maximum number of captions, or of pairs of an image and a text, in one request."
     )
-    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Largest image file, in bytes.")
-    max_image_pixels: int = Field(64_000_000, ge=1, description="Largest product of an image's width and height.")
+    max_images: int = Field(64, ge=1, description="Maximum number of images in one request in vLLM's format.")
+    max_explained_captions: int = Field(64, ge=1, description="Maximum number of captions in a request with `explain`.")
+    max_heatmap_numbers: int = Field(
+        1_000_000,
+        ge=1,
+        description="Maximum number of values in the heatmaps of one response: captions x tokens x patches.",
+    )
+    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
+    max_image_pixels: int = Field(
+        64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
+    )
 
-    num_negative_threads: int = Field(1, ge=1, description="Threads that make hard negatives.")
+    num_negative_threads: int = Field(1, ge=1, description="Threads that generate hard negatives.")
     max_waiting_negatives: int = Field(
-        256, ge=1, description="Captions that may wait for one of them; what comes after is refused with 503."
+        256, ge=1, description="Maximum number of captions queued for hard negatives; further requests get 503."
     )
     max_negative_characters: int = Field(
-        1000, ge=1, description="Longest caption that hard negatives are made of, in characters."
+        1000, ge=1, description="Maximum length of a caption for hard negatives, in characters."
     )
     wordnet_dir: Path | None = Field(
-        None, description="Folder of WordNet's data files; unset: where this machine keeps them, if it does."
+        None, description="Folder of WordNet's data files. Unset: the default locations are searched."
     )
 
     @field_validator("wordnet_dir")

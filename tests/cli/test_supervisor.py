@@ -191,7 +191,7 @@ def test_a_program_that_dies_is_started_again_and_the_others_are_left_alone(supe
     supervised.until_ready()
     os.kill(supervised.pids("b")[0], signal.SIGKILL)
     until(lambda: len(supervised.pids("b")) == 2)
-    assert "b        | ended with status -9; starting it again in 0.05 s" in supervised.output()
+    assert "b        | exited with status -9; restarting it in 0.05 s" in supervised.output()
     assert len(supervised.pids("a")) == 1
 
 
@@ -200,8 +200,8 @@ def test_a_program_that_was_stopped_is_killed_and_started_again(supervise: Super
     until(lambda: "b        | asked whether it lives" in supervised.output())
     os.kill(supervised.pids("b")[0], signal.SIGSTOP)
     until(lambda: len(supervised.pids("b")) == 2)
-    assert "b        | has not been well at /livez for 1 s and is stopped" in supervised.output()
-    assert "b        | ended with status -9; starting it again in 0.05 s" in supervised.output()
+    assert "b        | has failed /livez for 1 s; stopping it" in supervised.output()
+    assert "b        | exited with status -9; restarting it in 0.05 s" in supervised.output()
     assert len(supervised.pids("a")) == 1
 
 
@@ -219,7 +219,7 @@ def test_a_program_that_never_gets_ready_ends_everything_with_a_failure(supervis
     supervised = supervise(a="serve", b="fail")
     assert supervised.process.wait() == 1
     assert supervised.output().count("b        | cannot go on") == 3
-    assert "ended with status 7 3 times before it was ready" in supervised.output()
+    assert "exited with status 7 3 times before it was ready" in supervised.output()
     assert supervised.notes()[-1] == ("a", "ended") or not supervised.pids("a")
 
 
@@ -235,7 +235,7 @@ def test_a_program_that_ignores_the_signal_is_killed_after_its_drain_time(superv
     supervised.until_ready()
     supervised.process.terminate()
     assert supervised.process.wait() == 0
-    assert "did not end within" in supervised.output()
+    assert "did not exit within" in supervised.output()
     assert not is_running(supervised.pids("a")[0])
 
 

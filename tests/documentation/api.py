@@ -105,7 +105,7 @@ def _fields(schema: Schema) -> list[str]:
 def _answer(status: str, response: Schema) -> str:
     contents = response.get("content", {})
     shown = [f"`{kind}`: {_type(content['schema'])}" for kind, content in contents.items() if content.get("schema")]
-    return f"Answer {status}{': ' if shown else ''}{'; '.join(shown)}"
+    return f"Response {status}{': ' if shown else ''}{'; '.join(shown)}"
 
 
 def _type(schema: Schema) -> str:

@@ -44,11 +44,11 @@ EMBED: list[Figure] = [
     ),
 ]
 SEARCH: list[Figure] = [
-    ("index of 2,000 images under a new condition, read from kept states, s", ("conditions", "reread_s")),
-    ("index of 2,000 images under a new condition, images encoded again, s", ("conditions", "reencoded_s")),
-    ("speed-up by kept states", ("conditions", "ratio")),
-    ("speed-up by kept states in the engine alone, one thread", ("states", "read_speedup")),
-    ("size of an image's kept state, bytes", ("conditions", "state_bytes_per_image")),
+    ("indexing 2,000 images under a new condition, from stored states, s", ("conditions", "reread_s")),
+    ("indexing 2,000 images under a new condition, encoding the images again, s", ("conditions", "reencoded_s")),
+    ("speed-up by stored states", ("conditions", "ratio")),
+    ("speed-up by stored states in the engine alone, one thread", ("states", "read_speedup")),
+    ("size of an image's stored state, bytes", ("conditions", "state_bytes_per_image")),
     ("first answer under a new condition, ms", ("conditions", "first_answer_ms")),
     ("answer under the same condition once its index is ready, ms", ("conditions", "ready_answer_ms")),
     ("recall@10 of the first answer under a new condition", ("conditions", "first_recall_at_10")),
@@ -134,7 +134,7 @@ PREDICT: list[Figure] = [
     ("memory of a process with one t5-small, bytes", ("predict", "memory", "one_tasks_resident_bytes")),
     ("memory of a process with two, bytes", ("predict", "memory", "two_tasks_resident_bytes")),
     (
-        "memory with two asked in turn, where the budget holds one, bytes",
+        "memory of a process with two used alternately, with a budget for one, bytes",
         ("predict", "memory", "budget_tasks_resident_bytes"),
     ),
     (
@@ -159,8 +159,12 @@ SCORE: list[Figure] = [
                 "32 x 8",
                 "batched_over_http",
             ),
-            ("100 captions answered before: times as fast as new ones", "asked before", "ratio"),
-            ("time of the local score as a share of the global one's, in the engine", "local score", "added_share"),
+            ("100 cached captions: times as fast as new ones", "asked before", "ratio"),
+            (
+                "additional time of the local score as a share of the global one's, in the engine",
+                "local score",
+                "added_share",
+            ),
         )
     ),
     *(
@@ -169,7 +173,7 @@ SCORE: list[Figure] = [
         for title, ratio in (
             ("tuning with `clip`: images/s, times those of open_clip's loop with the same loss", "clip_over_open_clip"),
             (
-                "tuning with `fsc-clip`, three hard negatives a caption: images/s, times those of open_clip's loop"
+                "tuning with `fsc-clip`, three hard negatives per caption: images/s, times those of open_clip's loop"
                 " with the plain loss",
                 "fsc-clip_over_open_clip",
             ),
@@ -179,23 +183,23 @@ SCORE: list[Figure] = [
         (title, ("negatives", "kinds", kinds, f"{known}_captions_per_s"))
         for title, kinds, known in (
             ("hard negatives of the paper's three kinds, one core, captions/s", "the paper's three", "new"),
-            ("hard negatives of captions seen before, captions/s", "the paper's three", "known"),
+            ("hard negatives of repeated captions, captions/s", "the paper's three", "known"),
             ("hard negatives of all four kinds, captions/s", "all four", "new"),
         )
     ),
 ]
 GATEWAY: list[Figure] = [
     ("median latency that the gateway adds to a request, µs", ("gateway", "json_gateway_added_p50_us")),
-    ("median latency that nginx as the same proxy adds, µs", ("gateway", "json_nginx_added_p50_us")),
+    ("median latency that nginx adds as a proxy, µs", ("gateway", "json_nginx_added_p50_us")),
     ("requests/s, JSON, concurrency 32: times nginx's", ("gateway", "json_throughput_ratio_to_nginx")),
     ("requests/s, streams of 20 chunks: times nginx's", ("gateway", "stream_throughput_ratio_to_nginx")),
-    ("batcher: CPU time an item with an empty engine, µs", ("batcher", "cpu_us_per_item")),
+    ("batcher: CPU time per item with an empty engine, µs", ("batcher", "cpu_us_per_item")),
     ("batcher: CPU time in 2 idle seconds, s", ("batcher", "idle_cpu_s")),
 ]
 
 
 def figures_table(figures: list[Figure]) -> str:
-    return table(("measured", "median (least to greatest)"), [(title, figure(*path)) for title, path in figures])
+    return table(("measured", "median (min to max)"), [(title, figure(*path)) for title, path in figures])
 
 
 def runs_table() -> str:
@@ -213,7 +217,7 @@ def peers_table() -> str:
     for load, found in latest("peers")["loads"].items():
         ratios = [found["fovea_over"][peer]["throughput"]["median"] for peer in ("litserve", "infinity", "fastapi")]
         rows.append((load, *(f"{ratio:.2f}" for ratio in ratios)))
-    return table(("Fovea's images/s, times those of …", "LitServe", "Infinity", "FastAPI"), rows)
+    return table(("Fovea's images/s relative to …", "LitServe", "Infinity", "FastAPI"), rows)
 
 
 def scenes_table() -> str:
@@ -249,7 +253,7 @@ def labels_table() -> str:
                 held = figures[f"{work}: transformers generate"]["median"]
                 ratios = [f"{figures[f'{work}: {name}']['first_over_it']['median']:.1f}" for name in columns.values()]
                 rows.append((f"t5-{shape}, {count} labels, batch {batch}", *ratios, f"{held:.0f}"))
-    return table(("times as fast as `generate` held to the labels", *columns, "`generate`, ms"), rows)
+    return table(("times as fast as `generate` constrained to the labels", *columns, "`generate`, ms"), rows)
 
 
 def bulk_table() -> str:

@@ -21,7 +21,7 @@ def _retrieval() -> list[tuple[str, ...]]:
     plain, tuned = (described("embed", starter)["metrics"] for starter in ("clip-shapes", "focallens-shapes"))
     titles = {
         "average_map": "retrieval by color, by shape and by both under a condition, mAP",
-        "map_texture": "retrieval by texture, which tuning never asked about, mAP",
+        "map_texture": "retrieval by texture, which was not part of tuning, mAP",
     }
     return [
         (title, f"{plain[metric]:.1f} (CLIP)", f"{tuned[metric]:.1f}", _page("embed"))
@@ -31,7 +31,7 @@ def _retrieval() -> list[tuple[str, ...]]:
 
 def _answers() -> tuple[str, ...]:
     vanilla, calibrated = (litm_accuracies(row)[-1] for row in (VANILLA, CALIBRATED))
-    title = "answers from 10 documents, average over the position of the right one, accuracy"
+    title = "answers from 10 documents, average over the positions of the gold document, accuracy"
     return title, f"{vanilla:.1f} (uncalibrated)", f"{calibrated:.1f}", _page("generate")
 
 
@@ -41,7 +41,7 @@ def _students() -> tuple[str, ...]:
         estimate(next(r for r in results if (r.data, r.method, r.fraction) == ("word-problems", method, 1.0)))
         for method in ("standard", "step-by-step")
     )
-    title = "word problems, student taught with rationales, accuracy"
+    title = "word problems, student trained on rationales, accuracy"
     return title, f"{_with_error(labels)} (labels alone)", _with_error(reasons), _page("predict")
 
 
@@ -50,7 +50,7 @@ def _captions() -> tuple[str, ...]:
     before, served = (
         sum(scores["swap_att"] for scores in recorded[run]) / len(recorded[run]) for run in ("base", "wise-ft-local")
     )
-    title = "true captions told from captions with exchanged attributes, accuracy"
+    title = "captions distinguished from captions with exchanged attributes, accuracy"
     return title, f"{before:.1f} (before tuning)", f"{served:.1f}", _page("score")
 
 
@@ -63,7 +63,7 @@ def _serving() -> list[tuple[str, ...]]:
     least = min(ratios.values())
     faiss = latest("search")["approximate"]["ratio_per_s"]["median"]
     nginx = latest("gateway")["json_throughput_ratio_to_nginx"]["median"]
-    others = f"LitServe, Infinity, FastAPI: the least of {len(ratios)} comparisons"
+    others = f"LitServe, Infinity, FastAPI: the lowest of {len(ratios)} comparisons"
     return [
         ("images/s over HTTP, ViT-B-32", f"1 ({others})", f"{least:.2f}", _page("serving")),
         ("approximate search over HTTP, queries/s", "1 (FAISS in process)", f"{faiss:.2g}", _page("serving")),

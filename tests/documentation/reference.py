@@ -75,4 +75,4 @@ def commands_table() -> str:
             found += below or [(f"`fovea {' '.join(command)}`", summary.replace("|", "or"))]
         return found
 
-    return table(("command", "does"), rows(()))
+    return table(("command", "description"), rows(()))

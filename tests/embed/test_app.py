@@ -205,7 +205,7 @@ def test_equal_inputs_of_one_call_get_equal_answers(client: TestClient) -> None:
     [
         ("application/x-www-form-urlencoded", PHOTO, "looks like an image"),
         ("application/octet-stream", PHOTO, "looks like an image"),
-        ("", PHOTO, "names no content type"),
+        ("", PHOTO, "has no content type"),
         ("text/plain", b"hello", "not text/plain"),
         ("application/xml", b"<a/>", "not application/xml"),
     ],

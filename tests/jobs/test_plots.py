@@ -158,7 +158,7 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
 
 
 def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="no panels to draw"):
         draw([])
     with pytest.raises(ValueError, match="K = 10"):
         draw([panel_with()])

@@ -28,7 +28,7 @@ PROBLEM = {"body": "Each box has 5 apples.", "question": "How many apples are th
 
 
 def save_task(folder: Path, task: Task, *, seed: int = 0, max_input_tokens: int = MAX_INPUT_TOKENS) -> Path:
-    """A tiny student of a task; one of SVAMP or REVIEWS gives no rationales."""
+    """A tiny student of a task; one of SVAMP or REVIEWS has no rationales."""
     description = TaskDescription.of(
         task,
         RELEASED_PREFIXES,

@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused_and_named(
 
 def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:
     error = error_of(client.post("/predict", json={"task": "x", "inputs": [PAIR]}), 404)
-    assert error["message"] == "There is no task 'x', only 'esnli', 'cqa', 'svamp', 'reviews'."
+    assert error["message"] == "There is no task 'x'; available: 'esnli', 'cqa', 'svamp', 'reviews'."
     assert (error["type"], error["code"]) == ("not_found_error", "task_not_found")
 
 

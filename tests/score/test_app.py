@@ -245,7 +245,7 @@ def test_an_image_of_a_collection_is_refused_because_this_service_keeps_none(cli
     ):
         error = error_of(client.post("/v1/score", json=body), 422)
         assert error["param"] == param
-        assert "keeps no collections" in error["message"]
+        assert "has no collections" in error["message"]
     routes = client.get("/openapi.json").json()["paths"]
     assert "collection" not in str(routes["/score"])
 

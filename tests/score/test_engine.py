@@ -252,7 +252,7 @@ class Forgetful(ScoreEngine):
 
 def test_a_model_whose_answers_depend_on_what_shares_the_batch_does_not_pass(plain_directory: Path) -> None:
     broken = Forgetful(load_fsc_clip(plain_directory), torch.device("cpu"), torch.float32)
-    with pytest.raises(BrokenModel, match="shares its batch"):
+    with pytest.raises(BrokenModel, match="the other items of its batch"):
         broken.self_check()
 
 

@@ -1,4 +1,4 @@
-"""Refusal of clients that send their bodies too slowly, whatever deadline they ask for."""
+"""Rejection of bodies that arrive too slowly, regardless of the request's deadline."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ class BodyPace:
     def _refusal(self) -> BodyTimeout:
         self.metrics.rejected.labels("slow_body").inc()
         return BodyTimeout(
-            f"The request's body comes too slowly: it may stall for {self.timeout_s:g} s (FOVEA_BODY_TIMEOUT_S) and "
-            f"must come at {self.bytes_per_s} bytes a second (FOVEA_MIN_BODY_BYTES_PER_S).",
+            f"The request body arrives too slowly: it may stall for {self.timeout_s:g} s (FOVEA_BODY_TIMEOUT_S) and "
+            f"must arrive at {self.bytes_per_s} bytes per second (FOVEA_MIN_BODY_BYTES_PER_S).",
             code="body_timeout",
         )

@@ -53,7 +53,7 @@ class JsonScan:
         param = param or _last_field(bytes(self._head))
         return TooLarge(
             f"{param or 'The JSON body'}: There are more than {self._max_values} values"
-            " (FOVEA_MAX_JSON_VALUES), elements of lists and, counted twice, members of objects.",
+            " (FOVEA_MAX_JSON_VALUES), where members of objects count twice.",
             param=param,
             code="too_many_values",
         )

@@ -185,7 +185,7 @@ class Places:
             async with asyncio.timeout(patience_s):
                 return await self._stand_in_line(client)
         except TimeoutError:
-            raise self._too_late(f"{self.name} did not come to this request in time for its deadline.") from None
+            raise self._too_late(f"{self.name} did not start this request before its deadline.") from None
 
     async def _stand_in_line(self, client: str) -> Place:
         waiter = _Waiter(self._num_arrivals, asyncio.get_running_loop().create_future())
@@ -250,7 +250,7 @@ class Places:
         expected_s = (num_ahead + 1) * self._mean_hold_s / self.limit
         if self._clock() + expected_s + self._needed_s() > deadline:
             raise self._too_late(
-                f"{self.name} would come to this request in about {expected_s:.1f} s, too late for its deadline."
+                f"{self.name} would start this request in about {expected_s:.1f} s, after its deadline."
             )
 
     def _needed_s(self) -> float:
@@ -262,8 +262,8 @@ class Places:
     def _full(self) -> Overloaded:
         self._refused_at = self._clock()
         return Overloaded(
-            f"{self.name} has {self.num_held} requests in flight and {self.num_waiting} waiting, "
-            "which is as many as it takes now.",
+            f"{self.name} has {self.num_held} requests in flight and {self.num_waiting} waiting, which is its current "
+            "limit.",
             code="queue_full",
             retry_after_s=self.drain_s,
         )

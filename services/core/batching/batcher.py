@@ -42,7 +42,10 @@ FIRST_RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits in the engine's own unit of cost (e.g. tokens): of one batch, padded, and of the sum of what may wait."""
+    """Limits in the engine's own unit of cost (e.g.
+
+    tokens): the padded cost of one batch, and the total cost of the queue.
+    """
 
     max_batch_cost: int
     max_batch_size: int
@@ -77,7 +80,7 @@ class Submission(Generic[ItemT]):
 
     def __post_init__(self) -> None:
         if self.cost < 1:
-            raise ValueError(f"cost is {self.cost}: an item that costs nothing would pass every bound")
+            raise ValueError(f"cost is {self.cost}: an item without a cost would bypass every limit")
 
 
 class Answer(NamedTuple, Generic[ResultT]):
@@ -199,7 +202,7 @@ class Batcher(Generic[ItemT, ResultT]):
             waiting = self._queue.clear() + (self._prepared.items if self._prepared else [])
             self._prepared = None
         for item in waiting:
-            self._fail(item.request, Overloaded("The service stopped before it came to this request."))
+            self._fail(item.request, Overloaded("The service stopped before it processed this request."))
         await self.drain()
         self._deadlines.forget_all()
         self._collators.shutdown(wait=False)
@@ -245,7 +248,7 @@ class Batcher(Generic[ItemT, ResultT]):
         if request.queued_at + expected_s > request.deadline:
             self._metrics.rejected.labels("deadline_too_near").inc()
             raise Overloaded(
-                f"What waits before this request takes about {expected_s:.1f} s, which is longer than its deadline.",
+                f"The expected wait is about {expected_s:.1f} s, which is longer than the request's deadline.",
                 code="deadline_too_near",
                 retry_after_s=self._retry_after_s(),
             )
@@ -271,7 +274,7 @@ class Batcher(Generic[ItemT, ResultT]):
     def _refuse_if_closed(self) -> None:
         if not self.is_alive:
             self._metrics.rejected.labels("broken").inc()
-            raise Overloaded("The service can compute nothing until it is restarted.")
+            raise Overloaded("The service cannot process requests until it is restarted.")
         if self._is_draining:
             self._metrics.rejected.labels("draining").inc()
             raise Overloaded("The service is shutting down.", code="draining")
@@ -333,7 +336,7 @@ class Batcher(Generic[ItemT, ResultT]):
         suspects = {item.request for item in self._running}
         for request in tuple(self._outstanding):
             error = InternalError if request in suspects else Overloaded
-            self._fail(request, error("The service broke down before this request was answered."))
+            self._fail(request, error("The service failed before it answered this request."))
 
     # On either side, with the lock held
 

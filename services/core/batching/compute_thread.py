@@ -157,4 +157,4 @@ class ComputeThread:
 
 
 def _no_thread() -> Overloaded:
-    return Overloaded("The service computes nothing any more: its compute thread has ended.")
+    return Overloaded("The service cannot process requests any more: its compute thread has ended.")

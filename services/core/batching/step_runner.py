@@ -132,7 +132,7 @@ class StepRunner(Generic[ItemT, EventT]):
                     places[work.client] += 1
                     cost += work.cost
                 else:
-                    yield [(work, TooLarge("The request needs more room than the service has when it is empty."))]
+                    yield [(work, TooLarge("The request needs more memory than the service has."))]
         if chosen:
             yield from self._admit(chosen)
             self._step_aside(chosen)

@@ -39,7 +39,7 @@ MIN_IN_FLIGHT = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits in the engine's own unit of cost (e.g. tokens): of what one turn admits, and of the sum of what may wait.
+    """Limits in the engine's own unit of cost (e.g. tokens): the cost admitted per turn and the total cost queued.
 
     `max_wait_s` bounds the expected wait with which a request is still accepted.
     """
@@ -125,7 +125,7 @@ class Stepper(Generic[ItemT, EventT]):
         may hold is taken only by an empty one.
         """
         if cost < 1:
-            raise ValueError(f"cost is {cost}: an item that costs nothing would pass every bound")
+            raise ValueError(f"cost is {cost}: an item without a cost would bypass every limit")
         if id(item) in self._outstanding:
             raise ValueError("the item is being answered already")
         self._refuse_if_closed()
@@ -149,7 +149,7 @@ class Stepper(Generic[ItemT, EventT]):
         """Refuse new items, fail those that wait with Overloaded, and return when those that had begun have ended."""
         self._is_draining = True
         for work in self._queue.clear():
-            self._end(work.call, Overloaded("The service stopped before it came to this request."), "failed")
+            self._end(work.call, Overloaded("The service stopped before it processed this request."), "failed")
         await self.drain()
         self._deadlines.forget_all()
         self._thread.detach(self)
@@ -162,7 +162,7 @@ class Stepper(Generic[ItemT, EventT]):
     def _refuse_if_closed(self) -> None:
         if not self.is_alive:
             self._metrics.rejected.labels("broken").inc()
-            raise Overloaded("The service can compute nothing until it is restarted.")
+            raise Overloaded("The service cannot process requests until it is restarted.")
         if self._is_draining:
             self._metrics.rejected.labels("draining").inc()
             raise Overloaded("The service is shutting down.", code="draining")
@@ -229,7 +229,7 @@ class Stepper(Generic[ItemT, EventT]):
         suspects = {work.call for work in running.values()}
         for call in tuple(self._outstanding.values()):
             error = InternalError if call in suspects else Overloaded
-            self._end(call, error("The service broke down before this request was answered."), "failed")
+            self._end(call, error("The service failed before it answered this request."), "failed")
 
     # On the compute thread
 

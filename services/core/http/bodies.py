@@ -140,12 +140,12 @@ def media_type_of(request: Request) -> str:
 async def unsupported(request: Request, accepted: str) -> UnsupportedMediaType:
     """Return the error for a media type that the route does not take."""
     named = media_type_of(request)[:100]
-    sent = f"not {named}" if named else "and the request names no content type"
+    sent = f"not {named}" if named else "and the request has no content type"
     body = await request.body()
     hint = ""
     if body.startswith(IMAGE_SIGNATURES):
-        hint = ' The body looks like an image: send it with "Content-Type: image/jpeg", or whatever it is.'
-    return UnsupportedMediaType(f"This route takes {accepted}, {sent}.{hint}")
+        hint = ' The body looks like an image: send it with "Content-Type: image/jpeg" or its actual type.'
+    return UnsupportedMediaType(f"This route accepts {accepted}, {sent}.{hint}")
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
 def agreed(param: str, in_query: T | None, in_body: T | None) -> T | None:
     """Return the value from the URL or the body. Raises InvalidRequest where they contradict each other."""
     if in_query and in_body and in_query != in_body:
-        raise InvalidRequest(f"{param}: The query and the body of the request differ.", param=param)
+        raise InvalidRequest(f"{param}: The URL and the body contradict each other.", param=param)
     return in_body or in_query
 
 

@@ -62,7 +62,7 @@ class HostCheck:
             if not self._is_allowed(_name_of(host)):
                 self.rejected.inc()
                 raise PermissionDenied(
-                    f"This server does not go by the name {host[:100]!r}; FOVEA_ALLOWED_HOSTS gives it further names.",
+                    f"This server does not accept the host {host[:100]!r}; add it to FOVEA_ALLOWED_HOSTS.",
                     code="foreign_host",
                 )
             if len(self.known) < 100:
@@ -91,7 +91,7 @@ class OriginCheck:
             origin = header_of(scope, b"origin")
             page = f"the origin {origin[:100]!r}" if origin else "another site"
             raise PermissionDenied(
-                f"A page of {page} may not use this server; FOVEA_ALLOWED_ORIGINS lists those that may.",
+                f"A page of {page} may not use this server; add its origin to FOVEA_ALLOWED_ORIGINS.",
                 code="foreign_origin",
             )
         await self.app(scope, receive, send)

@@ -110,7 +110,7 @@ class LimitedProtocol(BoundedHeadProtocol):
             return
         self._limits.num_refusals += 1
         self._has_refusal = True
-        self._refuse(Overloaded("This server has as many connections open as it may.", code="too_many_connections"))
+        self._refuse(Overloaded("This server has reached its limit of open connections.", code="too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limits.forget(self)

@@ -111,8 +111,8 @@ async def raise_for_validation(request: Request, exc: Exception) -> NoReturn:
     if isinstance(exc.body, bytes):
         # Only a body whose content type the route does not read arrives here as bytes.
         named = content_type.partition(";")[0]
-        sent = f"not {named}" if named else "and the request names no content type"
-        raise UnsupportedMediaType(f"This route takes application/json, {sent}.") from exc
+        sent = f"not {named}" if named else "and the request has no content type"
+        raise UnsupportedMediaType(f"This route accepts application/json, {sent}.") from exc
     param, message = _deepest_complaint(exc.errors(), exc.body)
     raise InvalidField(f"{param}: {message}.", param=param) from exc
 
@@ -129,7 +129,7 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
     if exc.status_code == NotFound.status:
         raise NotFound(f"There is no route {request.method} {path}.") from exc
     if exc.status_code == MethodNotAllowed.status:
-        raise MethodNotAllowed(f"{path} does not take {request.method}.") from exc
+        raise MethodNotAllowed(f"{path} does not allow {request.method}.") from exc
     fallback = InvalidRequest if exc.status_code < 500 else InternalError
     raise _CLASS_BY_STATUS.get(exc.status_code, fallback)(exc.detail) from exc
 

@@ -95,7 +95,7 @@ def _report(results: dict[str, CheckResult]) -> HealthReport:
 
 def health_router(health: Health) -> APIRouter:
     """Return the routes `/livez`, `/readyz`, `/startupz` and `/health`, the name of `/readyz` that most clients try."""
-    router = APIRouter(tags=["health"], responses={503: {"model": HealthReport, "description": "A check fails"}})
+    router = APIRouter(tags=["health"], responses={503: {"model": HealthReport, "description": "A check failed"}})
 
     def answer(report: HealthReport, response: Response) -> HealthReport:
         response.status_code = 200 if report.status == "ok" else 503

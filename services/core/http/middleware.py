@@ -275,7 +275,9 @@ class PlainBody:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
         if encoding and encoding.strip().lower() != "identity":
-            raise UnsupportedMediaType(f"Content-Encoding: {encoding[:100]!r} is not read; send the body uncompressed.")
+            raise UnsupportedMediaType(
+                f"Content-Encoding: {encoding[:100]!r} is not supported; send the body uncompressed."
+            )
         await self.app(scope, receive, send)
 
 

@@ -185,7 +185,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _parsing_fault(self, error: BaseException | None) -> str:
         if self._begins_tls:
-            return "This port speaks plain HTTP, and the request came by TLS: write http:// in place of https://."
+            return "This port speaks plain HTTP, but the request used TLS: use http:// instead of https://."
         if isinstance(error, httptools.HttpParserInvalidURLError):
             return "The request is not valid HTTP/1.1: its URL must be percent-encoded."
         return f"The request is not valid HTTP/1.1: {error}."
@@ -269,4 +269,4 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
 
 def _too_much_unread() -> FoveaError:
-    return TooLarge(f"The body's chunk extensions and trailers have over {MAX_UNREAD_BYTES} bytes.")
+    return TooLarge(f"The body's chunk extensions and trailers exceed {MAX_UNREAD_BYTES} bytes.")

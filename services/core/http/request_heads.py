@@ -54,9 +54,9 @@ def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: boo
     lengths that are repeated, not digits, or beside a transfer coding.
     """
     if version not in ("1.1", "1.0"):
-        raise InvalidRequest(f"HTTP/{version} is not spoken here; send HTTP/1.1.")
+        raise InvalidRequest(f"HTTP/{version} is not supported; send HTTP/1.1.")
     if method == b"CONNECT":
-        raise InvalidRequest("CONNECT is for proxies; this server opens no tunnels.")
+        raise InvalidRequest("CONNECT is not supported; this server is not a proxy.")
     named = dict(headers)
     num_hosts = 1 if b"host" in named else 0
     if len(named) < len(headers):
@@ -70,11 +70,11 @@ def check_head(method: bytes, version: str, headers: Headers, *, is_upgrade: boo
     elif int(named.get(b"content-length", b"0")) > 0:
         body = Body.LENGTH
     if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
-        raise InvalidRequest(f"An HTTP/1.1 request has exactly one Host header, not {num_hosts}.")
+        raise InvalidRequest(f"An HTTP/1.1 request must have exactly one Host header, not {num_hosts}.")
     if is_upgrade and body is not Body.NONE:
         raise InvalidRequest(
-            "The request has a body and asks for an upgrade of its connection; none is offered, and its body would "
-            "not be read. Send it as plain HTTP/1.1: `curl --http1.1`, in Java "
+            "The request has a body and asks for a connection upgrade, which is not supported. Send it as plain "
+            "HTTP/1.1: `curl --http1.1`, in Java "
             "`HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1)`.",
             code="upgrade_with_body",
         )

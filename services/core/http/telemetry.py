@@ -49,7 +49,7 @@ def _provider(service: str) -> "TracerProvider":
 
 
 class RequestSpan:
-    """Middleware that gives a request's span the attributes of its log line, and likewise leaves the query out."""
+    """Middleware that gives a request's span the attributes of its log line, without the query."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -93,7 +93,7 @@ def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = 
             return _load(header, limits)
         except _DECODER_FAILURES:
             check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders report its lack as damage
-            raise InvalidRequest(f"The image is truncated or damaged: its {header.format} does not decode.") from None
+            raise InvalidRequest(f"The image is truncated or damaged: its {header.format} can't be decoded.") from None
 
 
 def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
@@ -124,7 +124,7 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
     if min(size) < 1:
         raise InvalidRequest(f"The image has no pixels: {width} x {height}.")
     if max(size) > limits.max_side:
-        raise TooLarge(f"The image is {width} x {height} pixels; the limit is {limits.max_side} a side.")
+        raise TooLarge(f"The image is {width} x {height} pixels; the limit is {limits.max_side} per side.")
     if width * height > limits.max_pixels:
         raise TooLarge(f"The image has {width * height} pixels; the limit is {limits.max_pixels} pixels.")
 

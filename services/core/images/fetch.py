@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 # One sentence for all cases, so that an answer does not reveal which names and ports exist in our network.
-_UNREACHABLE = "The image URL could not be fetched: its host is not public, or not reachable."
+_UNREACHABLE = "The image URL could not be fetched: its host is not public or not reachable."
 
 # The counters that a fetch takes part in, and the limit of each.
 _Places = dict[tuple[str, object], int]
@@ -113,8 +113,8 @@ class ImageFetcher:
                 return await self._follow(parsed)
         except TimeoutError:
             raise _failed(
-                f"The image URL did not deliver within {limits.timeout_s:g} s, or nothing for"
-                f" {limits.stall_timeout_s:g} s.",
+                f"The image URL took longer than {limits.timeout_s:g} s, or sent nothing for "
+                f"{limits.stall_timeout_s:g} s.",
                 param,
             ) from None
         except (aiohttp.ClientError, OSError, ValueError):
@@ -138,14 +138,14 @@ class ImageFetcher:
         if url.scheme not in ("http", "https"):
             raise _refused("Only http and https image URLs are accepted.")
         if "@" in url.raw_authority:
-            raise _refused("An image URL must not hold a user name or password.")
+            raise _refused("An image URL must not contain a user name or password.")
         host = (url.raw_host or "").rstrip(".").lower()
         if not host or "%" in host or host == "localhost" or host.endswith(".localhost"):
             raise _refused("The image URL has no public host.")
         if url.port not in self._limits.allowed_ports:
             raise _refused(f"The image URL's port {url.port} is not allowed.")
         if _NUMBER.fullmatch(host.rpartition(".")[2]) and not _is_dotted_address(host):
-            raise _refused("The image URL's host is a number that is not written as an address.")
+            raise _refused("The image URL's host is a number but not a valid address.")
         if not self._is_listed(host):
             raise _refused("The image URL's host is not among those allowed.")
 
@@ -163,9 +163,9 @@ class ImageFetcher:
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         max_bytes = self._limits.max_image_bytes
         if response.status != 200:
-            raise _failed(f"The image URL answered with status {response.status}.")
+            raise _failed(f"The image URL responded with status {response.status}.")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _failed("The image URL answered with a compressed body, which was not asked for.")
+            raise _failed("The image URL responded with a compressed body, which was not requested.")
         if response.content_length is not None and response.content_length > max_bytes:
             raise TooLarge(f"The image has {response.content_length} bytes; the limit is {max_bytes} bytes.")
         body = bytearray()
@@ -280,7 +280,7 @@ def _addresses_of(host: str) -> list[str]:
 
 def _parse(url: str) -> URL:
     if _NEVER_IN_A_URL.search(url):
-        raise _refused("The image URL holds a space, a control character or a backslash.")
+        raise _refused("The image URL contains a space, a control character or a backslash.")
     try:
         return URL(url)
     except ValueError:

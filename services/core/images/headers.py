@@ -66,7 +66,7 @@ def read_header(data: bytes) -> ImageHeader:
     for offset, magic, name in _REFUSED:
         if data.startswith(magic, offset):
             raise UnsupportedMediaType(f"The image is {name}; JPEG, PNG, WebP, GIF and BMP are accepted.")
-    raise InvalidRequest("The image is none: its content is not JPEG, PNG, WebP, GIF or BMP.")
+    raise InvalidRequest("The content is not an image: JPEG, PNG, WebP, GIF and BMP are accepted.")
 
 
 def media_type_of(data: bytes) -> str | None:
@@ -101,7 +101,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     for _ in range(MAX_JPEG_SEGMENTS):
         marker = _JPEG_MARKER.search(data, position)
         if marker is None or marker[1][0] == _JPEG_END:
-            raise InvalidRequest("The JPEG ends before its pixels begin.")
+            raise InvalidRequest("The JPEG ends before its image data.")
         code, begin, position = marker[1][0], marker.start(), marker.end()
         if code == _JPEG_START_OF_SCAN:
             if is_progressive or data[begin + 4] < num_components:

@@ -103,10 +103,10 @@ class _Lane:
 
 
 class ImageInputs:
-    """A service's image inputs, used inside an `async with` block. Without `fetch_limits` images by URL are refused,
-    naming `url_setting`, the variable that would allow them.
+    """A service's image inputs, used inside an `async with` block.
 
-    `stored_image` looks up an image of a collection; the process that has collections sets it.
+    Without `fetch_limits` image URLs are rejected with an error that names `url_setting`, the variable that allows
+    them. `stored_image` looks up an image of a collection; the process that has collections sets it.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ImageInputs:
             return reference
         if self._fetcher is None:
             raise InvalidRequest(
-                f"Image URLs are turned off on this server ({self._url_setting}); send the image itself.",
+                f"Image URLs are disabled on this server ({self._url_setting}); send the image itself.",
                 param=param,
                 code="image_url_not_allowed",
             )
@@ -189,7 +189,7 @@ class ImageInputs:
     async def _stored(self, reference: StoredImage, param: str) -> bytes:
         if self.stored_image is None:
             raise InvalidField(
-                "This service keeps no collections, so no image has an id here; send the image itself.", param=param
+                "This service has no collections, so images have no ids; send the image itself.", param=param
             )
         try:
             return await self.stored_image(reference)

@@ -67,7 +67,7 @@ def parse_image_reference(value: object, *, param: str, limits: ImageLimits) -> 
         case {"url": str(url), **rest} if not rest.keys() & {"id", "image_url"}:
             return _parse_text(url.strip(), param, limits)
     raise InvalidField(
-        'An image is a data URI, base64, an http(s) URL, {"url": …} or, where collections are kept,'
+        'An image must be a data URI, base64, an http(s) URL, {"url": …} or, in a service with collections,'
         ' {"id": "collection/image-id"}.',
         param=param,
     )
@@ -93,7 +93,7 @@ def _parse_data_uri(text: str, param: str, limits: ImageLimits) -> bytes:
     media_type, options = head[1].strip().lower(), head[2].lower().replace(" ", "")
     if not media_type.startswith("image/"):
         found = media_type or "text/plain"
-        raise UnsupportedMediaType(f"The data URI holds {found[:100]}, not image/*.", param=param)
+        raise UnsupportedMediaType(f"The data URI contains {found[:100]}, not image/*.", param=param)
     if not options.endswith(";base64"):
         raise InvalidRequest("The data URI is not base64.", param=param)
     payload = text[head.end() :]
@@ -119,5 +119,5 @@ def _decode_base64(text: str, param: str, limits: ImageLimits) -> bytes:
 def _parse_stored(text: str, param: str) -> StoredImage:
     collection, _, image_id = text.partition("/")
     if not (collection and image_id):
-        raise InvalidField('The id of a stored image is "collection/image-id".', param=param)
+        raise InvalidField('The id of a stored image must have the form "collection/image-id".', param=param)
     return StoredImage(collection, image_id)

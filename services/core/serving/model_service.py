@@ -1,4 +1,4 @@
-"""Parts that every service is made of that runs models, whatever its models answer."""
+"""The parts shared by all services that run models."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,7 +42,7 @@ class Models(Protocol):
 class ModelService:
     """A store, a compute thread, metrics and health for checkpoints of one `kind`, and the application around them.
 
-    The store is asked for nothing before the application is started.
+    The store is not accessed before the application is started.
     """
 
     def __init__(self, name: str, settings: ServiceSettings, *, kind: str) -> None:

@@ -171,8 +171,8 @@ class Residency(Generic[EngineT, DescriptionT]):
             raise InvalidCheckpoint(f"{checkpoint}: its weights can't be measured ({type(error).__name__})") from error
         if 0 < self._max_bytes < needed:
             raise InvalidCheckpoint(
-                f"{checkpoint}: its parameters take {needed} bytes, and all models together may take"
-                f" {self._max_bytes} ({self._setting})"
+                f"{checkpoint}: its parameters take {needed} bytes, but the limit for all models is {self._max_bytes} "
+                f"({self._setting})"
             )
         async with self._one_at_a_time:
             await self._make_room(needed, newcomer)

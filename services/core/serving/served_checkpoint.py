@@ -1,7 +1,7 @@
-"""The checkpoint that a service answers with: it follows one alias of the model store and is swapped under load.
+"""The checkpoint that a service serves: it follows one alias of the model store and is swapped under load.
 
 A new version is loaded, warmed up and checked beside the running one, then takes its place; the old one finishes its
-requests and is released. A version that fails in this is refused, and the old one goes on serving.
+requests and is released. A version that fails any of these steps is rejected, and the old one continues to serve.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class FollowOptions:
 
 @dataclass(frozen=True)
 class Served(Generic[EngineT, BatcherT]):
-    """A version that answers; `digest` distinguishes its results from those of every other version."""
+    """A serving version; `digest` distinguishes its results from those of every other version."""
 
     engine: EngineT
     batcher: BatcherT
@@ -244,7 +244,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         names = (served.name, self.alias, f"{served.name}@{self.alias}", served.label)
         if asked and asked not in names:
             raise NotFound(
-                f"There is no model {asked!r}: this service answers with {served.name!r}.",
+                f"There is no model {asked!r}: this service serves {served.name!r}.",
                 param="model",
                 code="model_not_found",
             )
@@ -256,10 +256,10 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             details.insert(0, f"refused {self._refusal[1]}")
         if self.manifest is None:
             return False, "; ".join(details) or f"loading {self.name}@{self.alias}"
-        is_alive, state = True, " is loaded when it is asked"
+        is_alive, state = True, " is loaded on its next request"
         if self._current is not None:
             is_alive = self._current.served.batcher.is_alive
-            state = "" if is_alive else " can compute nothing any more"
+            state = "" if is_alive else " can't process requests any more"
         details.insert(0, f"{self.name}@{self.manifest.version}{state}")
         return is_alive, "; ".join(details)
 

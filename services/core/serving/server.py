@@ -97,7 +97,7 @@ def _bind(settings: ProcessSettings) -> socket.socket:
         variable = f"{settings.model_config.get('env_prefix', '')}PORT"
         raise SystemExit(
             f"Cannot listen on {settings.host}:{settings.port}: {refused.strerror}. "
-            f"Another port is chosen with {variable}."
+            f"Choose another port with {variable}."
         ) from None
 
 

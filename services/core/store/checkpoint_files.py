@@ -31,7 +31,7 @@ READ_CHUNK_BYTES = 4 * 1024 * 1024
 FORBIDDEN_BEGINNINGS = {
     b"\x89HDF": "an HDF5 file",
     b"\x7fELF": "a program",
-    b"\x93NUMPY": "a NumPy array, which may hold pickles",
+    b"\x93NUMPY": "a NumPy array, which may contain pickles",
     **{b"\x80" + bytes([protocol]): "a pickle" for protocol in range(6)},
 }
 
@@ -57,7 +57,7 @@ def read_checkpoint_directory(directory: Path) -> list[CheckpointFile]:
     try:
         sources = sorted(source for source in _walk(directory) if source != directory / DESCRIPTION_FILE)
         if not sources:
-            raise InvalidCheckpoint(f"{directory} holds no files to publish")
+            raise InvalidCheckpoint(f"{directory} has no files to publish")
         check_paths([source.relative_to(directory).as_posix() for source in sources])
         return [_read_file(directory, source) for source in sources]
     except OSError as error:
@@ -106,14 +106,14 @@ def _walk(directory: Path) -> Iterator[Path]:
 def _read_file(directory: Path, source: Path) -> CheckpointFile:
     path = source.relative_to(directory).as_posix()
     if path == MANIFEST_FILE:
-        raise InvalidCheckpoint(f"{source}: the store writes {MANIFEST_FILE} itself")
+        raise InvalidCheckpoint(f"{source}: {MANIFEST_FILE} is reserved for the store")
     _check_content(source)
     return CheckpointFile(source, path, digest_of(source))
 
 
 def _check_content(source: Path) -> None:
     if source.suffix not in TENSOR_SUFFIXES and (kind := _forbidden_kind(source)):
-        raise InvalidCheckpoint(f"{source} is {kind}, which a checkpoint may not hold")
+        raise InvalidCheckpoint(f"{source} is {kind}, which a checkpoint may not contain")
     try:
         if source.suffix in TENSOR_SUFFIXES:
             _check_tensors(source)
@@ -125,7 +125,7 @@ def _check_content(source: Path) -> None:
             with gzip.open(source) as file:
                 _check_text(file.read(MAX_UNPACKED_BYTES + 1))
     except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
-        raise InvalidCheckpoint(f"{source} is not what its name says: {error}") from error
+        raise InvalidCheckpoint(f"{source} does not match its file type: {error}") from error
 
 
 def _forbidden_kind(source: Path) -> str | None:
@@ -167,4 +167,4 @@ def _check_tensors(source: Path) -> None:
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError("the header has no data_offsets") from error
     if 8 + header_bytes + announced_bytes != size_bytes:
-        raise ValueError(f"the header announces {announced_bytes} bytes of tensors, the file has others")
+        raise ValueError(f"the header announces {announced_bytes} bytes of tensors, which does not match the file")

@@ -30,7 +30,7 @@ def check_paths(paths: Collection[str]) -> None:
     for path in paths:
         check_suffix(check_path(path))
         if (other := files.setdefault(path.lower(), path)) != path:
-            raise InvalidCheckpoint(f"paths {other!r} and {path!r} are the same where case does not count")
+            raise InvalidCheckpoint(f"paths {other!r} and {path!r} differ only in case")
     for lowered, path in files.items():
         parts = lowered.split("/")
         for end in range(1, len(parts)):
@@ -45,7 +45,8 @@ def check_path(path: str) -> str:
     for segment in path.split("/"):
         if PATH_SEGMENT.fullmatch(segment) is None:
             raise InvalidCheckpoint(
-                f"path {path!r}: {segment!r} must be of A-Z, a-z, 0-9, '.', '_', '-', starting with none of '.', '-'"
+                f"path {path!r}: {segment!r} must consist of A-Z, a-z, 0-9, '.', '_', '-', and not start with '.' or "
+                "'-'"
             )
     return path
 
@@ -54,5 +55,5 @@ def check_suffix(path: str) -> str:
     """Return the path. Raises InvalidCheckpoint for a kind of file that no version may hold."""
     if not path.endswith(tuple(ALLOWED_SUFFIXES)):
         allowed = ", ".join(sorted(ALLOWED_SUFFIXES))
-        raise InvalidCheckpoint(f"{path} is of no kind that a checkpoint may hold (only {allowed})")
+        raise InvalidCheckpoint(f"{path} has a file type that a checkpoint may not contain (only {allowed})")
     return path

@@ -7,8 +7,8 @@
     ├── AliasMoved           an alias is not where the caller expected it; nothing was changed
     └── StoreUnavailable     the store can't be reached, refuses us, or is held by another writer
 
-Clients of the HTTP services never see them: a service goes on serving what it has, jobs and the command line show the
-sentence.
+Clients of the HTTP services never see them: a service continues to serve its current version, and jobs and the command
+line print the message.
 """
 
 

@@ -1,7 +1,7 @@
 """Manifests of published versions, and the names and ids that the store accepts.
 
 A version's id is the head of its content digest, so equal contents have equal ids wherever they are published,
-and a manifest proves itself: a changed byte in any field that matters changes the digest that it must match.
+and a manifest is self-certifying: changing any field that the digest covers changes the digest that it must match.
 """
 
 import hashlib
@@ -148,7 +148,7 @@ def is_version_id(text: str) -> bool:
 def _check_name(field: str, name: str) -> str:
     if NAME_PATTERN.fullmatch(name) is None:
         raise InvalidCheckpoint(
-            f"{field} {name[: 2 * MAX_NAME_LENGTH]!r} must be 1 to {MAX_NAME_LENGTH} of a-z, 0-9, '.', '_', '-',"
-            " starting with a letter or digit"
+            f"{field} {name[: 2 * MAX_NAME_LENGTH]!r} must be 1 to {MAX_NAME_LENGTH} characters of a-z, 0-9, '.', '_', "
+            "'-', starting with a letter or digit"
         )
     return name

@@ -77,7 +77,7 @@ class Objects:
         if parts.scheme not in SCHEMES:
             raise StoreUnavailable(f"store URL {url!r} must begin with {', '.join(f'{s}://' for s in SCHEMES)}")
         if "@" in parts.netloc:
-            raise StoreUnavailable("a store URL must hold no credentials; set AWS_… or GOOGLE_… in the environment")
+            raise StoreUnavailable("a store URL must not contain credentials; set AWS_… or GOOGLE_… in the environment")
         self.label = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self.root: Path | None = None
         if parts.scheme == "file":
@@ -202,7 +202,7 @@ class Objects:
         assert self.root is not None, "a local store"
         parts = key.split("/")
         if not all(parts) or {".", ".."} & set(parts) or "\0" in key:
-            raise StoreUnavailable(f"{self.label}: {key!r} is no key")
+            raise StoreUnavailable(f"{self.label}: {key!r} is not a valid key")
         path = self.root
         for part in parts:
             path /= part

@@ -172,7 +172,7 @@ class Store:
         def back(before: Alias | None) -> Alias:
             _check_expected(f"{name}@{alias}", before, expected)
             if before is None or not before.previous:
-                raise NotFoundInStore(f"{name}@{alias} has no version before this one")
+                raise NotFoundInStore(f"{name}@{alias} has no previous version")
             self.manifest(name, before.previous[0])
             return Alias.pointing_back(before)
 
@@ -224,7 +224,7 @@ class Store:
     def _complete(self, manifest: Manifest, turn: Turn) -> None:
         """Write the manifest unless it is there; this model's files can't be removed meanwhile."""
         if not self._versions.is_uploaded(manifest):
-            raise _UploadLost(f"files of {manifest.name}@{manifest.version} vanished while it was being published")
+            raise _UploadLost(f"files of {manifest.name}@{manifest.version} disappeared during publication")
         try:
             existing = self._versions.manifest(manifest.name, manifest.version)
         except (NotFoundInStore, CorruptCheckpoint):

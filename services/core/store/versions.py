@@ -147,7 +147,7 @@ class Versions:
         key = file_key(manifest.name, manifest.version, file.path)
         self._objects.write(key, chunks(), file.stored.size_bytes)
         if StoredFile(sha256=sha256.hexdigest(), size_bytes=size_bytes) != file.stored:
-            raise InvalidCheckpoint(f"{file.source} changed while it was being published")
+            raise InvalidCheckpoint(f"{file.source} changed during publication")
 
     def is_uploaded(self, manifest: Manifest) -> bool:
         """Whether every file of the manifest is in the store in its full size."""

@@ -134,7 +134,7 @@ class CollectionClient:
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() - began > patience.give_up_after_s:
-                raise Unavailable(f"{self._service} has not answered for {patience.give_up_after_s:g} s: {reason}")
+                raise Unavailable(f"{self._service} has not responded for {patience.give_up_after_s:g} s: {reason}")
             # apart, so that calls that failed together do not come back together
             await asyncio.sleep(max(asked_s, wait_s * random.uniform(0.5, 1.0)))
             wait_s = min(2 * wait_s, patience.longest_wait_s)
@@ -155,7 +155,7 @@ def _parsed(content: bytes, service: str) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        raise Unavailable(f"what answers at {service} is no Fovea: it sends no JSON") from None
+        raise Unavailable(f"the server at {service} is not Fovea: its response is not JSON") from None
 
 
 def _error(content: bytes, response: aiohttp.ClientResponse) -> tuple[str, str | None, str | None]:

@@ -1,7 +1,6 @@
-"""`fovea embed-bulk`: many images into a collection of a running Fovea, or into files of embeddings.
+"""`fovea embed-bulk`: embed many images into a collection of a running Fovea, or into files.
 
-Either goes on where it stopped when the same command is given again. Torch is imported only where embeddings are
-computed here.
+The same command continues an interrupted job. Torch is imported only if embeddings are computed locally.
 """
 
 import asyncio
@@ -56,71 +55,82 @@ def embed_bulk(
     context: typer.Context,
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE", help="Folders, and webdataset tar files: a.tar, shards-{000..010}.tar."),
+        typer.Argument(metavar="SOURCE", help="Folders or webdataset tar files: a.tar, shards-{000..010}.tar."),
     ],
-    collection: Annotated[str | None, typer.Option(help="Send the images to this collection.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write embeddings into this folder instead.")] = None,
+    collection: Annotated[str | None, typer.Option(help="Upload the images to this collection.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write embeddings to this folder instead.")] = None,
     condition: Annotated[
         list[str] | None,
-        typer.Option(help="Index it ahead, or embed under it; repeatable. None: the unconditional embedding."),
+        typer.Option(
+            help="Condition to index in advance or to embed under. Repeatable. Default: the unconditional embedding."
+        ),
     ] = None,
     suffix: Annotated[
         list[str] | None,
-        typer.Option(help="What an image's name ends in; repeatable.", show_default=", ".join(IMAGE_SUFFIXES)),
+        typer.Option(help="Suffix of image names. Repeatable.", show_default=", ".join(IMAGE_SUFFIXES)),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images of a request, or of a forward pass.", show_default="64, or 32")
+        int | None, typer.Option(min=1, help="Images in a request or a forward pass.", show_default="64, or 32")
     ] = None,
     url: Annotated[
-        str, typer.Option(help="Where Fovea listens.", rich_help_panel=COLLECTION_PANEL)
+        str, typer.Option(help="Address of Fovea.", rich_help_panel=COLLECTION_PANEL)
     ] = "http://127.0.0.1:8080",
     api_key: Annotated[
-        str | None, typer.Option(envvar="FOVEA_API_KEY", help="A key of it.", rich_help_panel=COLLECTION_PANEL)
+        str | None, typer.Option(envvar="FOVEA_API_KEY", help="API key.", rich_help_panel=COLLECTION_PANEL)
     ] = None,
     in_flight: Annotated[
-        int, typer.Option(min=1, help="Requests on their way at a time.", rich_help_panel=COLLECTION_PANEL)
+        int, typer.Option(min=1, help="Number of concurrent requests.", rich_help_panel=COLLECTION_PANEL)
     ] = 4,
     no_skip: Annotated[
-        bool, typer.Option("--no-skip", help="Send also what is there already.", rich_help_panel=COLLECTION_PANEL)
+        bool,
+        typer.Option(
+            "--no-skip", help="Upload images that the collection already has.", rich_help_panel=COLLECTION_PANEL
+        ),
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Do not wait for the indexes.", rich_help_panel=COLLECTION_PANEL)
     ] = False,
     checkpoint: Annotated[
-        str, typer.Option(help="A folder, or a name in the store, also with @version.", rich_help_panel=OUTPUT_PANEL)
+        str, typer.Option(help="Folder, or name in the store, optionally with @version.", rich_help_panel=OUTPUT_PANEL)
     ] = "focallens-shapes",
     store_url: Annotated[
-        str | None, typer.Option(envvar="FOVEA_STORE_URL", help="The model store.", rich_help_panel=OUTPUT_PANEL)
+        str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.", rich_help_panel=OUTPUT_PANEL)
     ] = None,
     dtype: Annotated[
-        StoredDtype, typer.Option(help="Of the files.", rich_help_panel=OUTPUT_PANEL)
+        StoredDtype, typer.Option(help="Number format of the files.", rich_help_panel=OUTPUT_PANEL)
     ] = StoredDtype.float32,
     precision: Annotated[
         Precision,
-        typer.Option(help="Of the forward pass; auto: bfloat16 on CUDA, else float32.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            help="Precision of the forward pass. auto: bfloat16 on CUDA, else float32.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = Precision.auto,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images of a file.", rich_help_panel=OUTPUT_PANEL)] = 4096,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images in a file.", rich_help_panel=OUTPUT_PANEL)] = 4096,
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="cpu, cuda:0, mps; repeatable, a process each.",
+            help="cpu, cuda:0 or mps. Repeatable; each device gets its own process.",
             show_default="every GPU, else cpu",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads that decode.", show_default="one a core", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            min=1, help="Number of decoding threads.", show_default="one per core", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = None,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Begin anew where another job wrote before.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--overwrite", help="Remove the output of an earlier job and start again.", rich_help_panel=OUTPUT_PANEL
+        ),
     ] = False,
 ) -> None:
-    """Embed many images: send them to a collection, or write their embeddings to files.
+    """Embed many images: upload them to a collection, or write their embeddings to files.
 
-    Given again, the command goes on where it stopped. It ends with status 0 when every image is there, 3 when some
-    were left out, 1 when it failed.
+    Run the same command again to continue where it stopped. Exit status: 0 if every image was added, 3 if some were
+    skipped, 1 if the command failed.
     """
     _check_target(context, collection, output)
     conditions = _conditions(condition or [])
@@ -161,7 +171,7 @@ def _check_target(context: typer.Context, collection: str | None, output: Path |
     for name in of_the_other:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name.replace('_', '-')} says nothing about {target}")
+            raise typer.BadParameter(f"--{name.replace('_', '-')} does not apply to {target}")
 
 
 def _conditions(given: Sequence[str]) -> list[str]:
@@ -183,7 +193,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
         console.print(f"fovea embed-bulk: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Stopped. Run the same command to continue.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

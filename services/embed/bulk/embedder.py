@@ -96,9 +96,9 @@ class BulkEmbedder:
                 features = self._encode(self._transform.normalise(batch).to(self._dtype)).float()
                 embeddings: Array = torch.nn.functional.normalize(features, dim=-1).cpu().numpy()
         except torch.OutOfMemoryError:
-            raise EmbeddingError(f"{len(pixels)} images do not fit the memory: try a smaller --batch-size") from None
+            raise EmbeddingError(f"{len(pixels)} images do not fit into memory: try a smaller --batch-size") from None
         if not np.isfinite(embeddings).all():
-            raise EmbeddingError("the model answers with numbers that are not finite: try --precision float32")
+            raise EmbeddingError("the model's outputs are not finite: try --precision float32")
         return embeddings
 
     def _encode(self, pixels: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def _load_checkpoint(choice: ModelChoice, device: str) -> FocalLensCheckpoint:
     if (choice.directory / FOCALLENS_CONFIG).is_file():
         return load_focallens(choice.directory, device=device, dtype=dtype)
     if choice.conditions:
-        raise ValueError("this checkpoint follows no conditions: it is a plain CLIP")
+        raise ValueError("this checkpoint does not support conditions: it is a plain CLIP")
     clip = load_clip(str(choice.directory))
     model = FocalLens(clip.model).eval().requires_grad_(False).to(device=device, dtype=dtype)
     return FocalLensCheckpoint(model, clip.tokenizer, clip.transform)
@@ -141,6 +141,6 @@ def _check_conditions(checkpoint: FocalLensCheckpoint, conditions: Sequence[str]
     for condition in conditions:
         if (num_tokens := tokenizer.num_tokens(condition)) > tokenizer.context_length:
             raise ValueError(
-                f"the condition {condition[:50]!r} has {num_tokens} tokens: this model takes at most"
+                f"the condition {condition[:50]!r} has {num_tokens} tokens: this model accepts at most"
                 f" {tokenizer.context_length}"
             )

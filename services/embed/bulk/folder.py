@@ -72,7 +72,7 @@ class BulkPlan:
         now = json.loads(_to_json(self))
         for name in (field.name for field in fields(self) if field.name != "shards"):
             if begun.get(name) != now[name]:
-                yield f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now[name])}"
+                yield f"{name} was {json.dumps(begun.get(name))} and is now {json.dumps(now[name])}"
         if begun.get("shard_size") != self.shard_size:
             return
         for index, (then, shard) in enumerate(zip(begun.get("shards", []), now["shards"], strict=False)):
@@ -153,7 +153,7 @@ class BulkFolder:
         ours = [path for path in self.directory.iterdir() if _OURS.fullmatch(path.name)]
         objection = self._objection() if ours else None
         if objection and not overwrite:
-            raise OutputError(f"{objection}. --overwrite begins anew.")
+            raise OutputError(f"{objection}. Use --overwrite to start again.")
         if objection:
             for path in ours:
                 path.unlink()
@@ -164,12 +164,14 @@ class BulkFolder:
         """Tell why the folder's content can't be continued."""
         plan_file = self.directory / PLAN_FILE
         if not plan_file.exists():
-            return f"{self.directory} holds embeddings without a {PLAN_FILE}"
+            return f"{self.directory} contains embeddings but no {PLAN_FILE}"
         try:
             differences = list(self.plan.differences(json.loads(plan_file.read_bytes())))
         except (ValueError, AttributeError, TypeError, KeyError) as error:
-            return f"{plan_file} is no plan of ours ({error})"
-        return f"{self.directory} was begun otherwise: {'; '.join(differences)}" if differences else None
+            return f"{plan_file} is not a valid plan ({error})"
+        return (
+            f"{self.directory} belongs to a job with other arguments: {'; '.join(differences)}" if differences else None
+        )
 
     def _embeddings_file(self, index: int) -> Path:
         return self.directory / f"embeddings-{index:05d}.npy"
@@ -199,8 +201,8 @@ def _only_one_job(directory: Path) -> Iterator[None]:
 
 def _ends(then: dict[str, Any], now: dict[str, Any]) -> str:
     if then["first"] == now["first"] and then["last"] == now["last"] and then["num_images"] == now["num_images"]:
-        return f"of those from {now['first']} to {now['last']} a name, a size or a time"
-    return f"they were {then['first']} to {then['last']}, and are {now['first']} to {now['last']}"
+        return f"a name, size or modification time between {now['first']} and {now['last']}"
+    return f"they were {then['first']} to {then['last']} and are now {now['first']} to {now['last']}"
 
 
 def _to_json(plan: BulkPlan) -> bytes:

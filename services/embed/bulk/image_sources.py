@@ -114,7 +114,7 @@ def read_metadata(image: ListedImage) -> dict[str, Any] | None:
     except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
         raise Unreadable(f"its metadata is not JSON: {error}") from None
     if not isinstance(metadata, dict):
-        raise Unreadable("its metadata is no JSON object")
+        raise Unreadable("its metadata is not a JSON object")
     return metadata
 
 
@@ -176,7 +176,7 @@ def _listed_file(path: Path, name: str) -> ListedImage | Skipped:
     except OSError as error:
         return Skipped(name, str(error.strerror))
     if not S_ISREG(stat.st_mode):
-        return Skipped(name, "it is no file")
+        return Skipped(name, "it is not a file")
     return ListedImage(name, name, path, stat.st_size, stat.st_mtime_ns)
 
 
@@ -228,7 +228,7 @@ def _read(file: Path, place: Place | None) -> bytes:
     except OSError as error:
         raise Unreadable(str(error.strerror)) from None
     if len(data) < place.num_bytes:
-        raise Unreadable(f"the tar file ends {place.num_bytes - len(data)} bytes before the end of it")
+        raise Unreadable(f"the tar file ends {place.num_bytes - len(data)} bytes before its end")
     return data
 
 

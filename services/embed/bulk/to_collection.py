@@ -75,7 +75,7 @@ async def upload(target: UploadTarget, listing: Listing, bars: Bars, on_skipped:
             sent = await _Upload(client, target, bar, on_skipped).run(images)
         num_skipped = sent.num_skipped + len(listing.skipped)
         num_present += sent.num_unchanged
-        bars.say(f"{sent.num_added} added, {num_present} there already, {num_skipped} skipped: {target.collection}")
+        bars.say(f"{sent.num_added} added, {num_present} already present, {num_skipped} skipped: {target.collection}")
         if target.waits:
             with bars.bar("Indexing", "embeddings", total=None) as bar:
                 await _wait_for_indexes(client, bar, target.poll_s)

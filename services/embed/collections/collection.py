@@ -150,7 +150,7 @@ class Collection:
             yield self._store
         except DatabaseFailed as error:
             self._on_failure(error)
-            error.message = f"The collection {self.info.name!r} is damaged or can't be read; the server's log says why."
+            error.message = f"The collection {self.info.name!r} is damaged or can't be read; see the server's log."
             error.param = "collection"
             raise
         finally:
@@ -247,8 +247,8 @@ class Collection:
     def _check_model(self, served: ServedEmbed, asked: str | None) -> None:
         if served.name != self.info.model:
             raise Conflict(
-                f"The collection {self.info.name!r} was made for the model {self.info.model!r};"
-                f" this service answers with {served.name!r}.",
+                f"The collection {self.info.name!r} was made for the model {self.info.model!r}; this service serves "
+                f"{served.name!r}.",
                 param="model",
             )
         self._serving.checkpoint.check_model(served, asked)

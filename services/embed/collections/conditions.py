@@ -22,7 +22,8 @@ class Conditions:
         num_conditions = len(pinned | {text.digest for text in texts})
         if num_conditions > self._max_conditions:
             raise TooLarge(
-                f"The collection would index {num_conditions} conditions ahead; the limit is {self._max_conditions}.",
+                f"The collection would index {num_conditions} conditions in advance; the limit is "
+                f"{self._max_conditions}.",
                 param="conditions",
             )
         for text in texts:

@@ -91,7 +91,7 @@ class Library:
             known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", served.label)
             if model is not None and model not in known:
                 raise NotFound(
-                    f"There is no model {model!r}: this service answers with {served.name!r}.",
+                    f"There is no model {model!r}: this service serves {served.name!r}.",
                     param="model",
                     code="model_not_found",
                 )

@@ -89,7 +89,7 @@ class OpenCollections:
         """A tenant's collections that are open, and the names of those that can't be, both in the order of names."""
         self.check_open()
         if CollectionKey(tenant, ALL) in self._failures:
-            raise Overloaded("The collections can't be listed at the moment.", code="collection_not_open")
+            raise Overloaded("The collections currently can't be listed.", code="collection_not_open")
         own = [self._collections[key] for key in sorted(self._collections) if key.tenant == tenant]
         return own, sorted(key.name for key in self._failures if key.tenant == tenant)
 
@@ -291,7 +291,7 @@ def _reason(error: Exception) -> str:
 
 def _not_opened(key: CollectionKey) -> Overloaded:
     return Overloaded(
-        f"The collection {key.name!r} can't be opened at the moment; the server's log says why.",
+        f"The collection {key.name!r} currently can't be opened; see the server's log.",
         param="collection",
         code="collection_not_open",
     )

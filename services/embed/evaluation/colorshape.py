@@ -137,5 +137,5 @@ def print_table(results: list[ColorShapeResult], console: Console) -> None:
         values += [result.by_condition[name] for name in others]
         values += [result.held_out[name] for name in TABLE_CONDITIONS]
         rows.append([result.embedder, *(f"{value:.1f}" for value in values), f"{result.continuous:.3f}"])
-    title = "ColorShape, mAP in points (* never asked in tuning)"
+    title = "ColorShape, mAP in points (* not part of tuning)"
     console.print(Table.of_texts(title, header, rows).to_rich("center"))

@@ -163,5 +163,5 @@ def preprocess(images: Sequence[Image.Image], transform: ImageTransform, like: T
 
 def _joined(parts: list[Array32]) -> Array32:
     if not parts:
-        raise ValueError("there is nothing to embed")
+        raise ValueError("there are no inputs to embed")
     return np.concatenate(parts, axis=1)

@@ -47,19 +47,20 @@ from services.nn.refusals import readable_weights
 
 app = typer.Typer(no_args_is_help=True)
 
-Checkpoint = Annotated[str, typer.Option(help="What to evaluate: its name in the store, or a folder.")]
+Checkpoint = Annotated[str, typer.Option(help="Checkpoint to evaluate: a name in the store, or a folder.")]
 Baseline = Annotated[
-    str | None, typer.Option(help="A model to compare with: likewise, or with --pretrained any name of open_clip's.")
-]
-Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: a tag of open_clip's, or a file.")]
-Data = Annotated[Path, typer.Option(help="The folder of the data set, as its archives unpack.")]
-Save = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        callback=results_file(RESULT_FILES.load), help="A JSON file to keep the scores in, beside those that it holds."
+        help="Model to compare with: a name in the store, a folder, or with --pretrained any open_clip model name."
     ),
 ]
-PerClass = Annotated[int | None, typer.Option(min=1, help="Only so many images of each class, the first ones.")]
+Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: an open_clip tag, or a file.")]
+Data = Annotated[Path, typer.Option(help="Folder of the data set, as its archives unpack.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
+]
+PerClass = Annotated[int | None, typer.Option(min=1, help="Use at most this many images of each class.")]
 
 FOCALLENS = "focallens-shapes"
 
@@ -73,10 +74,16 @@ def choose_protocol() -> None:
 def colorshape(
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Annotated[
-        str, typer.Option(help="The CLIP to compare with, likewise; its plain embedding answers every condition.")
+        str,
+        typer.Option(
+            help="CLIP to compare with: a name in the store, or a folder. Its unconditional embedding is used for "
+            "every condition."
+        ),
     ] = "clip-shapes",
-    images_per_class: Annotated[int, typer.Option(min=1, help="The dissertation renders 500.")] = 125,
-    plain: Annotated[bool, typer.Option(help="Objects on plain white instead of all backgrounds.")] = False,
+    images_per_class: Annotated[
+        int, typer.Option(min=1, help="Images rendered for each class. The dissertation uses 500.")
+    ] = 125,
+    plain: Annotated[bool, typer.Option(help="Render objects on plain white instead of all backgrounds.")] = False,
     pretrained: Pretrained = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
@@ -96,14 +103,14 @@ def celeba(
     baseline: Baseline = None,
     pretrained: Pretrained = None,
     split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images of the split, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images of the split.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Faces alike in one of 29 attributes, and of the same person (Tables 5.2, 5.4, D.4)."""
+    """Retrieve faces that share one of 29 attributes or the identity: CelebA (Tables 5.2, 5.4, D.4)."""
     if split not in SPLITS:
-        raise typer.BadParameter(f"{split!r} is none of {', '.join(SPLITS)}", param_hint="--split")
+        raise typer.BadParameter(f"{split!r} is not one of {', '.join(SPLITS)}", param_hint="--split")
     with missing_data_as_bad_parameter():
         faces = load_faces(data, split=split, limit=limit)
         settings = {"split": split, "images": len(faces.paths)}
@@ -114,23 +121,23 @@ def celeba(
 
 @app.command()
 def genecis(
-    data: Annotated[Path, typer.Option(help="The folder with focus_attribute.json and focus_object.json.")],
+    data: Annotated[Path, typer.Option(help="Folder with focus_attribute.json and focus_object.json.")],
     visual_genome: Annotated[Path, typer.Option(help="Visual Genome's images, for attributes.")] = Path("VG"),
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder, for objects.")] = Path("val2017"),
     focus: Annotated[str, typer.Option(help="attribute, object or both.")] = "both",
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many queries of each task, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many queries of each task.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Among a few images, the one alike in the attribute or object that is asked: Recall@3 (Table 5.2)."""
+    """Retrieve the image that shares an attribute or object among a few: GeneCIS, Recall@3 (Table 5.2)."""
     images: dict[Focus, Path] = {"attribute": visual_genome, "object": coco}
     chosen = [name for name in images if focus in (name, "both")]
     if not chosen:
-        raise typer.BadParameter(f"{focus!r} is neither attribute, object nor both", param_hint="--focus")
+        raise typer.BadParameter(f"{focus!r} is not one of attribute, object and both", param_hint="--focus")
     with missing_data_as_bad_parameter():
         tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
         results = []
@@ -142,17 +149,19 @@ def genecis(
 
 @app.command()
 def imagenet(
-    data: Annotated[Path, typer.Option(help="A folder of folders of .JPEG files, named by class (n02085620, …).")],
+    data: Annotated[Path, typer.Option(help="Folder with one folder of .JPEG files for each class (n02085620, …).")],
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    node: Annotated[list[str] | None, typer.Option(help="Dog, Bird, …: only these of the fourteen.")] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(help="Evaluate only these of the fourteen categories, such as Dog or Bird.")
+    ] = None,
     images_per_class: PerClass = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Retrieve images of the same ImageNet class within fourteen kinds of things (Tables 5.3, D.5)."""
+    """Retrieve images of the same ImageNet class within fourteen categories (Tables 5.3, D.5)."""
     nodes = {entry.node: entry for entry in read_nodes()}
     chosen = choose(nodes, node, "--node")
     with missing_data_as_bad_parameter():
@@ -177,13 +186,15 @@ def fine_grained(
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    dataset: Annotated[list[str] | None, typer.Option(help="Flower, Car, Aircraft, Food: only these.")] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Evaluate only these of Flower, Car, Aircraft and Food.")
+    ] = None,
     images_per_class: PerClass = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Flowers, cars, aircraft and dishes of the same class (Table 5.3)."""
+    """Retrieve flowers, cars, aircraft and dishes of the same class (Table 5.3)."""
     chosen = choose(LOADERS, dataset, "--dataset")
     with missing_data_as_bad_parameter():
         images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
@@ -196,20 +207,20 @@ def fine_grained(
 
 @app.command()
 def sugarcrepe(
-    data: Annotated[Path, typer.Option(help="The folder with replace_obj.json and the six others.")],
+    data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
     swap_obj: Annotated[
-        Path | None, typer.Option(help="Another swap_obj.json, such as the first published one of 246 choices.")
+        Path | None, typer.Option(help="Another swap_obj.json, such as the first release with 246 choices.")
     ] = None,
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many choices of each type, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many choices of each type.")] = None,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Choose the true one of two captions that differ by little: accuracy (Table 5.5)."""
+    """Choose the correct one of two similar captions: SugarCrepe, accuracy (Table 5.5)."""
     with missing_data_as_bad_parameter():
         choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
         settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
@@ -232,7 +243,7 @@ def mmvp(
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Choose which of two images that CLIP confuses fits a statement: pairs that are right (Table 5.6)."""
+    """Match statements with images that CLIP confuses: MMVP-VLM, accuracy on pairs (Table 5.6)."""
     with missing_data_as_bad_parameter():
         patterns = load_mmvp(data)
         results = [
@@ -244,19 +255,23 @@ def mmvp(
 
 @app.command()
 def linear_probe(
-    data: Annotated[Path, typer.Option(help="A folder with train and val, each with a folder of images a class.")],
+    data: Annotated[
+        Path, typer.Option(help="Folder with train and val, each with one folder of images for each class.")
+    ],
     category: Annotated[
-        str | None, typer.Option(help="What every folder of train is a type of; without it ImageNet's 118 dogs.")
+        str | None, typer.Option(help="Category of the classes in train. Default: ImageNet's 118 dogs.")
     ] = None,
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Baseline = None,
     pretrained: Pretrained = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of the images to train on.")] = ProbeOptions.num_seeds,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of random draws of training images.")
+    ] = ProbeOptions.num_seeds,
     save: Save = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """A linear classifier on the frozen tower, from a few images of each class: top-1 accuracy (Figure 5.4)."""
+    """Train a linear classifier on the frozen tower with few images per class: top-1 accuracy (Figure 5.4)."""
     options = ProbeOptions(num_seeds=seeds)
     with missing_data_as_bad_parameter():
         images = load_dogs(data, options) if category is None else load_probe(data, category, options)
@@ -275,26 +290,24 @@ def linear_probe(
 
 @app.command()
 def grid(
-    images: Annotated[
-        Path | None, typer.Option(help="A folder of images to search; without it rendered scenes.")
-    ] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images to search. Default: rendered scenes.")] = None,
     condition: Annotated[
-        list[str] | None, typer.Option(help="A text; several times for several rows. Scenes have a default.")
+        list[str] | None, typer.Option(help="Condition of a row. Repeatable. Rendered scenes have default conditions.")
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Blocks, a query each.")] = GridOptions.num_queries,
-    k: Annotated[int, typer.Option(min=1, help="Neighbours in a row.")] = GridOptions.k,
-    seed: Annotated[int, typer.Option(help="Another one draws other queries.")] = GridOptions.seed,
-    scenes: Annotated[int, typer.Option(min=2, help="How many scenes to render.")] = 1000,
-    output: Annotated[Path, typer.Option(callback=output_file, help="The PNG to write.")] = Path("grid.png"),
+    queries: Annotated[int, typer.Option(min=1, help="Number of queries, one block each.")] = GridOptions.num_queries,
+    k: Annotated[int, typer.Option(min=1, help="Number of neighbours in a row.")] = GridOptions.k,
+    seed: Annotated[int, typer.Option(help="Seed that draws the queries.")] = GridOptions.seed,
+    scenes: Annotated[int, typer.Option(min=2, help="Number of scenes to render.")] = 1000,
+    output: Annotated[Path, typer.Option(callback=output_file, help="PNG file to write.")] = Path("grid.png"),
     checkpoint: Checkpoint = FOCALLENS,
-    baseline: Annotated[str, typer.Option(help="The CLIP to compare with; its row has no condition.")] = "clip-shapes",
+    baseline: Annotated[str, typer.Option(help="CLIP to compare with; its row has no condition.")] = "clip-shapes",
     pretrained: Pretrained = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
-    """Draw the nearest neighbours of some queries under several conditions, beside CLIP's (Figures 5.1, 5.5)."""
+    """Draw the nearest neighbours of some queries under several conditions, and CLIP's (Figures 5.1, 5.5)."""
     if images is not None and not condition:
-        raise typer.BadParameter("name at least one, for images of your own", param_hint="--condition")
+        raise typer.BadParameter("give at least one condition with --images", param_hint="--condition")
     with missing_data_as_bad_parameter():
         gallery: Gallery = SceneGallery(scenes) if images is None else FolderGallery(images)
         clip, embedder = load_embedders(checkpoint, baseline, pretrained, device, store_url)
@@ -306,8 +319,8 @@ def grid(
 
 
 @app.command()
-def table(results: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
-    """Put saved scores together in the dissertation's tables."""
+def table(results: Annotated[list[Path], typer.Argument(help="Files written by --save.")]) -> None:
+    """Print saved scores in the dissertation's tables."""
     try:
         report(RESULT_FILES.load(results), None)
     except (OSError, ValueError) as error:
@@ -337,7 +350,7 @@ def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list
     """The wanted ones of the known names, all where none are named. Raises BadParameter for a name that is unknown."""
     for name in wanted or ():
         if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint=option)
     return wanted or list(known)
 
 

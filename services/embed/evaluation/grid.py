@@ -78,7 +78,7 @@ class FolderGallery:
             raise MissingData(f"{folder} is missing")
         self._paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
         if len(self._paths) < 2:
-            raise MissingData(f"{folder} holds {len(self._paths)} images: a gallery needs two")
+            raise MissingData(f"{folder} holds {len(self._paths)} images: a gallery needs at least two")
 
     def __len__(self) -> int:
         return len(self._paths)

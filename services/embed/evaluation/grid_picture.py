@@ -126,7 +126,7 @@ def _draw_frame(
 
 def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
     left: float = MARGIN
-    for color, text in ((ALIKE, "shares with the query what is asked"), (UNLIKE, "does not")):
+    for color, text in ((ALIKE, "shares the queried attribute with the query"), (UNLIKE, "does not")):
         draw.rectangle((left, top, left + 15, top + 15), outline=color, width=FRAME)
         draw.text((left + 24, top + 7), text, PALE_INK, _font(14), anchor="lm")
         left += 24 + _font(14).getlength(text) + 3 * GAP

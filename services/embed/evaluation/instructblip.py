@@ -55,7 +55,7 @@ class InstructBlipEmbedder:
             read = torch.stack([self._read_out(patches, input_ids) for input_ids in asked])
             parts.append(F.normalize(read, dim=-1).cpu().numpy())
         if not parts:
-            raise ValueError("there is nothing to embed")
+            raise ValueError("there are no inputs to embed")
         return np.concatenate(parts, axis=1)
 
     def embed_texts(self, texts: Sequence[str]) -> Array32:
@@ -95,7 +95,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
             names = tensors.keys()
             weights.update({name: tensors.get_tensor(name) for name in names if name.startswith(PARTS)})
     if "query_tokens" not in weights:
-        raise ValueError(f"{directory} holds no query tokens: it is not InstructBLIP's")
+        raise ValueError(f"{directory} has no query tokens: it is not an InstructBLIP model")
     return weights
 
 

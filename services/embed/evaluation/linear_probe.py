@@ -128,7 +128,9 @@ def load_probe(directory: Path, category: str, options: ProbeOptions) -> ProbeDa
     source = Source(f"the images of each {category}", "the folder that --data names")
     classes = sorted(entry.name for entry in source.existing(directory / "train").iterdir() if entry.is_dir())
     if len(classes) < 2:
-        raise MissingData(f"{directory / 'train'} holds {len(classes)} folders of images: a classifier needs two")
+        raise MissingData(
+            f"{directory / 'train'} holds {len(classes)} folders of images: a classifier needs at least two"
+        )
     return _probe_data(directory, category, classes, source, options)
 
 

@@ -41,7 +41,7 @@ def _known_clip(name: str, pretrained: str) -> ClipModel:
     """A model of any architecture that open_clip builds, with its own tokenizer and preprocessing."""
     model_config = open_clip().get_model_config(name)
     if model_config is None:
-        raise ValueError(f"open_clip knows no model {name!r}")
+        raise ValueError(f"open_clip has no model {name!r}")
     quick_gelu = uses_quick_gelu(name, pretrained)
     model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
     tokenizer = open_clip().get_tokenizer(name)

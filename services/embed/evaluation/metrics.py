@@ -59,7 +59,7 @@ def mean_average_precision(similarity: Iterable[Similarities], labels: Labels) -
     """
     precisions = average_precisions(similarity, labels)
     if np.isnan(precisions).all():
-        raise ValueError("no image has another of its class: there is nothing to retrieve")
+        raise ValueError("no class has two images: there is nothing to retrieve")
     return float(np.nanmean(precisions))
 
 

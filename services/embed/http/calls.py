@@ -61,7 +61,7 @@ def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     images = [image_input(image, f"images.{index}", limits.images) for index, image in enumerate(parsed.images)]
     texts = [TextInput(text, f"texts.{index}") for index, text in enumerate(parsed.texts)]
     if not images and not texts:
-        raise InvalidField("The request holds no input: give images or texts.", param="images")
+        raise InvalidField("The request has no inputs: give images or texts.", param="images")
     return EmbedCall([*images, *texts], conditions_of(parsed.condition), parsed.model, parsed.encoding_format)
 
 
@@ -85,11 +85,13 @@ def _tei_call(body: dict[str, Any]) -> EmbedCall:
     _refuse_token_ids(body["inputs"], "inputs")
     parsed = validate(TeiRequest, body)
     if parsed.normalize is False:
-        raise InvalidField("normalize: Embeddings of this model have L2 norm 1 always.", param="normalize")
+        raise InvalidField("normalize: Embeddings of this model always have L2 norm 1.", param="normalize")
     if parsed.prompt_name is not None:
         raise InvalidField("prompt_name: This model has no prompts.", param="prompt_name")
     if parsed.truncate and (parsed.truncation_direction or "").lower() == "left":
-        raise InvalidField("truncation_direction: Texts are cut at their end only.", param="truncation_direction")
+        raise InvalidField(
+            "truncation_direction: Texts can only be truncated at the end.", param="truncation_direction"
+        )
     texts = parsed.inputs if isinstance(parsed.inputs, list) else [parsed.inputs]
     if not texts:
         raise InvalidRequest("inputs: The list is empty.", param="inputs")
@@ -129,8 +131,8 @@ def _refuse_token_ids(value: Any, param: str) -> None:
     first = value[0] if isinstance(value, list) and value else None
     if isinstance(first, int | list) and not isinstance(first, bool):
         raise InvalidRequest(
-            f"{param}: Token ids of another model's tokenizer mean nothing here; send text. "
-            "LangChain's OpenAIEmbeddings does so with check_embedding_ctx_length=False.",
+            f"{param}: Token ids are not supported; send text. For LangChain's OpenAIEmbeddings, set "
+            "check_embedding_ctx_length=False.",
             param=param,
         )
 

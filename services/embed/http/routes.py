@@ -36,29 +36,32 @@ MAX_INLINE_NUMBERS = 64 * 1024
 
 
 def embed_router(service: EmbedService) -> APIRouter:
-    """The routes that embed."""
+    """Create the routes that embed."""
     router = APIRouter(tags=["embed"])
 
     @router.post(
         "/embed",
         responses={
             **error_responses(ErrorEnvelope, TeiError),
-            200: {"model": EmbeddingList | list[list[float]], "description": "TEI's form for TEI's request"},
+            200: {
+                "model": EmbeddingList | list[list[float]],
+                "description": "The response to a request in TEI's format",
+            },
         },
         openapi_extra={"requestBody": EMBED_BODY},
     )
     async def embed(
         request: Request,
         condition: Annotated[
-            list[str] | None, Query(description="What to look for; may be given several times.")
+            list[str] | None, Query(description="Condition of the embeddings; may be repeated.")
         ] = None,
         model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
         encoding_format: Annotated[EncodingFormat | None, Query(description="`float` by default.")] = None,
     ) -> Response:
         """Embed images, each under every condition, and texts.
 
-        The embeddings stand in the order of the inputs, images before texts; those of one image stand together, in
-        the order of the conditions. TEI's request (told apart by its `inputs`) is answered in TEI's form.
+        Embeddings are listed in the order of the inputs, images before texts. The embeddings of an image are adjacent,
+        in the order of the conditions. Requests in TEI's format (with a field `inputs`) get a response in TEI's format.
         """
         query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
         return await _answer(service, request, await read_embed(request, query, service.limits))
@@ -74,7 +77,7 @@ def embed_router(service: EmbedService) -> APIRouter:
         },
     )
     async def embeddings(request: Request) -> Response:
-        """OpenAI's embeddings: texts, and images as `{"image": …}`; `condition` applies to the images."""
+        """Embed texts, and images given as `{"image": …}`, in OpenAI's format; `condition` applies only to images."""
         return await _answer(service, request, await read_embeddings(request, service.limits))
 
     return router
@@ -86,7 +89,7 @@ def embed_models_router(service: EmbedService) -> APIRouter:
 
     @router.get("/info")
     async def info() -> TeiInfo:
-        """text-embeddings-inference's description of the server."""
+        """Describe the server in the format of text-embeddings-inference."""
         with service.checkpoint.lease() as served:
             return TeiInfo(
                 model_id=served.name,
@@ -117,7 +120,7 @@ EMBED_BODY: dict[str, Any] = {
                         "type": "array",
                         "minItems": 1,
                         "items": {"type": "string", "format": "binary"},
-                        "description": "One or more images, each a part of this name.",
+                        "description": "One or more images, each in a part with this name.",
                     },
                     "condition": {"type": "array", "items": {"type": "string"}},
                     "model": {"type": "string"},

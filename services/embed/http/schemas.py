@@ -17,21 +17,21 @@ Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class EmbedRequest(BaseModel):
-    """Images, each embedded under every condition, and texts of the same space, which no condition touches."""
+    """Images, each embedded under every condition, and texts, to which conditions do not apply."""
 
     images: JsonList[JsonImage] = Field(
-        [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` each.'
+        [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` for each image.'
     )
     texts: JsonList[str] = []
     condition: str | JsonList[str] | None = Field(
-        None, description="What to look for; none: the unconditional embedding."
+        None, description="One or more conditions. Default: the unconditional embedding."
     )
     model: str | None = None
     encoding_format: EncodingFormat | None = None
 
 
 class InputItem(BaseModel):
-    """Jina's form of an input: exactly one of its fields."""
+    """An input in Jina's format: exactly one of its fields."""
 
     text: str | None = None
     image: JsonImage | None = None
@@ -44,18 +44,18 @@ class InputItem(BaseModel):
 
 
 class EmbeddingsRequest(BaseModel):
-    """OpenAI's request, with images as inputs and a condition for them."""
+    """OpenAI's request, extended by images as inputs and a condition for them."""
 
     input: str | InputItem | JsonList[str | InputItem]
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
-    condition: str | JsonList[str] | None = Field(None, description="For the images among the inputs.")
+    condition: str | JsonList[str] | None = Field(None, description="Condition for the images among the inputs.")
     user: str | None = None
 
 
 class TeiRequest(BaseModel):
-    """The embed request of text-embeddings-inference; told apart by `inputs`."""
+    """The embed request of text-embeddings-inference, recognized by its field `inputs`."""
 
     inputs: str | JsonList[str]
     truncate: bool | None = False
@@ -66,7 +66,7 @@ class TeiRequest(BaseModel):
 
 
 class Usage(BaseModel):
-    """`prompt_tokens` counts the tokens of all texts, and of each condition once a request."""
+    """Usage of a request. `prompt_tokens` counts the tokens of all texts, and of each condition once."""
 
     images: int
     prompt_tokens: int
@@ -76,15 +76,17 @@ class Usage(BaseModel):
 class Embedding(BaseModel):
     object: Literal["embedding"] = "embedding"
     index: int
-    condition: str | None = Field(None, description="The condition that the image was read under.")
-    embedding: list[float] | str = Field(description="L2 norm 1; or base64 of little-endian float32.")
+    condition: str | None = Field(None, description="Condition under which the image was embedded.")
+    embedding: list[float] | str = Field(
+        description="Embedding with L2 norm 1, as numbers or as base64 of little-endian float32."
+    )
 
 
 class EmbeddingList(BaseModel):
     """Embeddings in the order of the inputs; an image has one for each condition, in the order of the conditions."""
 
     object: Literal["list"] = "list"
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     data: list[Embedding]
     usage: Usage
 
@@ -102,7 +104,7 @@ class ModelLimits(BaseModel):
 class Model(ModelObject):
     """The served model."""
 
-    max_model_len: int = Field(description="Most tokens of a text or a condition.")
+    max_model_len: int = Field(description="Maximum number of tokens of a text or a condition.")
     dimensions: int
     limits: ModelLimits
 
@@ -117,7 +119,7 @@ class TeiModelType(BaseModel):
 
 
 class TeiInfo(BaseModel):
-    """TEI's `GET /info`, as far as it means something here."""
+    """TEI's `GET /info`, with the fields that apply to Fovea."""
 
     model_id: str
     model_sha: str

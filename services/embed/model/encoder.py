@@ -152,5 +152,5 @@ def _to_rows(features: Tensor) -> Rows:
     """(R, E) of any dtype → unit vectors in float32 on the host; a half-precision norm is only nearly 1."""
     rows: Rows = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
     if not np.isfinite(rows).all():
-        raise BrokenModel("an embedding holds a number that is not finite")
+        raise BrokenModel("an embedding contains a number that is not finite")
     return rows

@@ -34,26 +34,24 @@ app = typer.Typer(help="Train and publish checkpoints of the embed service.", no
 @app.command()
 def clip(
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
     ],
     warmup_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the supervised warm-up before; 0 leaves it out.")
     ] = 1500,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 5000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step, over all processes.")] = 128,
     learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1e-3,
     weight_decay: Annotated[
         float, typer.Option(min=0, callback=finite, help="On matrices; biases, gains and scales have none.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 500,
     width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of the ViT.")] = 128,
-    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
-    images_per_class: Annotated[
-        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
-    ] = 125,
+    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 4,
+    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
@@ -85,41 +83,47 @@ def clip(
 @app.command()
 def focallens(
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
     ],
     base: Annotated[
-        str, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory, or an open_clip name.")
+        str, typer.Option(help="CLIP to tune: a name in the store, an open_clip directory, or an open_clip name.")
     ] = CLIP_NAME,
     pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
-    llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON instead of ColorShape.")] = None,
-    image_folder: Annotated[Path, typer.Option(help="Where the images of --llava lie.")] = Path(),
+    llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON file, to use instead of ColorShape.")] = None,
+    image_folder: Annotated[Path, typer.Option(help="Folder with the images of --llava.")] = Path(),
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1500,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images a step, over all processes and accumulated batches.")
+        int, typer.Option(min=1, help="Images per step, over all processes and accumulated batches.")
     ] = 64,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches accumulated in one optimizer step.")] = 1,
     learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 5e-4,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 500,
-    condition_layer: Annotated[int, typer.Option(min=0, help="The block that the condition enters before.")] = 0,
-    visibility: Annotated[Visibility, typer.Option(help="full is the paper.")] = "readout",
-    questions: Annotated[int, typer.Option(min=1, help="Different questions about each generated scene.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 500,
+    condition_layer: Annotated[
+        int, typer.Option(min=0, help="Block before which the condition token is inserted.")
+    ] = 0,
+    visibility: Annotated[
+        Visibility, typer.Option(help="Tokens that see the condition. The paper uses full.")
+    ] = "readout",
+    questions: Annotated[
+        int, typer.Option(min=1, help="Number of different questions about each generated scene.")
+    ] = 3,
     scale: Annotated[
         float,
-        typer.Option(min=0, callback=finite, help="Fixed logit scale; 0 trains CLIP's own further, as the paper does."),
+        typer.Option(min=0, callback=finite, help="Fixed logit scale. 0: train CLIP's own scale, as in the paper."),
     ] = 10.0,
-    bank: Annotated[bool, typer.Option(help="All known answers as negatives, not only the batch's.")] = True,
+    bank: Annotated[bool, typer.Option(help="Use all known answers as negatives, not only those of the batch.")] = True,
     plain_weight: Annotated[
         float,
         typer.Option(
-            min=0, callback=finite, help="Weight of the loss that keeps the unconditional embedding; 0 is the paper."
+            min=0,
+            callback=finite,
+            help="Weight of the loss that preserves the unconditional embedding. The paper uses 0.",
         ),
     ] = 0.5,
-    images_per_class: Annotated[
-        int, typer.Option(min=1, help="ColorShape images a class that measure the result.")
-    ] = 125,
+    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:

@@ -32,7 +32,7 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
     """
     if task.name == ASDIV.name:
         if split != "train":
-            raise BadData(f"ASDiv has a training split alone, no {split}")
+            raise BadData(f"ASDiv has only a training split, no {split}")
         return _read_asdiv(folder / "asdiv" / "ASDiv.xml")
     original = folder / "svamp" / "SVAMP.json"
     path = folder / task.name / f"{task.name}_{split}.json"
@@ -60,7 +60,7 @@ def read_outputs(
     for path in _numbered(folder / task.name / teacher, split):
         texts = _list(path)
         if not all(isinstance(text, str) for text in texts):
-            raise BadData(f"{path}: not a list of texts alone")
+            raise BadData(f"{path}: not a list of strings")
         outputs += [parse_output(task.name, text, dialect) for text in texts]
     return outputs
 

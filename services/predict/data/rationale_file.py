@@ -93,7 +93,7 @@ class RationaleFile:
             records, num_bytes = _parsed(path, content, digest_of(arguments))
             if begun is None:
                 if num_bytes < len(content):
-                    raise OutputError(f"{path} is there, and no output of an extraction")
+                    raise OutputError(f"{path} exists but is not the output of an extraction")
                 write_durably(_beside(path), [json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"])
             os.ftruncate(descriptor, num_bytes)
             os.fsync(descriptor)
@@ -176,7 +176,7 @@ def _agree(path: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
         if begun.get(name) != now.get(name)
     ]
     if differences:
-        raise OutputError(f"{path} was begun otherwise: {'; '.join(differences)}")
+        raise OutputError(f"{path} belongs to an extraction with other arguments: {'; '.join(differences)}")
 
 
 def _parsed(path: Path, content: bytes, arguments: str | None) -> tuple[list[Record], int]:
@@ -194,11 +194,11 @@ def _parsed(path: Path, content: bytes, arguments: str | None) -> tuple[list[Rec
             torn_at = torn_at or number
             continue
         if torn_at:
-            raise OutputError(f"{path}: line {torn_at} is no output of an extraction")
+            raise OutputError(f"{path}: line {torn_at} is not an output of an extraction")
         if arguments is not None and record.arguments != arguments:
-            raise OutputError(f"{path}: line {number} was asked for with other arguments")
+            raise OutputError(f"{path}: line {number} was requested with other arguments")
         if record.id in seen:
-            raise OutputError(f"{path}: {record.id} is there twice")
+            raise OutputError(f"{path}: {record.id} occurs twice")
         seen.add(record.id)
         records.append(record)
         num_bytes += len(line)

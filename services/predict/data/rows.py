@@ -59,7 +59,7 @@ class Splits:
 def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:
     """The rows with a teacher's outputs, by their order. Raises BadData where there are not as many."""
     if len(rows) != len(outputs):
-        raise BadData(f"{len(outputs)} outputs of a teacher do not belong to {len(rows)} rows")
+        raise BadData(f"{len(outputs)} outputs of a teacher do not match {len(rows)} rows")
     return [replace(row, output=output) for row, output in zip(rows, outputs, strict=True)]
 
 
@@ -112,7 +112,7 @@ def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empt
     examples = []
     for number, row in enumerate(rows):
         if labels == "llm" and row.output is None:
-            raise BadData(f"row {number} has no output of a teacher to take its label from")
+            raise BadData(f"row {number} has no output of a teacher, so it has no label")
         label = row.output.label if labels == "llm" and row.output else row.label
         rationale = row.output.rationale if row.output else None
         is_empty = not label.strip() or (rationale is not None and not rationale.strip())

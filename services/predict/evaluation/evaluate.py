@@ -47,65 +47,80 @@ def choose_job() -> None:
 
 @app.command()
 def sweep(
-    output: Annotated[Path, typer.Option(callback=output_folder, help="The folder of the sweep, begun or continued.")],
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Folder of a new or existing sweep.")],
     tasks: Annotated[
-        str, typer.Option(help="esnli, anli1, cqa, svamp, word-problems, inferences; several as in svamp,cqa.")
+        str, typer.Option(help="esnli, anli1, cqa, svamp, word-problems or inferences, separated by commas.")
     ] = "word-problems",
-    data: Annotated[Path | None, typer.Option(help="The folder of the published data sets.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets.")] = None,
     models: Annotated[
-        str, typer.Option(help="T5 folders, or tiny, mini, small, base, … from scratch; several as in tiny,./t5-base.")
+        str,
+        typer.Option(
+            help="T5 folders, or tiny, mini, small, base, … to train from scratch, separated by commas: tiny,./t5-base."
+        ),
     ] = "mini",
-    fractions: Annotated[str, typer.Option(help="Shares of the training data.")] = "1,0.5,0.25,0.125",
+    fractions: Annotated[str, typer.Option(help="Fractions of the training data.")] = "1,0.5,0.25,0.125",
     methods: Annotated[str, typer.Option(help=f"Among {', '.join(METHODS)}.")] = "standard,step-by-step",
-    labels: Annotated[str, typer.Option(help="human, llm or human,llm: whose labels are learnt.")] = "human",
-    seeds: Annotated[str, typer.Option(help="Of training, and of the choice of the shares.")] = "0,1,2,3",
+    labels: Annotated[str, typer.Option(help="Labels to learn: human, llm or human,llm.")] = "human",
+    seeds: Annotated[str, typer.Option(help="Seeds of training and of the fractions.")] = "0,1,2,3",
     rationales: Annotated[
         list[str] | None,
         typer.Option(
-            help="A teacher: NAME=PATH, a file of `fovea distill extract` or a folder with one, or with a folder, a "
-            "task; several times for several. released: PaLM's.",
+            help="Teacher: NAME=PATH, where PATH is an output of `fovea distill extract` or a folder with one file or "
+            "folder for each task; or released for PaLM's outputs. Repeatable.",
             show_default=RELEASED,
         ),
     ] = None,
-    augment: Annotated[bool, typer.Option("--augment", help="Also teach svamp with ASDiv's problems.")] = False,
-    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out unreadable outputs.")] = False,
-    num_train: Annotated[int, typer.Option(min=1, help="Training rows of generated data.")] = DataSource.num_train,
-    num_valid: Annotated[int, typer.Option(min=1, help="Its validation rows.")] = DataSource.num_valid,
-    num_test: Annotated[int, typer.Option(min=1, help="Its test rows.")] = DataSource.num_test,
-    alpha: Annotated[float | None, typer.Option(help="Share of the labels' loss.", show_default="0.5")] = None,
-    rationale_weight: Annotated[float | None, typer.Option(help="Instead: λ, the weight of rationales.")] = None,
-    label_prefix: Annotated[str, typer.Option(help="Asks for labels.")] = RELEASED_PREFIXES.label,
-    rationale_prefix: Annotated[str, typer.Option(help="Asks for rationales.")] = RELEASED_PREFIXES.rationale,
-    learning_rate: Annotated[float, typer.Option(help="Falls linearly to 0.")] = Recipe.learning_rate,
-    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = Recipe.batch_size,
+    augment: Annotated[bool, typer.Option("--augment", help="Also train svamp with ASDiv's problems.")] = False,
+    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Drop outputs that could not be parsed.")] = False,
+    num_train: Annotated[int, typer.Option(min=1, help="Number of generated training rows.")] = DataSource.num_train,
+    num_valid: Annotated[int, typer.Option(min=1, help="Number of generated validation rows.")] = DataSource.num_valid,
+    num_test: Annotated[int, typer.Option(min=1, help="Number of generated test rows.")] = DataSource.num_test,
+    alpha: Annotated[float | None, typer.Option(help="Weight of the labels' loss.", show_default="0.5")] = None,
+    rationale_weight: Annotated[
+        float | None, typer.Option(help="λ, the weight of rationales, instead of --alpha.")
+    ] = None,
+    label_prefix: Annotated[str, typer.Option(help="Prefix of inputs for labels.")] = RELEASED_PREFIXES.label,
+    rationale_prefix: Annotated[
+        str, typer.Option(help="Prefix of inputs for rationales.")
+    ] = RELEASED_PREFIXES.rationale,
+    learning_rate: Annotated[
+        float, typer.Option(help="Initial learning rate, decaying linearly to 0.")
+    ] = Recipe.learning_rate,
+    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = Recipe.batch_size,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between validations, and states.")] = Recipe.evaluate_every,
-    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = Recipe.warmup_steps,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Examples that run at a time.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are cut.")] = Recipe.max_input_tokens,
-    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are cut.")] = Recipe.max_target_tokens,
-    max_new_tokens: Annotated[int, typer.Option(help="Of a label that is generated.")] = Recipe.max_new_tokens,
-    max_evaluated: Annotated[int | None, typer.Option(help="Validation examples, the first ones.")] = None,
-    max_gradient_norm: Annotated[float, typer.Option(help="Longer gradients are cut.")] = Recipe.max_gradient_norm,
-    lora_rank: Annotated[int | None, typer.Option(help="Train matrices of this rank beside the attention.")] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic; weights are float32.")] = "float32",
+    evaluate_every: Annotated[
+        int, typer.Option(help="Steps between evaluations and resume states.")
+    ] = Recipe.evaluate_every,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of learning-rate warm-up.")] = Recipe.warmup_steps,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples per forward pass.")] = None,
+    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are truncated.")] = Recipe.max_input_tokens,
+    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are truncated.")] = Recipe.max_target_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of a generated label.")] = Recipe.max_new_tokens,
+    max_evaluated: Annotated[int | None, typer.Option(help="Maximum number of validation examples.")] = None,
+    max_gradient_norm: Annotated[float, typer.Option(help="Maximum norm of the gradient.")] = Recipe.max_gradient_norm,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train LoRA matrices of this rank on the attention weights.")
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="Precision of the computation; weights are float32.")
+    ] = "float32",
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice to save memory.")
+        bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
     ] = False,
-    vocab_size: Annotated[int, typer.Option(help="Of students from scratch.")] = 4_096,
-    workers: Annotated[int, typer.Option(min=1, help="Students that are taught at a time, a process each.")] = 1,
-    scores_only: Annotated[bool, typer.Option("--scores-only", help="Keep no checkpoints of the students.")] = False,
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size of students trained from scratch.")] = 4_096,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of students trained at a time, each in its own process.")
+    ] = 1,
+    scores_only: Annotated[bool, typer.Option("--scores-only", help="Do not keep the students' checkpoints.")] = False,
     save: Annotated[
         Path | None,
-        typer.Option(
-            callback=results_file(RESULT_FILES.load), help="A file for the results, beside those that it holds."
-        ),
+        typer.Option(callback=results_file(RESULT_FILES.load), help="File to add the results to."),
     ] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Teach nobody; tell what there is.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Only report the existing results.")] = False,
 ) -> None:
-    """Teach students over all that is named, or go on with it, and print the dissertation's tables.
+    """Train a student for each combination of the options, and print the dissertation's tables.
 
-    The same command goes on after a kill. It ends with status 1 where a student failed; the others are taught.
+    Run the same command again to continue. The exit status is 1 if a student failed; the others are still trained.
     """
     options: dict[str, Any] = dict(locals())
     console = Console(stderr=True, highlight=False)
@@ -118,7 +133,7 @@ def sweep(
         console.print(f"fovea evaluate distill sweep: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Stopped. Run the same command to continue.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     typer.echo(json.dumps([asdict(result) for result in results]))
     if num_failed:
@@ -127,16 +142,16 @@ def sweep(
 
 @app.command()
 def table(
-    results: Annotated[list[Path], typer.Argument(help="Files of results.")],
+    results: Annotated[list[Path], typer.Argument(help="Result files.")],
     save: Annotated[
         Path | None,
-        typer.Option(callback=results_file(RESULT_FILES.load), help="A file for them all, beside what it holds."),
+        typer.Option(callback=results_file(RESULT_FILES.load), help="File to add all of them to."),
     ] = None,
     figures_in: Annotated[
-        Path | None, typer.Option("--figures", callback=output_folder, help="A folder for the figures, as SVG.")
+        Path | None, typer.Option("--figures", callback=output_folder, help="Folder for the figures, as SVG.")
     ] = None,
 ) -> None:
-    """Put the results of several sweeps together in the dissertation's tables and figures."""
+    """Combine the results of several sweeps in the dissertation's tables and figures."""
     try:
         loaded = RESULT_FILES.load(results)
         print_tables(loaded, Console(width=200, highlight=False))

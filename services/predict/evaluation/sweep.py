@@ -146,7 +146,7 @@ class Sweep:
         self._running: dict[Connection, Running] = {}
         for name, number in Counter(cell.name for cell in cells).items():
             if number > 1:
-                raise SweepError(f"two students would be called {name}")
+                raise SweepError(f"two students would have the name {name}")
         for cell in cells:
             result = cell.finished(output / cell.name)
             if result is None:
@@ -265,4 +265,4 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(errors="replace").split("\n")
     except FileNotFoundError:
         lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it ended without a word")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it exited without a message")

@@ -84,7 +84,7 @@ class Cell:
                 for name in sorted({*before, *now} - {"settings"})
                 if before.get(name) != now.get(name)
             ]
-            raise SweepError(f"{folder} was run otherwise: {'; '.join(differences)}")
+            raise SweepError(f"{folder} was run with other settings: {'; '.join(differences)}")
         return found
 
 
@@ -144,7 +144,7 @@ def count_parameters(checkpoint: Path) -> int:
     """Count the parameters in a folder's safetensors, shared ones once. Raises ValueError where there are none."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{checkpoint} holds no safetensors")
+        raise ValueError(f"{checkpoint} contains no safetensors")
     number = 0
     for path in files:
         with path.open("rb") as file:

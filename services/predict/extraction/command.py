@@ -49,36 +49,38 @@ class Concurrency:
 
 @app.command()
 def extract(
-    task: Annotated[TaskName, typer.Argument(help="What the inputs are.")],
-    output: Annotated[Path, typer.Option(help="The file of outputs, begun or continued: JSON, one a line.")],
-    model: Annotated[str, typer.Option(help="The teacher, as the endpoint names it.")],
+    task: Annotated[TaskName, typer.Argument(help="Task of the inputs.")],
+    output: Annotated[Path, typer.Option(help="File of outputs, new or to be continued, as JSON lines.")],
+    model: Annotated[str, typer.Option(help="The teacher's name at the endpoint.")],
     base_url: Annotated[
-        str, typer.Option(help="Where an OpenAI-compatible endpoint listens.")
+        str, typer.Option(help="Base URL of an OpenAI-compatible endpoint.")
     ] = "http://127.0.0.1:8080/v1",
-    inputs: Annotated[Path | None, typer.Option(help="A file of inputs: JSON, one a line or a list.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Instead: the folder of the published data sets.")] = None,
+    inputs: Annotated[Path | None, typer.Option(help="File of inputs: JSON lines or a JSON list.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets, instead of --inputs.")] = None,
     split: Annotated[Split, typer.Option(help="With --data.")] = "train",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many inputs.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A YAML file of prompts.", show_default="ours")] = None,
-    zero_shot: Annotated[bool, typer.Option("--zero-shot", help="Ask in words, without demonstrations.")] = False,
-    api: Annotated[Api, typer.Option(help="Which of the endpoint's routes.")] = "chat",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many inputs.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="YAML file of prompts.", show_default="ours")] = None,
+    zero_shot: Annotated[
+        bool, typer.Option("--zero-shot", help="Use an instruction instead of demonstrations.")
+    ] = False,
+    api: Annotated[Api, typer.Option(help="Route of the endpoint to use.")] = "chat",
     key_variable: Annotated[
-        str | None, typer.Option(help="The environment variable that holds the key.", show_default="no key")
+        str | None, typer.Option(help="Environment variable that holds the key.", show_default="no key")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an output.")] = 256,
-    extra: Annotated[str, typer.Option(help="More fields of a request, as JSON; null takes one out.")] = "{}",
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests on their way at a time.")] = 8,
-    attempts: Annotated[int, typer.Option(min=1, help="At one request.")] = Patience.attempts,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Of one attempt.")] = Patience.timeout_s,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an output.")] = 256,
+    extra: Annotated[str, typer.Option(help="Additional fields of a request, as JSON; null removes a field.")] = "{}",
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts for each request.")] = Patience.attempts,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of each attempt.")] = Patience.timeout_s,
     price_per_million_input: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
     price_per_million_output: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request, and end.")] = False,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request and exit.")] = False,
 ) -> None:
-    """Ask a teacher for rationales and labels, and keep all that it writes.
+    """Collect rationales and labels from a teacher, and keep all of its outputs.
 
-    Given again, the command goes on where it stopped. It ends with status 0 when every input has its output, 3 when the
-    endpoint refused some, 1 when it failed.
+    Run the same command again to continue where it stopped. Exit status: 0 if every input has an output, 3 if the
+    endpoint rejected some, 1 if the command failed.
     """
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each would tear the progress bar
     console = Console(stderr=True, highlight=False)
@@ -97,7 +99,9 @@ def extract(
     for problem, number in tally.problems.most_common():
         console.print(f"  {problem}: {number}", markup=False, soft_wrap=True)
     if num_failed:
-        console.print(f"{num_failed} inputs have no output; the same command asks again", markup=False, soft_wrap=True)
+        console.print(
+            f"{num_failed} inputs have no output; run the same command to send them again", markup=False, soft_wrap=True
+        )
         raise typer.Exit(EXIT_UNANSWERED)
 
 
@@ -138,7 +142,7 @@ def _ending(extraction: Extraction, progress: Progress) -> Iterator[None]:
 
     def end() -> None:
         if next(signals, False):
-            progress.console.print("Stopping when the answers that are on their way have come; once more: at once.")
+            progress.console.print("Stopping after the answers in flight have arrived; press again to stop at once.")
             extraction.end(Interrupted())
         else:
             running.cancel()
@@ -170,7 +174,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
         console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Stopped. Run the same command to continue.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -183,7 +187,7 @@ def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split)
     else:
         raise typer.BadParameter("give --inputs or --data, and not both")
     if not asked:
-        raise BadData(f"{inputs or data} holds no input")
+        raise BadData(f"{inputs or data} contains no inputs")
     return asked
 
 

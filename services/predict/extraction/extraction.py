@@ -172,7 +172,7 @@ class Extraction:
         self._num_failures_in_a_row += 1
         if self._num_failures_in_a_row >= self._max_failures_in_a_row:
             self.end(
-                EndpointError(f"{self._num_failures_in_a_row} inputs in a row have no answer, the last one: {error}")
+                EndpointError(f"{self._num_failures_in_a_row} consecutive inputs have no answer; last error: {error}")
             )
 
 
@@ -182,7 +182,7 @@ def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -
     for one in inputs:
         record = found.get(one.id)
         if record is not None and (record.row, record.prompt) != (one.row, digest_of(plan.prompt(one.values))):
-            raise OutputError(f"the output belongs to other inputs: {one.id} was another one when it was asked about")
+            raise OutputError(f"the output belongs to other inputs: {one.id} was different when it was sent")
     return [one for one in inputs if one.id not in found]
 
 

@@ -79,7 +79,7 @@ def _records(path: Path) -> Sequence[Mapping[str, Any]]:
     except OSError as error:
         raise BadData(f"{path}: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
-        raise BadData(f"{path}: not JSON, neither one record a line nor a list ({error})") from None
+        raise BadData(f"{path}: neither JSON lines nor a JSON list ({error})") from None
     if not all(isinstance(record, dict) for record in records):
-        raise BadData(f"{path}: not all of its records are objects")
+        raise BadData(f"{path}: not all records are objects")
     return list(records)

@@ -125,15 +125,15 @@ class Prompts:
             try:
                 candidates = self.task.candidates(one.values)
                 if candidates is not None and one.label not in candidates:
-                    raise PromptError(f"demonstration {number}: {one.label!r} is none of {', '.join(candidates)}")
+                    raise PromptError(f"demonstration {number}: {one.label!r} is not one of {', '.join(candidates)}")
                 self._question(one.values)
                 read = self.read(one.values, self._answer(one))
             except FieldError as error:
                 raise PromptError(f"demonstration {number}: {error}") from None
             except (KeyError, IndexError, AttributeError, ValueError) as error:
-                raise PromptError(f"in question or answer the braces make no sense: {error}") from None
+                raise PromptError(f"invalid braces in question or answer: {error}") from None
             if read != Read(one.rationale, one.label, None):
-                raise PromptError(f"demonstration {number}: what it shows is read back as {read}")
+                raise PromptError(f"demonstration {number}: it is parsed as {read}")
 
     @cached_property
     def _shown(self) -> Sequence[tuple[str, str]]:

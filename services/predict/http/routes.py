@@ -1,4 +1,4 @@
-"""The tasks that can be asked, and what they answer."""
+"""The routes of the predict service."""
 
 import asyncio
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ AnyPredictRequest = Annotated[
 
 
 def predict_router(service: PredictService) -> APIRouter:
-    """Make the routes of the tasks and of their answers."""
+    """Create the routes that list tasks and predict labels."""
     router = APIRouter(tags=["predict"], route_class=JsonRoute)
 
     async def check_head(request: Request) -> None:
@@ -53,7 +53,7 @@ def predict_router(service: PredictService) -> APIRouter:
 
     @router.get("/tasks")
     async def tasks() -> TaskList:
-        """The tasks of all models, those included that are not in memory at the moment."""
+        """List the tasks of all models, including models that are not in memory."""
         return TaskList(
             data=[
                 TaskObject(
@@ -75,15 +75,15 @@ def predict_router(service: PredictService) -> APIRouter:
             **error_responses(ErrorEnvelope, TeiError),
             200: {
                 "model": PredictAnswer | list[TeiPrediction] | list[list[TeiPrediction]],
-                "description": "TEI's form for TEI's request",
+                "description": "The response to a request in TEI's format",
             },
         },
         dependencies=[Depends(check_head)],
     )
     async def predict(request: Request, body: Annotated[AnyPredictRequest, Body()]) -> Response:
-        """Label inputs of a task, on request with all probabilities and with reasons.
+        """Predict the labels of inputs of a task, on request with all probabilities and rationales.
 
-        TEI's request (texts as `inputs`, and no `task`) is answered in TEI's form.
+        Requests in TEI's format (strings as `inputs`, and no `task`) get a response in TEI's format.
         """
         if isinstance(body, TeiPredictRequest):
             return await answer_tei(service, request, body)

@@ -32,26 +32,30 @@ Inputs = Annotated[JsonList[Input], Field(min_length=1)]
 class PredictRequest(BaseModel):
     """Inputs of one task, each with all fields of the task."""
 
-    task: Name | None = Field(None, description="As `/tasks` names it; may be left out where there is one.")
-    model: Name | None = Field(None, description="`name`, `name@alias` or `name@version`, where it matters which.")
+    task: Name | None = Field(None, description="The task's `id` in `/tasks`; optional if there is only one task.")
+    model: Name | None = Field(
+        None, description="`name`, `name@alias` or `name@version`, to choose among several models of a task."
+    )
     inputs: Inputs
-    rationale: bool = Field(default=False, description="Say why, where the student was taught to.")
-    probabilities: bool = Field(default=False, description="Of every label, not only of the likeliest.")
+    rationale: bool = Field(default=False, description="Return a rationale, if the student was trained to give one.")
+    probabilities: bool = Field(default=False, description="Return the probabilities of all labels.")
 
 
 class Prediction(BaseModel):
-    """The answer to one input, `index` from 0."""
+    """The prediction for one input; `index` counts from 0."""
 
     index: int
-    label: str = Field(description="The likeliest label, or free text.")
-    probability: float = Field(ge=0, le=1, description="Among the labels; of free text, of exactly this text.")
-    probabilities: dict[str, float] | None = Field(None, description="Of all labels, if they were asked for.")
+    label: str = Field(description="The most probable label, or free text.")
+    probability: float = Field(
+        ge=0, le=1, description="Probability among the labels; for free text, the probability of exactly this text."
+    )
+    probabilities: dict[str, float] | None = Field(None, description="Probabilities of all labels, if requested.")
     rationale: str | None = None
-    value: int | float | None = Field(None, description="Of a label that is an equation; null where it has none.")
+    value: int | float | None = Field(None, description="Value of a label that is an equation; null if it has none.")
 
 
 class Usage(BaseModel):
-    """`completion_tokens` are those of labels and rationales."""
+    """Usage of a request. `completion_tokens` counts the tokens of labels and rationales."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -62,7 +66,7 @@ class PredictAnswer(BaseModel):
     """Predictions in the order of the inputs."""
 
     object: Literal["list"] = "list"
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     task: str
     predictions: list[Prediction]
     usage: Usage
@@ -72,11 +76,11 @@ class TaskObject(BaseModel):
     """A served task."""
 
     id: str
-    model: str = Field(description="`name@version` of the checkpoint that answers it.")
-    fields: list[str] = Field(description="Of an input, all of them texts but for `choices`, a list of texts.")
-    labels: list[str] | None = Field(description="Null where the answers are the input's own choices or free text.")
+    model: str = Field(description="`name@version` of the checkpoint that serves the task.")
+    fields: list[str] = Field(description="Fields of an input. All are strings except `choices`, a list of strings.")
+    labels: list[str] | None = Field(description="Null if the answers are the input's own choices or free text.")
     rationales: bool
-    metrics: dict[str, JsonValue] = Field(description="What was measured when the checkpoint was trained.")
+    metrics: dict[str, JsonValue] = Field(description="Metrics measured when the checkpoint was trained.")
 
 
 class TaskList(BaseModel):
@@ -89,16 +93,16 @@ TeiSequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
 class TeiPredictRequest(BaseModel):
-    """The predict request of text-embeddings-inference; told apart by `inputs` that are texts and by having no `task`.
+    """The predict request of text-embeddings-inference, recognized by its string `inputs` without `task`.
 
-    A text, a pair of texts, or a list of lists of one or two texts.
+    `inputs` is a string, a pair of strings, or a list of lists of one or two strings.
     """
 
     inputs: str | TeiSequence | Annotated[JsonList[TeiSequence], Field(min_length=1)]
     truncate: bool | None = False
     truncation_direction: Literal["right", "Right", "left", "Left"] | None = "right"
-    raw_scores: bool | None = Field(False, description="Logarithms of the probabilities.")
-    model: Name | None = Field(None, description="Which model, where several have such inputs.")
+    raw_scores: bool | None = Field(False, description="Return logarithms of the probabilities.")
+    model: Name | None = Field(None, description="Model to use if several accept such inputs.")
 
 
 class TeiPrediction(BaseModel):
@@ -115,9 +119,9 @@ class ModelLimits(BaseModel):
 class Model(ModelObject):
     """A served model."""
 
-    max_model_len: int = Field(description="Most tokens of an input.")
+    max_model_len: int = Field(description="Maximum number of tokens of an input.")
     task: str
-    loaded: bool = Field(description="Whether it is in memory; if not, it is loaded when it is asked.")
+    loaded: bool = Field(description="Whether the model is in memory; if not, the next request loads it.")
     limits: ModelLimits
 
 

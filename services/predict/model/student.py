@@ -117,7 +117,7 @@ class Student:
             )
         model, report = loaded
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+            raise ValueError(f"the checkpoint lacks weights of its model, including {missing[0]!r}")
         tokenizer = transformers().AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

@@ -40,13 +40,13 @@ class TaskDescription(BaseModel):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if len(set(self.fields)) < len(self.fields):
-            raise ValueError("fields must differ")
+            raise ValueError("fields must be unique")
         if self.labels is not None and len(set(self.labels)) < len(self.labels):
-            raise ValueError("labels must differ")
+            raise ValueError("labels must be unique")
         if self.labels is not None and self.choices is not None:
             raise ValueError("an answer is one of the labels or one of the choices, not both")
         if self.choices is not None and self.choices not in self.fields:
-            raise ValueError(f"choices names {self.choices!r}, which is no field")
+            raise ValueError(f"choices names {self.choices!r}, which is not a field")
         return self
 
     @classmethod

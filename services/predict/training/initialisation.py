@@ -27,7 +27,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     token that it would be further on. Raises ValueError for fewer than MIN_VOCABULARY tokens.
     """
     if vocab_size < MIN_VOCABULARY:
-        raise ValueError(f"the control tokens and all bytes are {MIN_VOCABULARY} tokens; {vocab_size} do not hold them")
+        raise ValueError(f"the control tokens and all bytes are {MIN_VOCABULARY} tokens; {vocab_size} is too few")
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -59,7 +59,7 @@ class Lessons:
     def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
         """Raises ValueError for an example that lacks what the method needs, and for a tokenizer that ends no text."""
         if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
-            raise ValueError("the tokenizer does not put the end of sequence behind a text")
+            raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
         self._tokenizer = tokenizer
         self._config = model_config
         self._recipe = recipe

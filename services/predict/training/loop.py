@@ -125,7 +125,9 @@ class _Teaching:
         self.num_processes: int = self.accelerator.num_processes
         self.is_main: bool = self.accelerator.is_main_process
         if recipe.batch_size % self.num_processes:
-            raise ValueError(f"batch_size ({recipe.batch_size}) is no multiple of the {self.num_processes} processes")
+            raise ValueError(
+                f"batch_size ({recipe.batch_size}) is not a multiple of the {self.num_processes} processes"
+            )
         arguments = arguments_of(recipe, data, model)
         self.lessons = Lessons(tokenizer, model.config, data.train, recipe)
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -139,7 +141,7 @@ class _Teaching:
         # what is evaluated: the model, or one that the weights are collected in where each process has but a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
-            raise ValueError("accelerate's FSDP must be of version 2: fsdp_version: 2 in its configuration")
+            raise ValueError("accelerate's FSDP must have version 2: fsdp_version: 2 in its configuration")
         self.whole = loss, self.lora
         if self.is_sharded and self.is_main:
             self.whole = copy.deepcopy(self.whole)

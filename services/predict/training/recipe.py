@@ -64,7 +64,7 @@ class Recipe:
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, not {self.precision!r}")
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is a share from 0 to 1, not {self.alpha}")
+            raise ValueError(f"alpha must be from 0 to 1, not {self.alpha}")
         for name in ("learning_rate", "max_gradient_norm"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")

@@ -57,13 +57,13 @@ class DataSource:
         if self.task not in PUBLISHED_TASKS and self.task not in GENERATED_TASKS:
             raise ValueError(f"the data is one of {', '.join([*PUBLISHED_TASKS, *GENERATED_TASKS])}, not {self.task!r}")
         if self.is_generated and (self.folder or self.rationales):
-            raise ValueError(f"{self.task} is generated with its rationales: it takes no folder and no file of them")
+            raise ValueError(f"{self.task} is generated with its rationales: --data and --rationales do not apply")
         if not self.is_generated and self.folder is None:
             raise ValueError(f"{self.task} needs the folder of the published data")
         if self.augment and self.task != SVAMP.name:
-            raise ValueError(f"ASDiv's problems augment {SVAMP.name} alone, not {self.task}")
+            raise ValueError(f"ASDiv's problems can augment only {SVAMP.name}, not {self.task}")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is a share above 0 and at most 1, not {self.fraction}")
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
 
     @property
     def is_generated(self) -> bool:
@@ -118,7 +118,7 @@ def _with_outputs(source: DataSource, task: Task, split: Split) -> list[Row]:
     if source.rationales is None:
         return join(rows, read_outputs(task, source.folder, split))
     if split != "train" and not source.rationales.is_dir():
-        raise OutputError(f"{source.rationales} is of the training rows, and the {split} rows need outputs too")
+        raise OutputError(f"{source.rationales} covers only the training rows, but the {split} rows need outputs too")
     return join(rows, read_teacher_outputs(_file(source.rationales, split), task.name, len(rows)))
 
 
@@ -131,5 +131,5 @@ def _taught(rows: Sequence[Row], source: DataSource) -> list[Example]:
         rows = [row for row in rows if row.output is not None]
     examples = to_examples(rows, source.labels, drop_empty=source.drop_empty)
     if not examples:
-        raise BadData(f"no row of {source.task} is left to learn from")
+        raise BadData(f"no row of {source.task} is left for training")
     return examples

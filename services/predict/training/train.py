@@ -37,58 +37,74 @@ TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inference
 
 @app.command()
 def distill(
-    task: Annotated[TaskName, typer.Argument(help="What is taught: a published data set, or generated data.")],
+    task: Annotated[TaskName, typer.Argument(help="Task: a published data set, or generated data.")],
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the result and the resume state go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the result and the resume state.")
     ],
     model: Annotated[str, typer.Option(help=f"A Hugging Face T5 directory; from scratch: {', '.join(SHAPES)}.")],
-    data: Annotated[Path | None, typer.Option(help="The folder of the published data sets.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets.")] = None,
     rationales: Annotated[
-        Path | None, typer.Option(help="What `fovea distill extract` wrote, a file or a folder.", show_default="PaLM's")
+        Path | None, typer.Option(help="Output of `fovea distill extract`, a file or a folder.", show_default="PaLM's")
     ] = None,
-    labels: Annotated[LabelSource, typer.Option(help="Whose labels are learnt: people's, or the teacher's.")] = "human",
-    fraction: Annotated[float, typer.Option(help="The share of the training rows, chosen by the seed.")] = 1.0,
+    labels: Annotated[LabelSource, typer.Option(help="Labels to learn: those of humans, or the teacher's.")] = "human",
+    fraction: Annotated[float, typer.Option(help="Fraction of the training rows, chosen by the seed.")] = 1.0,
     augment: Annotated[bool, typer.Option("--augment", help="Add ASDiv's problems to svamp.")] = False,
-    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Leave out unreadable outputs.")] = False,
-    num_train: Annotated[int, typer.Option(min=1, help="Training rows of generated data.")] = DataSource.num_train,
-    method: Annotated[Method, typer.Option(help="explained: the rationale is part of the input.")] = Recipe.method,
-    alpha: Annotated[float | None, typer.Option(help="Share of the labels' loss.", show_default="0.5")] = None,
-    rationale_weight: Annotated[float | None, typer.Option(help="Instead: λ, the weight of rationales.")] = None,
-    label_prefix: Annotated[str, typer.Option(help="Asks for labels.")] = RELEASED_PREFIXES.label,
-    rationale_prefix: Annotated[str, typer.Option(help="Asks for rationales.")] = RELEASED_PREFIXES.rationale,
-    learning_rate: Annotated[float, typer.Option(help="Falls linearly to 0.")] = Recipe.learning_rate,
-    batch_size: Annotated[int, typer.Option(help="Examples a step, over all processes.")] = Recipe.batch_size,
+    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Drop outputs that could not be parsed.")] = False,
+    num_train: Annotated[int, typer.Option(min=1, help="Number of generated training rows.")] = DataSource.num_train,
+    method: Annotated[
+        Method, typer.Option(help="Training method. explained: the rationale is part of the input.")
+    ] = Recipe.method,
+    alpha: Annotated[float | None, typer.Option(help="Weight of the labels' loss.", show_default="0.5")] = None,
+    rationale_weight: Annotated[
+        float | None, typer.Option(help="λ, the weight of rationales, instead of --alpha.")
+    ] = None,
+    label_prefix: Annotated[str, typer.Option(help="Prefix of inputs for labels.")] = RELEASED_PREFIXES.label,
+    rationale_prefix: Annotated[
+        str, typer.Option(help="Prefix of inputs for rationales.")
+    ] = RELEASED_PREFIXES.rationale,
+    learning_rate: Annotated[
+        float, typer.Option(help="Initial learning rate, decaying linearly to 0.")
+    ] = Recipe.learning_rate,
+    batch_size: Annotated[int, typer.Option(help="Examples per step, over all processes.")] = Recipe.batch_size,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between validations, and states.")] = Recipe.evaluate_every,
-    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = Recipe.warmup_steps,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Examples that run at a time.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are cut.")] = Recipe.max_input_tokens,
-    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are cut.")] = Recipe.max_target_tokens,
-    max_new_tokens: Annotated[int, typer.Option(help="Of a label that is generated.")] = Recipe.max_new_tokens,
-    max_evaluated: Annotated[int | None, typer.Option(help="Validation examples, the first ones.")] = None,
-    max_gradient_norm: Annotated[float, typer.Option(help="Longer gradients are cut.")] = Recipe.max_gradient_norm,
-    seed: Annotated[int, typer.Option(help="Of weights, order, dropout and share of the data.")] = 0,
-    lora_rank: Annotated[int | None, typer.Option(help="Train matrices of this rank beside the attention.")] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic; weights are float32.")] = "float32",
+    evaluate_every: Annotated[
+        int, typer.Option(help="Steps between evaluations and resume states.")
+    ] = Recipe.evaluate_every,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of learning-rate warm-up.")] = Recipe.warmup_steps,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples per forward pass.")] = None,
+    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are truncated.")] = Recipe.max_input_tokens,
+    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are truncated.")] = Recipe.max_target_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of a generated label.")] = Recipe.max_new_tokens,
+    max_evaluated: Annotated[int | None, typer.Option(help="Maximum number of validation examples.")] = None,
+    max_gradient_norm: Annotated[float, typer.Option(help="Maximum norm of the gradient.")] = Recipe.max_gradient_norm,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and the fraction of the data.")] = 0,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train LoRA matrices of this rank on the attention weights.")
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="Precision of the computation; weights are float32.")
+    ] = "float32",
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice to save memory.")
+        bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
     ] = False,
-    vocab_size: Annotated[int, typer.Option(help="Of a student from scratch.")] = StudentRun.vocab_size,
-    name: Annotated[str | None, typer.Option(help="In the model store.", show_default="the task's")] = None,
-    licence: Annotated[str | None, typer.Option(help="Of the published checkpoint.")] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Vocabulary size of a student trained from scratch.")
+    ] = StudentRun.vocab_size,
+    name: Annotated[str | None, typer.Option(help="Name in the model store.", show_default="the task's")] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence of the published checkpoint.")] = None,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Teach a student, choose its best step on validation examples, test it once, and publish it.
+    """Train a student, choose its best step on validation examples, test it once, and publish it.
 
-    The defaults are the published hyper-parameters. The same command goes on where it was interrupted.
+    The defaults are the published hyperparameters. Run the same command again to continue an interrupted run.
     """
     options: dict[str, Any] = dict(locals())
     console = Console(highlight=False)
     with _one_line_errors():
         run = _run(options)
         if publish and method == "explained":
-            raise ValueError("a student that is explained its inputs by a teacher can't be served: give --no-publish")
+            raise ValueError("a student of the method explained can't be served: give --no-publish")
         check_publication(name or task, store_url, is_wanted=publish)
         outcome = run_student(run, output, lambda line: _tell(console, line))
         if PartialState().is_main_process:
@@ -101,7 +117,9 @@ def _run(options: dict[str, Any]) -> StudentRun:
     if alpha is not None and weight is not None:
         raise ValueError("give --alpha or --rationale-weight, and not both")
     if options["name"] is not None and NAME_PATTERN.fullmatch(options["name"]) is None:
-        raise ValueError(f"name is of a-z, 0-9, '.', '_' and '-', at most {MAX_NAME_LENGTH}, not {options['name']!r}")
+        raise ValueError(
+            f"name consists of a-z, 0-9, '.', '_' and '-', at most {MAX_NAME_LENGTH}, not {options['name']!r}"
+        )
     values = {name: options[name] for name in Recipe.__dataclass_fields__ if name in options}
     values["alpha"] = alpha if alpha is not None else Recipe.alpha if weight is None else alpha_of(weight)
     prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
@@ -145,7 +163,7 @@ def _one_line_errors() -> Iterator[None]:
         )
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. The same command goes on from the last state.")
+        Console(stderr=True).print("Stopped. Run the same command to continue from the last state.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

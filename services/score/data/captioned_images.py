@@ -85,7 +85,7 @@ class CaptionedImages:
                 return _image(example.image), captions[(position + seed) % len(captions)]
             except Unreadable as error:
                 last = error
-        raise Unreadable(f"{MAX_UNREADABLE} examples in a row can't be read, the last: {last}")
+        raise Unreadable(f"{MAX_UNREADABLE} consecutive examples can't be read; last error: {last}")
 
     def _epoch(self, seed: int, epoch: int) -> list[Example]:
         if self._order is None or self._order[0] != (seed, epoch):
@@ -144,7 +144,7 @@ def _caption_texts(record: dict[str, object]) -> tuple[str, ...]:
     value = next((record[name] for name in CAPTION_COLUMNS if record.get(name)), ())
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("a caption is a text or a list of texts")
+        raise ValueError("a caption must be a string or a list of strings")
     return tuple(" ".join(text.split()) for text in texts if text.strip())
 
 
@@ -158,7 +158,7 @@ def _json_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
                 image = next(record[name] for name in IMAGE_COLUMNS if name in record)
                 captions = _caption_texts(record)
             except (ValueError, StopIteration, TypeError) as error:
-                raise ValueError(f"{table}, line {number}: an image and a caption are wanted ({error})") from None
+                raise ValueError(f"{table}, line {number}: an image and a caption are required ({error})") from None
             if captions:
                 yield image, captions
 
@@ -171,12 +171,12 @@ def _tsv_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
                 image = next(i for i, name in enumerate(row) if name in IMAGE_COLUMNS)
                 caption = next((i for i, name in enumerate(row) if name in CAPTION_COLUMNS), -1)
                 if caption < 0:
-                    raise ValueError(f"{table}: the header names none of {', '.join(CAPTION_COLUMNS)}")
+                    raise ValueError(f"{table}: the header has none of {', '.join(CAPTION_COLUMNS)}")
                 continue
             if not row:
                 continue
             if len(row) <= max(image, caption):
-                raise ValueError(f"{table}, line {number}: an image and a caption are wanted")
+                raise ValueError(f"{table}, line {number}: an image and a caption are required")
             if text := " ".join(row[caption].split()):
                 yield row[image], (text,)
 
@@ -208,5 +208,5 @@ def _tar_examples(path: Path) -> list[Example]:
                 elif extension == "txt" or (extension == "json" and key not in captions):
                     captions[key] = part
     except tarfile.TarError as error:
-        raise ValueError(f"{path} is no plain tar file: {error}") from None
+        raise ValueError(f"{path} is not an uncompressed tar file: {error}") from None
     return [Example(image, captions[key]) for key, image in images.items() if key in captions]

@@ -76,7 +76,7 @@ class AnswerLog:
                 content = content[os.write(self._descriptor, content) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            raise CannotJudge(f"answers can't be kept: {error.strerror}") from error
+            raise CannotJudge(f"answers can't be saved: {error.strerror}") from error
 
 
 def _parsed(path: Path) -> tuple[dict[str, str], int]:
@@ -89,7 +89,7 @@ def _parsed(path: Path) -> tuple[dict[str, str], int]:
         except ValidationError as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
-            raise CannotJudge(f"{path}, line {number}: not an answer that was kept") from error
+            raise CannotJudge(f"{path}, line {number}: not a saved answer") from error
         if not line.endswith(b"\n"):
             break
         answers[logged.question] = logged.answer

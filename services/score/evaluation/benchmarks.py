@@ -38,7 +38,7 @@ def load_records(path: Path, images: Path, *, benchmark: str | None = None, limi
 
     `limit` takes the first records of each task. Raises MissingData, naming line and field.
     """
-    source = Source(path.name, "whoever wrote it")
+    source = Source(path.name, "its author")
     lines: dict[str, list[tuple[Line, Record]]] = {}
     for number, content in enumerate(_read(source.existing(path)).split("\n"), start=1):
         if content.strip():
@@ -53,7 +53,7 @@ def load_records(path: Path, images: Path, *, benchmark: str | None = None, limi
                 raise MissingData(f"{path}, line {number}: {error}") from error
             lines.setdefault(line.task or path.stem, []).append((line, record))
     if not lines:
-        raise MissingData(f"{path} holds no record")
+        raise MissingData(f"{path} has no records")
     return [_task(path, name, benchmark or path.stem, some, source).first(limit) for name, some in lines.items()]
 
 
@@ -67,7 +67,7 @@ def _read(path: Path) -> str:
 def _task(path: Path, name: str, benchmark: str, lines: list[tuple[Line, Record]], source: Source) -> Task:
     has_category = {line.category is not None for line, _ in lines}
     if len(has_category) > 1:
-        raise MissingData(f"{path}: some records of {name} have a category and some have none")
+        raise MissingData(f"{path}: only some records of {name} have a category")
     try:
         return Task(name, benchmark, tuple(record for _, record in lines), source, by_category=has_category == {True})
     except ValueError as error:

@@ -87,7 +87,7 @@ class ChatJudge:
         Raises CannotJudge for a choice of images, and where the endpoint fails.
         """
         if task.kind != "image-to-text":
-            raise CannotJudge(f"{self.name} is asked about one image at a time, and {task.name} is a choice of images")
+            raise CannotJudge(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
         asyncio.run(self._score(task, on_scores))
 
     async def _score(self, task: Task, on_scores: OnScores) -> None:
@@ -146,7 +146,9 @@ class ChatJudge:
     def _count_refused(self, record: Record, refused: EndpointError) -> None:
         self._num_refused += 1
         if not self._num_answers and self._num_refused >= MAX_REFUSED_AT_FIRST:
-            raise CannotJudge(f"{self.name} answers no question, at last about record {record.id}: {refused}")
+            raise CannotJudge(
+                f"{self.name} did not answer any question; last error, about record {record.id}: {refused}"
+            )
 
     def _body(self, record: Record, captions: Sequence[str]) -> dict[str, Any]:
         (path,) = record.images

@@ -69,7 +69,7 @@ class Clip:
     @classmethod
     def _known(cls, name: str, pretrained: str = "", *, device: torch.device | str) -> Self:
         if open_clip().get_model_config(name) is None:
-            raise ValueError(f"open_clip knows no model {name!r}")
+            raise ValueError(f"open_clip has no model {name!r}")
         if not pretrained:
             raise ValueError(f"{name!r} needs weights, as in {name}:openai")
         model, _, preprocess = open_clip().create_model_and_transforms(

@@ -41,56 +41,59 @@ STARTER = "fsc-clip-scenes"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Images = Annotated[Path, typer.Option(help="The folder of the images; judges that only read captions need none.")]
+Images = Annotated[Path, typer.Option(help="Folder of the images; not needed for judges that read only captions.")]
 Model = Annotated[
     list[str] | None,
     typer.Option(
-        help="Who judges, several times for several: a name in the store, a folder, or open_clip's NAME:PRETRAINED; "
-        "with --judge, a Hugging Face folder, a model of the endpoint's, or a file of answers. ROW=… names its row.",
+        help="Model to evaluate. Repeatable. A name in the store, a folder, or open_clip's NAME:PRETRAINED; with "
+        "--judge, a Hugging Face folder, a model of the endpoint, or a file of answers. ROW=… sets its row's name.",
         show_default=f"{STARTER}, with --judge clip",
     ),
 ]
 JudgeOption = Annotated[
     JudgeKind,
     typer.Option(
-        help="clip: a model of images and texts. vera, grammar: models of texts. chat: a vision-language model behind "
-        "an OpenAI-compatible endpoint. answers: what another judge got right, released."
+        help="clip: a model of images and texts. vera, grammar: text-only models. chat: a vision-language model behind "
+        "an OpenAI-compatible endpoint. answers: released answers of another judge."
     ),
 ]
 SimilarityOption = Annotated[
     Similarity,
-    typer.Option(help="global: pooled features; local: single tokens; mix: as the checkpoint says, else global."),
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only so many records of each task, the first ones.")]
-Output = Annotated[
-    Path | None,
     typer.Option(
-        callback=results_file(RESULT_FILES.load), help="A JSON file to keep the scores in, beside those that it holds."
+        help="global: pooled features. local: single tokens. mix: the checkpoint's weighting, or else global."
     ),
 ]
-Resamples = Annotated[int, typer.Option(min=0, help="Draw the records so often anew, for intervals of 95 %.")]
-BaseUrl = Annotated[str, typer.Option(help="Where the endpoint listens, with --judge chat.")]
-KeyVariable = Annotated[
-    str | None, typer.Option(help="The environment variable that holds its key.", show_default="no key")
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
 ]
-Log = Annotated[Path | None, typer.Option(callback=output_file, help="A file of its answers: none is asked for again.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="Requests to it on their way at a time.")]
+Resamples = Annotated[int, typer.Option(min=0, help="Number of bootstrap samples for 95 % confidence intervals.")]
+BaseUrl = Annotated[str, typer.Option(help="Base URL of the endpoint, with --judge chat.")]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds its key.", show_default="no key")
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(callback=output_file, help="File of its answers; questions with an answer in it are not sent again."),
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent requests to it.")]
 
 HERE = Path()
 
 
 @app.callback()
 def choose_benchmark() -> None:
-    """Evaluate who can tell which caption is true of which image."""
+    """Evaluate how well models match captions with images."""
     log_warnings_to_stderr()
 
 
 @app.command()
 def sugarcrepe(
-    data: Annotated[Path, typer.Option(help="The folder with replace_obj.json and the six others.")],
+    data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
     images: Images = Path("val2017"),
     swap_obj: Annotated[
-        Path | None, typer.Option(help="Another swap_obj.json, such as the first published one of 246 choices.")
+        Path | None, typer.Option(help="Another swap_obj.json, such as the first release with 246 choices.")
     ] = None,
     model: Model = None,
     judge: JudgeOption = "clip",
@@ -105,7 +108,7 @@ def sugarcrepe(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """Choose the true one of two captions that differ by little: SugarCrepe's seven types (Tables 4.5, 4.6)."""
+    """Choose the correct one of two similar captions: SugarCrepe's seven types (Tables 4.5, 4.6)."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_sugarcrepe_tasks(data, images, swap_obj=swap_obj, limit=limit)
@@ -114,10 +117,10 @@ def sugarcrepe(
 
 @app.command()
 def valse(
-    data: Annotated[Path, typer.Option(help="The folder with existence.json and the ten others; gzip'ed or not.")],
+    data: Annotated[Path, typer.Option(help="Folder with existence.json and the other ten files, optionally gzipped.")],
     images: Images = HERE,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what fewer than two of three people found true.")
+        bool, typer.Option("--all", help="Include items whose caption fewer than two of three annotators found true.")
     ] = False,
     model: Model = None,
     judge: JudgeOption = "clip",
@@ -132,7 +135,7 @@ def valse(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """A caption or its foil: VALSE's eleven files.
+    """Distinguish a caption from its foil: VALSE's eleven files.
 
     The images are in folders of their data sets: visual7w, val2017, swig, VisualDialog_val2018, train2014, val2014.
     """
@@ -159,7 +162,7 @@ def aro(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """A caption among swaps of its own words: the captions that ARO's authors validated NegCLIP with."""
+    """Choose a caption among reorderings of its words: the captions with which ARO's authors validated NegCLIP."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_negclip_captions(data, images, limit=limit)
@@ -168,7 +171,7 @@ def aro(
 
 @app.command()
 def winoground(
-    data: Annotated[Path, typer.Option(help="The folder with examples.jsonl.")],
+    data: Annotated[Path, typer.Option(help="Folder with examples.jsonl.")],
     images: Images = Path("images"),
     model: Model = None,
     judge: JudgeOption = "clip",
@@ -179,7 +182,7 @@ def winoground(
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Two captions of the same words and their two images: text, image and group score."""
+    """Match two captions of the same words with two images: text, image and group score."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_winoground(data, images, limit=limit)
@@ -199,7 +202,7 @@ def imagecode(
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Choose among ten images the one that a caption describes: ImageCoDe."""
+    """Choose the image that a caption describes among ten: ImageCoDe."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_imagecode(data, images, limit=limit)
@@ -208,10 +211,10 @@ def imagecode(
 
 @app.command()
 def records(
-    data: Annotated[Path, typer.Option(help="A file of records: JSON, one a line, with id, images and captions.")],
+    data: Annotated[Path, typer.Option(help="File of records as JSON lines with id, images and captions.")],
     images: Images = HERE,
     benchmark: Annotated[
-        str | None, typer.Option(help="What it is of: crepe, eqben, …", show_default="the file's name")
+        str | None, typer.Option(help="Name of the benchmark: crepe, eqben, …", show_default="the file's name")
     ] = None,
     model: Model = None,
     judge: JudgeOption = "clip",
@@ -226,7 +229,7 @@ def records(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """Any benchmark, written as records: captions of an image, images of a caption, or pairs of both."""
+    """Evaluate any benchmark given as records: captions of an image, images of a caption, or pairs of both."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_records(data, images, benchmark=benchmark, limit=limit)
@@ -235,12 +238,12 @@ def records(
 
 @app.command()
 def table(
-    results: Annotated[list[Path], typer.Argument(help="Files that --output wrote.")],
+    results: Annotated[list[Path], typer.Argument(help="Files written by --output.")],
     form: Annotated[
-        Literal["terminal", "markdown", "latex", "json"], typer.Option("--format", help="How to write them.")
+        Literal["terminal", "markdown", "latex", "json"], typer.Option("--format", help="Format of the tables.")
     ] = "terminal",
 ) -> None:
-    """Put saved scores together in the papers' tables."""
+    """Print saved scores in the papers' tables."""
     try:
         loaded = RESULT_FILES.load(results)
     except (OSError, ValueError) as error:
@@ -281,7 +284,7 @@ def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, A
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         tell(reached)
-        typer.echo("Stopped. What was answered into --log is not asked again.", err=True)
+        typer.echo("Stopped. Answers recorded in --log are not requested again.", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     tell(reached)
 

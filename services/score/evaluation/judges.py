@@ -107,7 +107,7 @@ def score(judge: Judge, task: Task) -> list[Scores]:
 
         judge.score(task, keep)
     scored = [scores for scores in found if scores is not None]
-    assert len(scored) == len(found), f"{judge.name} left out records of {task.name}"
+    assert len(scored) == len(found), f"{judge.name} skipped records of {task.name}"
     return scored
 
 

@@ -60,7 +60,9 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
     """
     named = [Named.parse(model) for model in models]
     if len({one.name for one in named}) < len(named):
-        raise CannotJudge(f"several judges of one name among {', '.join(one.name for one in named)}: call them NAME=…")
+        raise CannotJudge(
+            f"several judges have the same name: {', '.join(one.name for one in named)}; name them with NAME=…"
+        )
     places = [_find(one.reference, options) for one in named]
     return (_load(one, place, options) for one, place in zip(named, places, strict=True))
 

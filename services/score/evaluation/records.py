@@ -38,9 +38,11 @@ class Record:
     def __post_init__(self) -> None:
         num_images, num_captions = len(self.images), len(self.captions)
         if min(num_images, num_captions) == 0 or (min(num_images, num_captions) > 1 and num_images != num_captions):
-            raise ValueError(f"{num_images} images and {num_captions} captions: one of either, or as many of both")
+            raise ValueError(
+                f"{num_images} images and {num_captions} captions: give one of either, or equal numbers of both"
+            )
         if num_images == num_captions == 1:
-            raise ValueError("one image and one caption: there is nothing to choose")
+            raise ValueError("one image and one caption: nothing to choose from")
 
     @property
     def kind(self) -> Kind:
@@ -67,9 +69,9 @@ class Task:
     def __post_init__(self) -> None:
         kinds = sorted({record.kind for record in self.records})
         if not kinds:
-            raise ValueError(f"{self.name} holds no record")
+            raise ValueError(f"{self.name} has no records")
         if len(kinds) > 1:
-            raise ValueError(f"{self.name} holds records of several kinds: {', '.join(kinds)}")
+            raise ValueError(f"{self.name} has records of several kinds: {', '.join(kinds)}")
         ids = [record.id for record in self.records]
         if len(set(ids)) < len(ids):
             twice = next(one for place, one in enumerate(ids) if one in ids[:place])

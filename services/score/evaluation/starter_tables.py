@@ -95,8 +95,8 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def main(
-    runs: Annotated[Path, typer.Argument(help="The folder of the runs.")],
-    results: Annotated[Path, typer.Argument(help="The JSON file of results that they come into.")],
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")],
+    results: Annotated[Path, typer.Argument(help="JSON file for the results.")],
 ) -> None:
     """Collect the runs of a folder and print the tables."""
     RESULT_FILES.save(collect(runs), results)

@@ -75,7 +75,7 @@ def load_vera(directory: Path, *, name: str, device: torch.device | str = "cpu")
     model, tokenizer = _loaded("T5EncoderModel", directory, device=device, dtype="auto")
     table = model.shared.weight
     if len(table) <= VERA_WEIGHT:
-        raise CannotJudge(f"{directory} holds no Vera: its vocabulary ends at {len(table)}, before {VERA_WEIGHT}")
+        raise CannotJudge(f"{directory} is not a Vera model: its vocabulary ends at {len(table)}, before {VERA_WEIGHT}")
     temperature = table[VERA_TEMPERATURE, 0].item()
 
     def score_ids(input_ids: Tensor) -> Tensor:

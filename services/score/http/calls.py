@@ -63,7 +63,9 @@ async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
     max_fields = limits.max_captions + MAX_FORM_FIELDS
     form = await read_form(request, max_files=1, fields=("captions", *OPTIONS), max_fields=max_fields)
     if len(form.files) > 1:
-        raise TooLarge(f"file: The form has {len(form.files)} images; a request scores captions of one.", param="file")
+        raise TooLarge(
+            f"file: The form has {len(form.files)} images; a request scores captions of one image.", param="file"
+        )
     given: dict[str, Any] = {name: form.fields[name][-1] for name in OPTIONS if form.fields[name]}
     options = validate(ScoreOptions, given)
     texts = []
@@ -96,7 +98,7 @@ def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
 def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
     """Raises InvalidField for a call without a caption or with a blank one, TooLarge for one over the limits."""
     if not call.captions:
-        raise InvalidField("captions: The request holds none.", param="captions")
+        raise InvalidField("captions: The request has none.", param="captions")
     check_count("captions", len(call.captions), limits.max_captions)
     check_count(call.images[0].param.partition(".")[0], len(call.images), limits.max_images, "images")
     if call.explain:

@@ -32,25 +32,27 @@ MAX_INLINE_NUMBERS = 4096
 
 
 def score_router(service: ScoreService) -> APIRouter:
-    """The route that scores."""
+    """Create the route that scores captions."""
     router = APIRouter(tags=["score"])
 
     @router.post(
         "/score",
-        responses={200: {"model": ScoreAnswer | VllmScoreAnswer, "description": "vLLM's form for vLLM's request"}},
+        responses={
+            200: {"model": ScoreAnswer | VllmScoreAnswer, "description": "The response to a request in vLLM's format"}
+        },
         openapi_extra={"requestBody": SCORE_BODY},
     )
     async def score(
         request: Request,
         *,
-        captions: Annotated[list[str] | None, Query(description="For an image that is the body itself.")] = None,
+        captions: Annotated[list[str] | None, Query(description="Captions of an image sent as the body.")] = None,
         model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
-        explain: Annotated[bool, Query(description="Heatmaps of each caption.")] = False,
-        truncate: Annotated[bool, Query(description="Cut captions at the context length.")] = False,
+        explain: Annotated[bool, Query(description="Return heatmaps of each caption.")] = False,
+        truncate: Annotated[bool, Query(description="Truncate captions at the context length.")] = False,
     ) -> Response:
-        """Tell which caption is true of an image: a score for each, and on request what its words look at.
+        """Score captions of an image, on request with a heatmap of each word.
 
-        vLLM's request (told apart by its `data_1`, `queries` or `text_1`) is answered in vLLM's form.
+        Requests in vLLM's format (with a field `data_1`, `queries` or `text_1`) get a response in vLLM's format.
         """
         query = ScoreCall(captions=captions_of(captions or []), model=model, explain=explain, truncate=truncate)
         call = await read_score(request, query, service.limits)
@@ -64,12 +66,12 @@ def score_router(service: ScoreService) -> APIRouter:
 
 
 def negatives_router(service: ScoreService) -> APIRouter:
-    """The route that makes captions false."""
+    """Create the route that generates hard negatives."""
     router = APIRouter(tags=["score"], route_class=JsonRoute)
 
     @router.post("/hard-negatives")
     async def hard_negatives(request: Request, body: NegativesRequest) -> NegativesAnswer:
-        """Captions that say nearly the same and are not true of the picture, at most one of each kind."""
+        """Generate similar captions that are not true of the image, at most one of each kind."""
         made = await service.make_negatives(body.caption, body.kinds, body.seed, context_of(request.scope))
         found = [Negative(kind=kind, text=text) for kind, text in made.items() if text is not None]
         return NegativesAnswer(caption=body.caption, negatives=found)
@@ -118,7 +120,7 @@ SCORE_BODY: dict[str, Any] = {
                         "type": "array",
                         "minItems": 1,
                         "items": {"type": "string"},
-                        "description": "Each caption a part of this name.",
+                        "description": "Captions, each in a part with this name.",
                     },
                     "explain": {"type": "boolean"},
                     "truncate": {"type": "boolean"},

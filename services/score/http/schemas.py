@@ -14,22 +14,24 @@ MAX_SEED = 2**63 - 1
 
 
 class ScoreOptions(BaseModel):
-    """Options besides the image and its captions, in any form of request."""
+    """Options of a request in any format, besides the image and its captions."""
 
-    explain: bool = Field(default=False, description="Answer with a heatmap of each token of each caption.")
-    truncate: bool = Field(default=False, description="Cut captions at the model's context length, not refuse them.")
+    explain: bool = Field(default=False, description="Return a heatmap of each token of each caption.")
+    truncate: bool = Field(
+        default=False, description="Truncate captions at the model's context length instead of rejecting them."
+    )
     model: str | None = Field(None, description="Checked against the served model.")
 
 
 class ScoreRequest(ScoreOptions):
-    """One image and the captions to be told apart on it."""
+    """An image and the captions to score."""
 
     image: JsonImage = Field(description="Data URI, base64 or `http(s)` URL.")
-    captions: JsonList[str] = Field(description="In any order; equal ones are computed once.")
+    captions: JsonList[str] = Field(description="Captions in any order; identical ones are computed once.")
 
 
 class Usage(BaseModel):
-    """`prompt_tokens` counts the tokens of every caption."""
+    """Usage of a request. `prompt_tokens` counts the tokens of all captions."""
 
     images: int
     prompt_tokens: int
@@ -37,14 +39,14 @@ class Usage(BaseModel):
 
 
 class CaptionScore(BaseModel):
-    """Scores of one caption, `index` from 0."""
+    """Scores of one caption; `index` counts from 0."""
 
     index: int
     caption: str
     # "global" is a word of Python's
     global_: float = Field(alias="global", description="Cosine of the pooled embeddings.")
     local: float = Field(description="Mean cosine of a token and the patches that it attends to.")
-    score: float = Field(description="What ranks: (1 - local_weight) x global + local_weight x local.")
+    score: float = Field(description="Ranking score: (1 - local_weight) x global + local_weight x local.")
     probability: float = Field(ge=0, le=1, description="Softmax of the scaled scores over all captions.")
 
 
@@ -53,10 +55,11 @@ class Explanation(BaseModel):
 
     index: int
     tokens: list[str] = Field(
-        description="Pieces of words; one that continues a word begins with `##`, the last is the end of the text."
+        description="Tokens of the caption. A token that continues a word begins with `##`; the last marks the end of "
+        "the text."
     )
     heatmaps: list[list[list[float]]] = Field(
-        description="Of each token rows x columns of patches: its attention from 0, least, to 1, most (Eq. 6)."
+        description="For each token, its attention to rows x columns of patches, from 0 (least) to 1 (most) (Eq. 6)."
     )
 
 
@@ -64,8 +67,8 @@ class ScoreAnswer(BaseModel):
     """Scores in the order of the captions."""
 
     object: Literal["list"] = "list"
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
-    best: int = Field(description="Index of the highest score, the first of equal ones.")
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
+    best: int = Field(description="Index of the highest score, or the first in a tie.")
     scores: list[CaptionScore]
     explain: list[Explanation] | None
     usage: Usage
@@ -76,10 +79,11 @@ VllmInput = str | dict[str, JsonValue]
 
 
 class VllmScoreRequest(BaseModel):
-    """vLLM's request; told apart by having no `image` and no `captions`.
+    """vLLM's request, recognized by the absence of `image` and `captions`.
 
-    One input against one or many, or as many against as many; each pair is an image and a text, in either order.
-    A string is an image where it is a data URI, an `http(s)` URL, or base64 of an image. The two sides may also be
+    It pairs one input with one or many, or two lists of equal length. Each pair is an image and a text, in either
+    order.
+    A string is an image if it is a data URI, an `http(s)` URL, or base64 of an image. The two sides may also be
     called `queries` and `documents`, `queries` and `items`, or `text_1` and `text_2`.
     """
 
@@ -87,7 +91,7 @@ class VllmScoreRequest(BaseModel):
     data_2: VllmInput | JsonList[VllmInput]
     model: str | None = None
     truncate_prompt_tokens: Literal[-1] | None = Field(
-        None, description="-1 cuts texts at the model's context length, not refuses them."
+        None, description="-1 truncates texts at the model's context length instead of rejecting them."
     )
 
 
@@ -104,24 +108,24 @@ class VllmUsage(BaseModel):
 
 
 class VllmScoreAnswer(BaseModel):
-    """vLLM's form: the scores alone, in the order of the pairs."""
+    """Response in vLLM's format: the scores in the order of the pairs."""
 
     id: str
     object: Literal["list"] = "list"
     created: int = Field(description="Unix time in seconds.")
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     data: list[VllmScore]
     usage: VllmUsage
 
 
 class NegativesRequest(BaseModel):
-    """A caption to be made false while it stays a sentence."""
+    """A caption to turn into hard negatives."""
 
     caption: str
     kinds: Annotated[JsonList[Kind], Field(min_length=1)] = Field(
-        list(PAPER_KINDS), description="In the order of the answer; each is answered once."
+        list(PAPER_KINDS), description="Kinds of negatives, in the order of the response; duplicates are ignored."
     )
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="Equal requests of equal seeds get equal answers.")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Identical requests with the same seed get the same response.")
 
 
 class Negative(BaseModel):
@@ -130,7 +134,7 @@ class Negative(BaseModel):
 
 
 class NegativesAnswer(BaseModel):
-    """A kind that the caption has no counterpart for is left out."""
+    """Hard negatives of a caption. Kinds that do not apply to the caption are omitted."""
 
     caption: str
     negatives: list[Negative]
@@ -152,17 +156,17 @@ class HardNegativeSources(BaseModel):
     """Kinds and sources of hard negatives on this machine."""
 
     kinds: list[str]
-    sources: dict[str, str | None] | None = Field(description="Null until they are loaded.")
+    sources: dict[str, str | None] | None = Field(description="Null until loaded.")
 
 
 class Model(ModelObject):
-    """The served model, and how it mixes what it ranks by."""
+    """The served model and the weights of its scores."""
 
-    max_model_len: int = Field(description="Most tokens of a caption.")
-    image_size: tuple[int, int] = Field(description="Height and width that every image is brought to.")
+    max_model_len: int = Field(description="Maximum number of tokens of a caption.")
+    image_size: tuple[int, int] = Field(description="Height and width to which every image is resized.")
     patches: tuple[int, int] = Field(description="Rows and columns of a heatmap.")
-    local_weight: float = Field(description="Of `local` in `score`; `global` has the rest.")
-    logit_scale: float = Field(description="What scores are multiplied by ahead of the softmax.")
+    local_weight: float = Field(description="Weight of `local` in `score`; the weight of `global` is the rest.")
+    logit_scale: float = Field(description="Factor applied to the scores before the softmax.")
     limits: ModelLimits
     hard_negatives: HardNegativeSources
 

@@ -84,7 +84,7 @@ def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOption
         if not isinstance(image, ImageInput) or not isinstance(text, TextSide):
             what = "images" if isinstance(image, ImageInput) else "texts"
             raise InvalidField(
-                f"{other.param}: This model scores an image against a text, and here are two {what};"
+                f"{other.param}: This model scores an image against a text, but got two {what};"
                 ' an image is {"image": …}, a data URI or vLLM\'s {"content": [{"type": "image_url", …}]}.',
                 param=other.param,
             )

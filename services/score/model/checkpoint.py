@@ -31,7 +31,7 @@ class FscClipCheckpoint:
 
     def __post_init__(self) -> None:
         if not 0 <= self.local_weight <= 1:
-            raise ValueError(f"local_weight is {self.local_weight}: it is from 0 to 1")
+            raise ValueError(f"local_weight is {self.local_weight}: it must be from 0 to 1")
         check_towers(self.clip.model)
 
 
@@ -57,7 +57,7 @@ def load_fsc_clip(
 def _read_local_weight(path: Path) -> float:
     settings = json.loads(path.read_text())
     if not isinstance(settings, dict) or set(settings) != {"local_weight"}:
-        raise ValueError(f"{path} does not hold a local_weight and nothing else")
+        raise ValueError(f"{path} must contain only a local_weight")
     if not isinstance(settings["local_weight"], int | float):
-        raise ValueError(f"{path}: local_weight is {settings['local_weight']!r}: it is a number")
+        raise ValueError(f"{path}: local_weight is {settings['local_weight']!r}: it must be a number")
     return float(settings["local_weight"])

@@ -77,5 +77,5 @@ def _to_features(pooled: Tensor, tokens: Sequence[np.ndarray[Any, np.dtype[np.fl
     """`pooled` (B, E) or (N, E) of any dtype with the tokens of each; a half-precision norm is only nearly 1."""
     rows = F.normalize(pooled.float(), dim=-1).cpu().numpy()
     if not (np.isfinite(rows).all() and all(np.isfinite(one).all() for one in tokens)):
-        raise BrokenModel("a feature holds a number that is not finite")
+        raise BrokenModel("a feature contains a number that is not finite")
     return [Features(row, one) for row, one in zip(rows, tokens, strict=True)]

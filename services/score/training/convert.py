@@ -30,31 +30,33 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command("fsc-clip")
 def fsc_clip(
-    weights: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The released .pt, or a .safetensors.")],
+    weights: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="The released .pt file, or a .safetensors file.")
+    ],
     model: Annotated[
         str,
         typer.Option(
-            help="Whose weights they are: an open_clip name or directory. Models tuned from OpenAI's weights are"
-            " -quickgelu ones: ViT-B-32-quickgelu."
+            help="Architecture of the weights: an open_clip name or directory. Models tuned from OpenAI's weights need "
+            "a -quickgelu name, such as ViT-B-32-quickgelu."
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Where the checkpoint goes.")],
-    name: Annotated[str | None, typer.Option(help="In the store.", show_default="the file's")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the checkpoint.")],
+    name: Annotated[str | None, typer.Option(help="Name in the store.", show_default="the file's")] = None,
     local_weight: Annotated[
-        float, typer.Option(min=0, max=1, help="How far a score looks at single words; 0 is CLIP's own score.")
+        float, typer.Option(min=0, max=1, help="Weight of the local (word-level) score. 0: CLIP's own score.")
     ] = 0.0,
-    lora_alpha: Annotated[float, typer.Option(help="Low-rank matrices are added times this over their rank.")] = 1.0,
+    lora_alpha: Annotated[float, typer.Option(help="LoRA alpha: low-rank matrices are scaled by alpha / rank.")] = 1.0,
     leave: Annotated[
         list[str] | None,
-        typer.Option("--leave-out", help="Names that begin so are no part of the model: training heads. Repeatable."),
+        typer.Option("--leave-out", help="Prefix of weights to ignore, such as training heads. Repeatable."),
     ] = None,
-    licence: Annotated[str | None, typer.Option(help="Of the weights, for the manifest.")] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence of the weights, for the manifest.")] = None,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
     """Convert the weights of FSC-CLIP (plain or LoRA), NegCLIP, CE-CLIP or any other open_clip training.
 
-    Every weight is accounted for: one that is missing, or that the model does not have, is refused by its name.
+    Every weight must match the model: a missing or unexpected weight is an error that names it.
     """
     console = Console(highlight=False, soft_wrap=True)
     try:

@@ -47,7 +47,7 @@ def add_lora(clip: Any, rank: int, *, official_init: bool = False) -> None:
     for a rank below 1 and where peft is not installed.
     """
     if rank < 1:
-        raise ValueError(f"the rank is {rank}: it is at least 1")
+        raise ValueError(f"the rank is {rank}: it must be at least 1")
     clip.requires_grad_(False)
     attentions = [module for module in clip.modules() if isinstance(getattr(module, "in_proj_weight", None), Tensor)]
     looked_into = {id(attention.out_proj): attention.out_proj for attention in attentions}

@@ -96,7 +96,7 @@ class Recipe:
         if self.steps is not None:
             return self.steps
         if num_examples is None:
-            raise ValueError("generated data never ends: the recipe must say how many steps it takes")
+            raise ValueError("generated data is endless: the recipe must set the number of steps")
         if num_examples < self.batch_size:
             raise ValueError(f"{num_examples} examples do not fill a batch of {self.batch_size}")
         return self.epochs * math.ceil(num_examples / self.batch_size)
@@ -108,7 +108,9 @@ class Recipe:
         """
         num_steps = self.num_steps(num_examples)
         if self.batch_size % (world_size() * accumulate):
-            raise ValueError(f"{world_size() * accumulate} micro-batches can't share a batch of {self.batch_size}")
+            raise ValueError(
+                f"{world_size() * accumulate} micro-batches can't evenly split a batch of {self.batch_size}"
+            )
         warmup_ratio = min(self.warmup_steps, num_steps) / num_steps
         return Run(
             output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
@@ -128,11 +130,11 @@ def read_recipe(name: str) -> Recipe:
     elif name in recipe_names():
         text = (_folder() / f"{name}.toml").read_text()
     else:
-        raise ValueError(f"there is no recipe {name!r}: there are {', '.join(recipe_names())}, or a .toml file")
+        raise ValueError(f"there is no recipe {name!r}; available: {', '.join(recipe_names())}, or a .toml file")
     values: dict[str, Any] = tomllib.loads(text)
     unknown = values.keys() - {field.name for field in fields(Recipe)}
     if unknown:
-        raise ValueError(f"recipe {name} sets what no recipe has: {', '.join(sorted(unknown))}")
+        raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
     if "negatives" in values:
         values["negatives"] = tuple(values["negatives"])
     return Recipe(**values)

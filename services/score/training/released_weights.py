@@ -68,11 +68,11 @@ def read_state_dict(path: Path) -> State:
     if isinstance(content, Mapping) and "state_dict" in content:
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not content:
-        raise UnusableWeights(f"{path} holds no state dict")
+        raise UnusableWeights(f"{path} contains no state dict")
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     others = [name for name in others if name not in NOT_LEARNT]
     if others:
-        raise UnusableWeights(f"{path} holds no state dict: {_shown(others)} is no weight")
+        raise UnusableWeights(f"{path} contains no state dict: {_shown(others)} is not a weight")
     state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     for wrapper in WRAPPERS:
         if all(name.startswith(wrapper) for name in state):
@@ -96,7 +96,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
         target = f"{found['layer']}.{(found['weight'] or 'weight_').removesuffix('_')}"
         weight, b = merged.get(target), state.get(name_b)
         if weight is None or b is None:
-            raise UnusableWeights(f"{name} stands without {target if weight is None else name_b}")
+            raise UnusableWeights(f"{name} lacks its counterpart {target if weight is None else name_b}")
         if a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0] or b.shape[0] * a.shape[1] != weight.numel():
             raise UnusableWeights(f"{name} {list(a.shape)} and {name_b} {list(b.shape)} do not make {target}")
         rank = a.shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1)
@@ -106,7 +106,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
         ranks.add(rank)
     unused = [name for name in state if "lora_" in name and name not in used]
     if unused:
-        raise UnusableWeights(f"what {_shown(unused)} is for is not known")
+        raise UnusableWeights(f"unexpected weights: {_shown(unused)}")
     return MergedLora(merged, max(ranks) if ranks else None)
 
 
@@ -144,18 +144,18 @@ def _read(path: Path) -> Any:
         is_zip = zipfile.is_zipfile(path)
         if is_zip and _is_torch_script(path):
             raise UnusableWeights(
-                f"{path} is a TorchScript archive, a program and not only weights:"
-                " open_clip has OpenAI's weights by name"
+                f"{path} is a TorchScript archive, which contains a program: load OpenAI's weights by their open_clip "
+                "name"
             )
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except UnusableWeights:
         raise
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks for {asked[1]}" if asked else "it is no file of torch.save"
-        raise UnusableWeights(f"{path} holds more than weights: {what}; nothing of it was run") from None
+        what = f"it refers to {asked[1]}" if asked else "it was not written by torch.save"
+        raise UnusableWeights(f"{path} contains more than weights: {what}; no code was executed") from None
     except DAMAGED as error:
-        raise UnusableWeights(f"{path} is no file of weights, or not all of it: {error}") from error
+        raise UnusableWeights(f"{path} is not a complete weights file: {error}") from error
 
 
 def _is_torch_script(path: Path) -> bool:

@@ -55,27 +55,27 @@ app.command("wise-ft")(wise_ft)
 @app.command("clip-scenes")
 def clip_scenes(
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
     ],
     seeing_steps: Annotated[
-        int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up; 0 for none.")
+        int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up. 0: no warm-up.")
     ] = 1000,
     reading_steps: Annotated[
-        int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up; 0 for none.")
+        int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up. 0: no warm-up.")
     ] = 1200,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 700,
-    batch_size: Annotated[int, typer.Option(min=1, help="Scenes a step, over all processes.")] = 96,
-    warmup_batch_size: Annotated[int, typer.Option(min=1, help="The same, of both warm-ups.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 96,
+    warmup_batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step of both warm-ups.")] = 64,
     learning_rate: Annotated[
-        float, typer.Option(callback=positive, help="Peak learning rate; the warm-ups' is half as high again.")
+        float, typer.Option(callback=positive, help="Peak learning rate. That of the warm-ups is 1.5 times as high.")
     ] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the weights and of the data.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
+    num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 200,
     width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 128,
-    layers: Annotated[int, typer.Option(min=1, help="Blocks of the ViT.")] = 4,
-    num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task that measure the result.")] = 1000,
+    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 4,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task for the evaluation.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
@@ -110,11 +110,12 @@ def clip_scenes(
 @app.command("fsc-clip")
 def fsc_clip(
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the checkpoint, the log and the resume state go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
     ],
-    recipe: Annotated[str, typer.Option(help="The name of a recipe, or a TOML file.")] = "scenes",
+    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")] = "scenes",
     base: Annotated[
-        str | None, typer.Option(help="The CLIP to tune: a name in the store, an open_clip directory or name.")
+        str | None,
+        typer.Option(help="CLIP to tune: a name in the store, an open_clip directory, or an open_clip name."),
     ] = None,
     pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
     method: Annotated[str | None, typer.Option(help="clip, negclip, global or fsc-clip.")] = None,
@@ -122,34 +123,46 @@ def fsc_clip(
         str, typer.Option(help="scenes (generated), folder (with a table) or tars (webdataset).")
     ] = "scenes",
     images: Annotated[
-        list[str] | None, typer.Option(help="The TSV or JSONL table, or tar files (shards-{000..010}.tar).")
+        list[str] | None, typer.Option(help="TSV or JSONL table, or tar files (shards-{000..010}.tar).")
     ] = None,
-    image_folder: Annotated[Path | None, typer.Option(help="Where a table's images lie, if not beside it.")] = None,
-    negatives: Annotated[list[str] | None, typer.Option(help="Kinds of hard negatives, each an option.")] = None,
-    wordnet: Annotated[Path | None, typer.Option(help="WordNet's database, if not where it is looked for.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step, over all processes.")] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches that one optimizer step adds up.")] = 1,
+    image_folder: Annotated[
+        Path | None, typer.Option(help="Folder of a table's images. Default: the folder of the table.")
+    ] = None,
+    negatives: Annotated[list[str] | None, typer.Option(help="Kind of hard negatives. Repeatable.")] = None,
+    wordnet: Annotated[
+        Path | None, typer.Option(help="Folder of WordNet's database, if not in a default location.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of optimizer steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches accumulated in one optimizer step.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    lora: Annotated[int | None, typer.Option(help="Rank of low-rank matrices, the only weights trained then.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the data and of the negatives.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Of the arithmetic.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(min=0, help="Processes that draw, cut and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 100,
+    lora: Annotated[int | None, typer.Option(help="Rank of LoRA matrices. If given, only these are trained.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data and the negatives.")] = 0,
+    precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
+    num_workers: Annotated[
+        int, typer.Option(min=0, help="Number of processes that load, crop and tokenize batches.")
+    ] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 100,
     alpha: Annotated[
-        float, typer.Option(min=0, max=1, callback=finite, help="WiSE-FT: 1 keeps the tuned weights, 0 the base's.")
+        float,
+        typer.Option(
+            min=0, max=1, callback=finite, help="WiSE-FT weight: 1 keeps the tuned weights, 0 those of the base."
+        ),
     ] = 1.0,
     local_weight: Annotated[
-        float, typer.Option(min=0, max=1, callback=finite, help="How far the published score looks at single words.")
+        float,
+        typer.Option(
+            min=0, max=1, callback=finite, help="Weight of the local (word-level) score in the published checkpoint."
+        ),
     ] = 0.0,
     num_evaluated: Annotated[
-        int, typer.Option(min=0, help="Scenes of each task that measure the result; 0 for none.")
+        int, typer.Option(min=0, help="Scenes of each task for the evaluation. 0: no evaluation.")
     ] = 1000,
-    name: Annotated[str, typer.Option(help="What it is published as.")] = FSC_CLIP_NAME,
+    name: Annotated[str, typer.Option(help="Name to publish under.")] = FSC_CLIP_NAME,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Tune a CLIP on captions and hard negatives of them, made online."""
+    """Tune a CLIP on captions and hard negatives generated during training."""
     chosen = _chosen(
         recipe, base=base, pretrained=pretrained, method=method, negatives=tuple(negatives) if negatives else None,
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
@@ -210,7 +223,7 @@ def _chosen(name: str, **given: Any) -> Recipe:
 def _files(data: str, images: list[str], image_folder: Path | None) -> CaptionedImages | None:
     """The images on disk, None for generated scenes."""
     if data not in get_args(DataKind):
-        raise typer.BadParameter(f"{data!r} is none of {', '.join(get_args(DataKind))}", param_hint="--data")
+        raise typer.BadParameter(f"{data!r} is not one of {', '.join(get_args(DataKind))}", param_hint="--data")
     if data == "scenes":
         return None
     try:

@@ -42,21 +42,23 @@ class Blend:
 
 def wise_ft(
     output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Where the table, the plot and the checkpoint go.")
+        Path, typer.Option(callback=output_folder, help="Folder for the table, the plot and the checkpoint.")
     ],
-    base: Annotated[str, typer.Option(help="The CLIP before tuning: a name in the store or a folder.")],
-    tuned: Annotated[str, typer.Option(help="The same after tuning, low-rank matrices merged: likewise.")],
-    num_chosen: Annotated[int, typer.Option(min=1, help="Validation scenes of each task that α is chosen on.")] = 500,
-    num_evaluated: Annotated[int, typer.Option(min=1, help="Test scenes of each task that measure the choice.")] = 1000,
+    base: Annotated[str, typer.Option(help="CLIP before tuning: a name in the store or a folder.")],
+    tuned: Annotated[
+        str, typer.Option(help="CLIP after tuning, with LoRA matrices merged: a name in the store or a folder.")
+    ],
+    num_chosen: Annotated[int, typer.Option(min=1, help="Validation scenes of each task for choosing α.")] = 500,
+    num_evaluated: Annotated[int, typer.Option(min=1, help="Test scenes of each task for the evaluation.")] = 1000,
     margin: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Points of zero-shot accuracy that may be lost.")
+        float, typer.Option(min=0, callback=finite, help="Maximum loss of zero-shot accuracy, in percentage points.")
     ] = 1.0,
-    name: Annotated[str, typer.Option(help="What the chosen weights are published as.")] = "fsc-clip-scenes",
-    seed: Annotated[int, typer.Option(min=0, help="That of the tuning, for the manifest.")] = 0,
+    name: Annotated[str, typer.Option(help="Name to publish the chosen weights under.")] = "fsc-clip-scenes",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tuning, for the manifest.")] = 0,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Sweep the weights between a CLIP and its tuned self, and publish the best that forgot nothing."""
+    """Evaluate interpolated weights of a CLIP before and after tuning, and publish the best without forgetting."""
     check_publication(name, store_url, is_wanted=publish)
     before, reference = load_base(base, None, store_url)
     after, tuned_reference = load_base(tuned, None, store_url)

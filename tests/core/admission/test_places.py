@@ -124,7 +124,7 @@ async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_sec
 async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and_may_be_sent_again() -> None:
     places = Places("The embed service", limit=1, max_waiting=1, max_burst=0, burst_s=1.0)
     place = await places.enter("one")
-    with pytest.raises(Overloaded, match="did not come to this request in time") as refused:
+    with pytest.raises(Overloaded, match="did not start this request before its deadline") as refused:
         await places.enter("one", deadline=time.monotonic() + 0.05)
     assert refused.value.code == "deadline_too_near"
     assert places.num_waiting == 0
@@ -208,10 +208,10 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_on_arrival
     door.now = 4.0
     await door.empty()
     await door.come("one", "one", "one", "one")  # each place is held for 4 s: two are free every 4 s
-    with pytest.raises(Overloaded, match="too late for its deadline") as refused:
+    with pytest.raises(Overloaded, match="after its deadline") as refused:
         door.check("one", deadline=door.now + 3)
     assert refused.value.code == "deadline_too_near"
-    with pytest.raises(Overloaded, match="too late for its deadline"):
+    with pytest.raises(Overloaded, match="after its deadline"):
         await door.enter("one", deadline=door.now + 3)
     door.check("one", deadline=door.now + 9)
     await door.come("other", deadline=door.now + 3)
@@ -231,7 +231,7 @@ async def test_a_refused_client_is_told_to_come_back_when_those_before_it_are_do
     assert refused.value.code == "queue_full"
     assert refused.value.retry_after_s == 4 * 4.0 / 2
     assert refused.value.message == (
-        "The embed service has 2 requests in flight and 2 waiting, which is as many as it takes now."
+        "The embed service has 2 requests in flight and 2 waiting, which is its current limit."
     )
 
 

@@ -109,7 +109,7 @@ def test_an_unknown_route_is_not_found(client: TestClient) -> None:
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: TestClient) -> None:
     response = client.get("/rerank")
-    assert error_of(response, 405)["message"] == "/rerank does not take GET."
+    assert error_of(response, 405)["message"] == "/rerank does not allow GET."
     assert response.headers["allow"] == "POST"
 
 

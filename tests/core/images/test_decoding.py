@@ -167,7 +167,7 @@ def test_pixels_sides_and_bytes_are_limited_and_the_message_names_limit_and_valu
     for limits, message in (
         (ImageLimits(max_image_bytes=len(file) - 1), f"{len(file)} bytes; the limit is {len(file) - 1} bytes"),
         (ImageLimits(max_pixels=48 * 32 - 1), "1536 pixels; the limit is 1535 pixels"),
-        (ImageLimits(max_side=47), "48 x 32 pixels; the limit is 47 a side"),
+        (ImageLimits(max_side=47), "48 x 32 pixels; the limit is 47 per side"),
     ):
         with pytest.raises(TooLarge, match=message) as refusal:
             decode_image(file, limits, param="input.3.image")

@@ -335,7 +335,7 @@ async def test_an_unloaded_version_leaves_memory_at_once_and_comes_back_when_it_
         gc.enable()
 
     assert not place.checkpoint.is_loaded
-    assert place.checkpoint.check() == (True, f"toy@{version} is loaded when it is asked")
+    assert place.checkpoint.check() == (True, f"toy@{version} is loaded on its next request")
     await place.checkpoint.look()
     assert not place.checkpoint.is_loaded, "its alias has not moved"
     await asyncio.gather(place.checkpoint.load(), place.checkpoint.load())
@@ -554,7 +554,7 @@ async def test_a_broken_batcher_turns_the_check_red(place: Place) -> None:
     await place.checkpoint.start()
     await place.thread.close()
 
-    assert place.checkpoint.check() == (False, f"toy@{version} can compute nothing any more")
+    assert place.checkpoint.check() == (False, f"toy@{version} can't process requests any more")
 
 
 async def test_closing_fails_what_waits_also_on_a_version_that_is_being_retired(tmp_path: Path) -> None:

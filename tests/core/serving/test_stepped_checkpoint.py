@@ -104,4 +104,4 @@ async def test_a_stepper_that_is_broken_turns_the_check_red(place: Place) -> Non
     assert place.checkpoint.check() == (True, f"toy@{version}")
     await place.thread.close()
 
-    assert place.checkpoint.check() == (False, f"toy@{version} can compute nothing any more")
+    assert place.checkpoint.check() == (False, f"toy@{version} can't process requests any more")

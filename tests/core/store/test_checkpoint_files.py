@@ -43,7 +43,7 @@ def test_kinds_of_files_that_can_run_code_are_refused_by_name(tmp_path: Path, na
     write_checkpoint(tmp_path)
     (tmp_path / name).write_bytes(b"anything")
 
-    with pytest.raises(InvalidCheckpoint, match=rf"{name} is of no kind .*\.safetensors"):
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} has a file type .*\.safetensors"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_an_archive_as_torch_saves_it_is_refused_under_an_allowed_name(tmp_path:
 def test_a_safetensors_file_that_is_not_one_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(body)
 
-    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors is not what its name says"):
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors does not match its file type"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_a_safetensors_file_that_is_not_one_is_refused(tmp_path: Path, body: byt
 def test_text_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, body: bytes) -> None:
     (tmp_path / name).write_bytes(body)
 
-    with pytest.raises(InvalidCheckpoint, match=rf"{name} is not what its name says"):
+    with pytest.raises(InvalidCheckpoint, match=rf"{name} does not match its file type"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_a_manifest_among_the_files_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(InvalidCheckpoint, match=r"the store writes manifest\.json itself"):
+    with pytest.raises(InvalidCheckpoint, match=r"manifest\.json is reserved for the store"):
         read_checkpoint_directory(tmp_path)
 
 
@@ -259,5 +259,5 @@ def test_two_files_of_one_name_where_case_does_not_count_are_refused(tmp_path: P
     (tmp_path / "a.txt").touch()
     (tmp_path / "A.txt").touch()
 
-    with pytest.raises(InvalidCheckpoint, match="case does not count"):
+    with pytest.raises(InvalidCheckpoint, match="differ only in case"):
         read_checkpoint_directory(tmp_path)

@@ -77,8 +77,8 @@ def test_a_manifest_with_a_path_that_no_version_may_have_is_refused_whole(
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (("a.json", "A.json"), "case does not count"),
-        (("a/b.json", "A/B.json"), "case does not count"),
+        (("a.json", "A.json"), "differ only in case"),
+        (("a/b.json", "A/B.json"), "differ only in case"),
         (("a.json", "a.json/b.json"), "both a file and the folder"),
         (("a.json", "A.JSON.txt/x.txt", "a.json.txt"), "both a file and the folder"),
         (tuple(f"{number}.json" for number in range(1001)), "1001 files, at most 1000"),

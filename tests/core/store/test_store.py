@@ -100,7 +100,7 @@ def test_rolling_back_goes_to_the_version_before_and_then_further_back(place: St
 
     assert store.rollback("toy", "latest") == ids[1]
     assert store.rollback("toy", "latest") == ids[0] == store.resolve("toy")
-    with pytest.raises(NotFoundInStore, match="no version before"):
+    with pytest.raises(NotFoundInStore, match="no previous version"):
         store.rollback("toy", "latest")
 
 
@@ -186,9 +186,9 @@ def test_names_outside_the_rules_are_refused_with_the_rule(tmp_path: Path, name:
     store = Store.open("memory://")
     directory = write_checkpoint(tmp_path / "a")
 
-    with pytest.raises(InvalidCheckpoint, match=r"model name .* must be 1 to 63 of"):
+    with pytest.raises(InvalidCheckpoint, match=r"model name .* must be 1 to 63 characters of"):
         store.publish(name, directory, INFO)
-    with pytest.raises(InvalidCheckpoint, match=r"alias .* must be 1 to 63 of"):
+    with pytest.raises(InvalidCheckpoint, match=r"alias .* must be 1 to 63 characters of"):
         store.publish("toy", directory, INFO, alias=name)
     assert store.names() == []
 
@@ -256,7 +256,7 @@ def test_opening_and_reading_a_local_store_creates_nothing(tmp_path: Path) -> No
     [
         ("ftp://host/path", "must begin with file://, memory://, s3://, gs://"),
         ("file://host/path", "needs an absolute path"),
-        ("s3://key:secret@bucket/path", "must hold no credentials"),
+        ("s3://key:secret@bucket/path", "must not contain credentials"),
         ("s3://bucket?secret_access_key=x", "secret_access_key does not belong in a URL"),
         ("s3://bucket?colour=red", "colour"),
     ],

@@ -35,8 +35,8 @@ def test_the_command_line_knows_it() -> None:
     [
         ([], "give --collection or --output, and not both"),
         (["--collection", "a", "--output", "b"], "give --collection or --output, and not both"),
-        (["--collection", "a", "--dtype", "float16"], "--dtype says nothing about --collection"),
-        (["--output", "a", "--no-wait"], "--no-wait says nothing about --output"),
+        (["--collection", "a", "--dtype", "float16"], "--dtype does not apply to --collection"),
+        (["--output", "a", "--no-wait"], "--no-wait does not apply to --output"),
         (["--output", "a", "--condition", " "], "a condition is empty"),
         (["--output", "a", "--condition", "what  color?", "--condition", "what color?"], "is given twice"),
     ],
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_the_embedding_with_a_sentence_and_the_same_command_goes_on(
         [sys.executable, "-m", *interrupted, *command], capture_output=True, text=True, check=False
     )
     assert stopped.returncode == 130, stopped.stderr
-    assert stopped.stderr.strip().endswith("Stopped. The same command goes on from here.")
+    assert stopped.stderr.strip().endswith("Stopped. Run the same command to continue.")
     assert "Traceback" not in stopped.stderr
     num_before = len(list((tmp_path / "out").glob("embeddings-*.npy")))
     assert 1 <= num_before < 5

@@ -71,7 +71,7 @@ def test_what_a_folder_can_not_give_is_skipped_with_the_reason(tmp_path: Path) -
     assert sorted(listing.skipped, key=lambda one: one.id) == [
         Skipped("\\udcff.jpg", "its name is not UTF-8"),
         Skipped("gone.jpg", "No such file or directory"),
-        Skipped("pipe.jpg", "it is no file"),
+        Skipped("pipe.jpg", "it is not a file"),
     ]
 
 
@@ -174,7 +174,7 @@ def test_a_tar_that_was_cut_off_anywhere_gives_whole_images_only(tmp_path: Path)
                 assert read_image(image, LIMIT) == members[image.name]
                 is_whole.append(True)
             except Unreadable as error:
-                assert "before the end of it" in str(error)
+                assert "before its end" in str(error)
                 is_whole.append(False)
         assert all(is_whole[:-1])
         assert not all(is_whole) or listing.skipped or length % 512 == 0, length

@@ -151,7 +151,7 @@ async def test_a_service_that_stays_away_is_given_up(
 ) -> None:
     server.faults = [error(503, "Draining.") for _ in range(10_000)]
     impatient = replace(target, patience=replace(PATIENCE, give_up_after_s=0.05))
-    with pytest.raises(Unavailable, match=r"has not answered for 0\.05 s: 503: Draining"):
+    with pytest.raises(Unavailable, match=r"has not responded for 0\.05 s: 503: Draining"):
         await send(impatient, write_files(tmp_path / "images", 10))
 
 
@@ -227,7 +227,7 @@ async def test_ctrl_c_ends_the_upload_with_a_sentence_and_the_same_command_goes_
     process.send_signal(signal.SIGINT)
     _, stderr = await process.communicate()
     assert process.returncode == 130
-    assert stderr.strip().endswith(b"Stopped. The same command goes on from here.")
+    assert stderr.strip().endswith(b"Stopped. Run the same command to continue.")
     assert b"Traceback" not in stderr
     server.faults.clear()
     process = await run_command(server, str(source), "--collection", "photos")

@@ -121,7 +121,7 @@ def test_what_is_damaged_is_skipped_and_listed(tmp_path: Path, checkpoint: Path,
     skipped = read_lines(tmp_path / "out", "skipped*.jsonl")
     assert [one["id"] for one in skipped] == ["gone.jpg", "000.jpg", *(f"{n:03d}.jpg" for n in range(9, 17))]
     assert skipped[0]["reason"] == "No such file or directory"
-    assert "ends before its pixels begin" in skipped[1]["reason"]
+    assert "ends before its image data" in skipped[1]["reason"]
     kept = [f"{number:03d}.jpg" for number in (*range(1, 9), *range(17, 20))]
     assert [record["id"] for record in read_lines(tmp_path / "out", "ids-*.jsonl")] == kept
     expected = expected_embeddings(checkpoint, [source / name for name in kept], CONDITIONS)
@@ -282,7 +282,7 @@ def test_conditions_that_the_checkpoint_can_not_follow_are_refused(
 ) -> None:
     listing = list_images([str(write_images(tmp_path / "images", 1))])
     request = request_for(tmp_path / "out", checkpoint, conditions=["color " * 40])
-    with pytest.raises(EmbeddingError, match="has 42 tokens: this model takes at most 16"):
+    with pytest.raises(EmbeddingError, match="has 42 tokens: this model accepts at most 16"):
         embed_into_files(request, listing, bars)
     assert not (tmp_path / "out").exists()
 
@@ -292,7 +292,7 @@ def test_a_plain_clip_has_its_plain_embedding_to_give(tmp_path: Path, bars: Bars
     listing = list_images([str(write_images(tmp_path / "images", 3))])
     embed_into_files(request_for(tmp_path / "out", starter, conditions=()), listing, bars)
     assert np.linalg.norm(read_embeddings(tmp_path / "out"), axis=2) == pytest.approx(1, abs=1e-5)
-    with pytest.raises(EmbeddingError, match="follows no conditions"):
+    with pytest.raises(EmbeddingError, match="does not support conditions"):
         embed_into_files(request_for(tmp_path / "other", starter), listing, bars)
 
 

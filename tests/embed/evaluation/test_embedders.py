@@ -102,7 +102,7 @@ def test_images_are_taken_a_batch_at_a_time(clip: Path) -> None:
 
 def test_no_images_are_refused(focallens: Path, clip: Path) -> None:
     for reference in (focallens, clip):
-        with pytest.raises(ValueError, match="nothing to embed"):
+        with pytest.raises(ValueError, match="no inputs to embed"):
             load_embedder(str(reference)).embed_images([], [None])
 
 
@@ -130,5 +130,5 @@ def test_any_architecture_of_open_clip_is_read_by_name_with_its_own_preprocessin
 
 
 def test_a_name_that_open_clip_does_not_know_is_refused() -> None:
-    with pytest.raises(ValueError, match="knows no model 'ViT-Z'"):
+    with pytest.raises(ValueError, match="has no model 'ViT-Z'"):
         load_embedder("ViT-Z", pretrained="openai")

@@ -110,7 +110,7 @@ def test_a_grid_is_written_of_scenes_or_of_a_folder(checkpoint: str, data: Path,
         assert picture.format == "PNG"
         # two images, so a neighbour each under none and one condition
         assert picture.width < of_scenes[0]
-    assert "name at least one" in run("grid", *own[:2], *models).stderr
+    assert "give at least one condition" in run("grid", *own[:2], *models).stderr
 
 
 def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path
     ("arguments", "message"),
     [
         (["celeba", "--data", "nowhere"], "list_eval_partition.txt is missing"),
-        (["celeba", "--data", "nowhere", "--split", "all"], "'all' is none of train, val, test"),
+        (["celeba", "--data", "nowhere", "--split", "all"], "'all' is not one of train, val, test"),
         (["genecis", "--data", "nowhere"], "focus_attribute.json is missing"),
-        (["genecis", "--data", "nowhere", "--focus", "colour"], "'colour' is neither"),
-        (["imagenet", "--data", "nowhere", "--node", "Whale"], "'Whale' is none of Dog, Bird"),
+        (["genecis", "--data", "nowhere", "--focus", "colour"], "'colour' is not one of"),
+        (["imagenet", "--data", "nowhere", "--node", "Whale"], "'Whale' is not one of Dog, Bird"),
         (["fine-grained", "--data", "nowhere"], "imagelabels.mat is missing"),
         (["sugarcrepe", "--data", "nowhere"], "replace_obj.json is missing"),
         (["mmvp", "--data", "nowhere"], "Questions.csv is missing"),
@@ -156,7 +156,7 @@ def test_what_is_missing_or_unknown_is_told_without_a_traceback(arguments: list[
     ("options", "message"),
     [
         (["--checkpoint", "nothing"], "--checkpoint: nothing has no alias 'latest'"),
-        (["--baseline", "ViT-Z", "--pretrained", "openai"], "--baseline: open_clip knows no model 'ViT-Z'"),
+        (["--baseline", "ViT-Z", "--pretrained", "openai"], "--baseline: open_clip has no model 'ViT-Z'"),
         (["--checkpoint", "."], "--checkpoint: '.' is neither a directory with"),
     ],
 )
@@ -174,7 +174,7 @@ def test_scores_are_not_lost_to_a_file_that_they_can_not_be_kept_in(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     places = (
-        (tmp_path / "file", "holds no results"),
+        (tmp_path / "file", "does not contain results"),
         (tmp_path, "is a folder"),
         (tmp_path / "file" / "x", "is a file"),
     )
@@ -185,7 +185,7 @@ def test_scores_are_not_lost_to_a_file_that_they_can_not_be_kept_in(
         assert message in refused.stderr
     refused = run("grid", "--output", tmp_path)
     assert f"'--output': {tmp_path} is a folder" in refused.stderr
-    with pytest.raises(ValueError, match="holds no results"):
+    with pytest.raises(ValueError, match="does not contain results"):
         report([Score("tiny", "mmvp", {"Color": 50.0})], tmp_path / "file")
     assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["scores"] == {"Color": 50.0}
     assert (tmp_path / "file").read_text() == "mine"

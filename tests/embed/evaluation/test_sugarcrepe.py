@@ -97,7 +97,7 @@ def test_missing_files_are_named_before_any_image_is_embedded(sugarcrepe: Path) 
 @pytest.mark.parametrize("content", ["[]", "{", json.dumps({"0": {"filename": "1.jpg", "caption": "a dog"}})])
 def test_a_file_of_something_else_is_refused_by_name(sugarcrepe: Path, content: str) -> None:
     (sugarcrepe / "add_obj.json").write_text(content)
-    with pytest.raises(MissingData, match=r"add_obj.json holds no choices of SugarCrepe's"):
+    with pytest.raises(MissingData, match=r"add_obj.json does not contain SugarCrepe's choices"):
         load_sugarcrepe(sugarcrepe)
 
 

@@ -43,7 +43,7 @@ def test_preprocessing_is_open_clips_own(size: tuple[int, int], resize_mode: str
 
 
 def test_a_resize_mode_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ValueError, match="resize_mode is 'longest', which is none of shortest, squash"):
+    with pytest.raises(ValueError, match="resize_mode is 'longest', which is not one of shortest, squash"):
         create_clip({**CONFIG, "preprocess_cfg": {"resize_mode": "longest"}})
 
 

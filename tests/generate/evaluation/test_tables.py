@@ -131,5 +131,5 @@ def test_results_of_several_runs_come_together_and_other_settings_replace(tmp_pa
 def test_a_file_without_results_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('[{"colour": "red"}]')
-    with pytest.raises(ValueError, match=r"other\.json holds no results"):
+    with pytest.raises(ValueError, match=r"other\.json does not contain results"):
         RESULT_FILES.load([path])

@@ -183,12 +183,12 @@ def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None
         Sweep([other], tmp_path)
     told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "3"])
     assert told.exit_code == 1
-    assert "was run otherwise: evaluate_every was 1, and is 250; num_steps was 2, and is 3" in told.stderr
+    assert "was run with other settings: evaluate_every was 1, and is 250; num_steps was 2, and is 3" in told.stderr
 
 
 def test_two_students_of_one_name_are_refused(tmp_path: Path) -> None:
     grid = replace(GRID, models=(str(tmp_path / "a" / "t5"), str(tmp_path / "b" / "t5")))
-    with pytest.raises(SweepError, match="two students would be called word-problems_human_t5_standard_100_seed-0"):
+    with pytest.raises(SweepError, match="two students would have the name word-problems_human_t5_standard_100_seed-0"):
         Sweep(grid.cells(), tmp_path)
 
 
@@ -225,7 +225,7 @@ def test_files_of_results_come_together_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{")
     refused = CliRunner().invoke(app, ["table", str(tmp_path / "no.json")])
     assert refused.exit_code == 2
-    assert "holds no results" in " ".join(refused.stderr.replace("│", " ").split())
+    assert "does not contain results" in " ".join(refused.stderr.replace("│", " ").split())
 
 
 def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_the_next(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_what_is_left_takes_as_long_as_what_is_like_it() -> None:
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for options, message in (
-        (["--methods", "standard,guessing"], "'guessing' is none of"),
+        (["--methods", "standard,guessing"], "'guessing' is not one of"),
         (["--models", "tiny,bogus"], "--models: 'bogus' is neither a folder with a config.json nor one of tiny"),
         (["--save", str(tmp_path)], f"'--save': {tmp_path} is a folder"),
-        (["--fractions", "half"], "is not numbers between commas"),
+        (["--fractions", "half"], "is not a comma-separated list of numbers"),
         (["--tasks", "svamp"], "needs the folder"),
         (["--tasks", "chess"], "chess"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),

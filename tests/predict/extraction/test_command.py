@@ -185,7 +185,7 @@ def test_a_signal_lets_the_answers_on_their_way_come(
         wait_until_told(process, "once more")
         server.may_answer.set()
         assert process.wait(60) == 130
-        assert process.stderr is not None and "The same command goes on from here" in process.stderr.read()
+        assert process.stderr is not None and "Run the same command to continue" in process.stderr.read()
     assert len(records(inputs)) == server.asked.total() < NUM_INPUTS
     assert extract(server, inputs).exit_code == 0
     assert_each_once(inputs)
@@ -257,7 +257,7 @@ def test_records_of_other_arguments_are_found_where_the_file_beside_them_is_gone
     assert extract(server, inputs, "--limit", "2").exit_code == 0
     inputs.with_name("rationales.jsonl.arguments.json").unlink()
     refused = extract(server, inputs, "--model", "other")
-    assert refused.exit_code == 1 and "line 1 was asked for with other arguments" in refused.stderr
+    assert refused.exit_code == 1 and "line 1 was requested with other arguments" in refused.stderr
     assert extract(server, inputs).exit_code == 0
     assert_each_once(inputs)
 
@@ -266,7 +266,7 @@ def test_other_inputs_under_the_same_ids_are_refused(server: TeacherServer, inpu
     assert extract(server, inputs).exit_code == 0
     inputs.write_text(inputs.read_text().replace("Door 005", "Door 500"))
     changed = extract(server, inputs)
-    assert changed.exit_code == 1 and "n5 was another one when it was asked about" in changed.stderr
+    assert changed.exit_code == 1 and "n5 was different when it was sent" in changed.stderr
     write_inputs(inputs, [0, 2, 1])
     moved = extract(server, inputs)
     assert moved.exit_code == 1 and "n2 was another one" in moved.stderr
@@ -277,7 +277,7 @@ def test_a_file_of_somebody_elses_is_left_as_it_is(server: TeacherServer, inputs
     output = inputs.with_name("rationales.jsonl")
     output.write_text(content)
     refused = extract(server, inputs)
-    assert refused.exit_code == 1 and "is there, and no output of an extraction" in refused.stderr
+    assert refused.exit_code == 1 and "exists but is not the output of an extraction" in refused.stderr
     assert output.read_text() == content
     assert not server.asked
 
@@ -288,10 +288,10 @@ def test_damage_in_the_middle_of_a_file_is_no_torn_end(server: TeacherServer, in
     lines = output.read_text().splitlines(keepends=True)
     output.write_text(f"{lines[0]}{lines[1][:20]}\n{lines[2]}")
     damaged = extract(server, inputs)
-    assert damaged.exit_code == 1 and "line 2 is no output of an extraction" in damaged.stderr
+    assert damaged.exit_code == 1 and "line 2 is not an output of an extraction" in damaged.stderr
     output.write_text("".join([*lines, lines[0]]))
     twice = extract(server, inputs)
-    assert twice.exit_code == 1 and "is there twice" in twice.stderr
+    assert twice.exit_code == 1 and "occurs twice" in twice.stderr
 
 
 def test_two_extractions_cannot_write_one_file(server: TeacherServer, inputs: Path) -> None:
@@ -324,7 +324,7 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_to_the_end(server: Tea
     server.refused = {"Door": (400, "There is no parameter 'stop'.")}
     done = extract(server, inputs, "--concurrency", "2")
     assert done.exit_code == 1
-    assert f"{MAX_FAILURES_IN_A_ROW} inputs in a row have no answer, the last one: 400: There is no" in done.stderr
+    assert f"{MAX_FAILURES_IN_A_ROW} consecutive inputs have no answer; last error: 400: There is no" in done.stderr
     assert server.asked.total() <= MAX_FAILURES_IN_A_ROW + 1
 
 
@@ -381,7 +381,7 @@ def test_what_cannot_be_read_is_told_in_one_line(server: TeacherServer, tmp_path
     assert missing.exit_code == 1 and "none.jsonl: No such file or directory" in missing.stderr
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert "holds no input" in extract(server, empty).stderr
+    assert "contains no inputs" in extract(server, empty).stderr
     inputs = write_inputs(tmp_path / "inputs.jsonl", range(2))
     no_prompts = extract(server, inputs, "--prompts", str(tmp_path / "none.yaml"))
     assert no_prompts.exit_code == 1 and "none.yaml" in no_prompts.stderr
@@ -449,7 +449,7 @@ def test_inputs_are_read_in_the_published_forms(
         ('{"id": "a", "premise": "A.", "hypothesis": 3}', "record 0: hypothesis must be a string"),
         ('{"input": "A. B."}', "record 0: not an input of esnli"),
         ("nonsense", "not JSON"),
-        ("[1]", "not all of its records are objects"),
+        ("[1]", "not all records are objects"),
         ('{"id": "a", "premise": "A.", "hypothesis": "B."}\n' * 2, "records 0 and 1 have the same id 'a'"),
     ],
 )

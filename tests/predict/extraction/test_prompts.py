@@ -144,19 +144,19 @@ def test_a_label_must_be_a_choice_of_its_own_question_or_an_equation_with_a_valu
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("label: sea", "label: lake", "demonstration 1: 'lake' is none of air, sea"),
+        ("label: sea", "label: lake", "demonstration 1: 'lake' is not one of air, sea"),
         ("label: sea", "note: sea", "demonstration 1 has no label"),
         ("    label: sea\n", "", "demonstration 1 has no label"),
         ("label: sea", "label: 3", "label"),
         ("choices: [air, sea]", "choices: [sea]", "demonstration 1: choices must be"),
         ("question: Where", "riddle: Where", "demonstration 1: cqa has no field 'riddle'"),
-        ("So the answer is", "Thus", "demonstration 1: what it shows is read back as"),
-        ("Fish need water.", "Fish? So the answer is easy.", "demonstration 1: what it shows is read back as"),
+        ("So the answer is", "Thus", "demonstration 1: it is parsed as"),
+        ("Fish need water.", "Fish? So the answer is easy.", "demonstration 1: it is parsed as"),
         ("Q: {input}", "Q: {problem}", "braces"),
         ("Q: {input}", "Q: {input", "braces"),
         ("stop:", "stops:", "stops: Extra inputs"),
         ("few_shot: Go on like this.", "few_shot: [", "prompts.yaml"),
-        ("{rationale} So", "So", "demonstration 1: what it shows is read back as"),
+        ("{rationale} So", "So", "demonstration 1: it is parsed as"),
     ],
 )
 def test_prompts_that_would_mislead_are_refused_with_what_is_wrong(

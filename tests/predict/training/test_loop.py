@@ -299,8 +299,8 @@ def test_activations_computed_twice_change_nothing(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"method": "other"}, "method is one of standard, single-task, step-by-step, explained"),
-        ({"alpha": 1.1}, "alpha is a share from 0 to 1"),
-        ({"alpha": math.nan}, "alpha is a share from 0 to 1"),
+        ({"alpha": 1.1}, "alpha must be from 0 to 1"),
+        ({"alpha": math.nan}, "alpha must be from 0 to 1"),
         ({"learning_rate": 0.0}, "learning_rate is a finite number above 0"),
         ({"max_gradient_norm": math.inf}, "max_gradient_norm is a finite number above 0"),
         ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
@@ -325,7 +325,7 @@ def test_data_without_examples_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_tokenizer_that_ends_no_text_is_refused(tmp_path: Path) -> None:
     tokenizer: Any = tiny_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
-    with pytest.raises(ValueError, match="does not put the end of sequence behind a text"):
+    with pytest.raises(ValueError, match="does not append the end-of-sequence token to a text"):
         teach(toy_t5(), tokenizer, toy_data(), toy_recipe(), tmp_path, silent)
 
 

@@ -118,14 +118,14 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
         (["--learning-rate", "-1"], "--learning-rate is a finite number above 0, not -1.0"),
         (["--batch-size", "0"], "--batch-size is at least 1, not 0"),
         (["--steps", "0"], "--steps is at least 1, not 0"),
-        (["--alpha", "2"], "--alpha is a share from 0 to 1, not 2.0"),
+        (["--alpha", "2"], "--alpha must be from 0 to 1, not 2.0"),
         (["--alpha", "0.5", "--rationale-weight", "1"], "--alpha or --rationale-weight, and not both"),
-        (["--rationale-weight", "-1"], "the weight of rationales is a number from 0, not -1.0"),
+        (["--rationale-weight", "-1"], "the weight of rationales must be at least 0, not -1.0"),
         (["--warmup-steps", "10", "--steps", "5"], "--warmup-steps is 0 or more and below"),
         (["--max-new-tokens", "0"], "--max-new-tokens is at least 1, not 0"),
         (["--lora-rank", "0"], "--lora-rank is at least 1, not 0"),
-        (["--fraction", "1.5"], "--fraction is a share above 0 and at most 1, not 1.5"),
-        (["--name", "No Name"], "--name is of a-z, 0-9"),
+        (["--fraction", "1.5"], "--fraction must be above 0 and at most 1, not 1.5"),
+        (["--name", "No Name"], "--name consists of a-z, 0-9"),
         (["--model", "huge"], "--model 'huge' is neither a directory with a config.json nor one of tiny"),
         (["--vocab-size", "10"], "--vocab-size is at least 259, not 10"),
         (["--method", "explained"], "give --no-publish"),
@@ -153,7 +153,7 @@ def test_damaged_weights_and_a_store_that_there_is_not_are_told_before_the_train
         told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "other", *options, fails=True)
         assert told.startswith(f"fovea train distill: {message}")
         assert len(told.splitlines()) == 1
-    assert "is a file, and a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
+    assert "is a file, not a folder" in job("svamp", *TINY, "--output", weights_file, fails=True)
     assert not (tmp_path / "other").exists()
 
 

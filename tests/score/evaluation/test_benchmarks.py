@@ -188,7 +188,7 @@ def test_a_missing_file_is_named(tmp_path: Path, load: Callable[[Path], Any], fi
         ("[]", "no attribute 'items'"),
         (json.dumps({"0": {"caption": "x", "foil": "y"}}), "there is no 'mturk'"),
         (json.dumps({"0": {**VALSE_ENTRY, "dataset": "flickr"}}), "there is no 'flickr'"),
-        (json.dumps({"0": {**VALSE_ENTRY, "mturk": {"caption": 0}}}), "existence holds no record"),
+        (json.dumps({"0": {**VALSE_ENTRY, "mturk": {"caption": 0}}}), "existence has no records"),
     ],
 )
 def test_a_file_of_something_else_is_named_with_what_it_lacks(tmp_path: Path, content: str, message: str) -> None:
@@ -208,5 +208,5 @@ def test_a_broken_archive_and_broken_tables_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"valid.tsv holds no captions and their negatives"):
         load_negclip_captions(table, IMAGES)
     table.write_text("\ttitle\tfilepath\tneg_caption\n0\ta\tb.jpg\t[]\n")
-    with pytest.raises(MissingData, match=r"valid.tsv holds no captions.*there is nothing to choose"):
+    with pytest.raises(MissingData, match=r"valid.tsv holds no captions.*nothing to choose from"):
         load_negclip_captions(table, IMAGES)

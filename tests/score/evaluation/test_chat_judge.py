@@ -133,7 +133,7 @@ def test_an_answer_that_a_crash_has_torn_is_asked_again_and_other_contents_are_r
         assert len(server.bodies) == 3
         assert log.read_text() == whole
         log.write_text("{}\n" + whole)
-        with pytest.raises(CannotJudge, match=r"answers\.jsonl, line 1: not an answer that was kept"):
+        with pytest.raises(CannotJudge, match=r"answers\.jsonl, line 1: not a saved answer"):
             ask(server, task, log=log)
 
 
@@ -168,7 +168,7 @@ def test_an_endpoint_that_stays_busy_ends_the_evaluation_and_what_was_answered_i
     with ChatServer().served() as server:
         ask(server, color_task(tmp_path).first(1), log=log)
         server.faults = [error(503, "busy") for _ in range(3)]
-        with pytest.raises(CannotJudge, match=r"3 attempts have failed, the last with: 503: busy"):
+        with pytest.raises(CannotJudge, match=r"3 attempts have failed; last error: 503: busy"):
             ask(server, color_task(tmp_path), log=log, patience=Patience(3, 60, 0.001))
     assert len(log.read_text().splitlines()) == 2
 
@@ -184,7 +184,8 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
     with (
         ChatServer(faults=[error(400, "no images here") for _ in range(6)]).served() as server,
         pytest.raises(
-            CannotJudge, match=r"Sees all answers no question, at last about record \w+: 400: no images here"
+            CannotJudge,
+            match=r"Sees all did not answer any question; last error, about record \w+: 400: no images here",
         ),
     ):
         ask(server, color_task(tmp_path))
@@ -193,7 +194,7 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
 
 def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> None:
     with ChatServer(key="right").served() as server:
-        with pytest.raises(CannotJudge, match=r"answers 401: Incorrect API key provided: Bearer …$"):
+        with pytest.raises(CannotJudge, match=r"returned 401: Incorrect API key provided: Bearer …$"):
             ask(server, color_task(tmp_path), key="wr0ng")
         assert ask(server, color_task(tmp_path), key="right").scores == {"colours": 100.0}
     assert "wr0ng" not in repr(Endpoint(server.url, key="wr0ng"))
@@ -202,8 +203,8 @@ def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:1/v1", r"nobody answers at http://127\.0\.0\.1:1/v1/chat/completions"),
-        ("ftp://127.0.0.1/v1", r"ftp://127\.0\.0\.1/v1/chat/completions is no address over HTTP"),
+        ("http://127.0.0.1:1/v1", r"no response from http://127\.0\.0\.1:1/v1/chat/completions"),
+        ("ftp://127.0.0.1/v1", r"ftp://127\.0\.0\.1/v1/chat/completions is not an HTTP address"),
     ],
 )
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, url: str, message: str) -> None:
@@ -214,7 +215,7 @@ def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, url: st
 def test_what_does_not_answer_as_openais_does_is_told(tmp_path: Path) -> None:
     with (
         ChatServer(faults=[web.json_response({"text": "(1)"})]).served() as server,
-        pytest.raises(CannotJudge, match="does not answer as OpenAI's does"),
+        pytest.raises(CannotJudge, match="does not have OpenAI's format"),
     ):
         ask(server, color_task(tmp_path))
 
@@ -228,9 +229,7 @@ def test_content_in_parts_is_put_together(tmp_path: Path) -> None:
 def test_a_choice_of_images_is_not_asked(tmp_path: Path) -> None:
     images = tuple(record.images[0] for record in color_task(tmp_path).records)
     task = Task("found", "mine", (Record("0", images, ("something red",)),), SOURCE)
-    with pytest.raises(
-        CannotJudge, match=r"Sees all is asked about one image at a time, and found is a choice of images"
-    ):
+    with pytest.raises(CannotJudge, match=r"Sees all supports one image at a time, but found is a choice among images"):
         ask(ChatServer(url="http://127.0.0.1:1/v1"), task)
 
 

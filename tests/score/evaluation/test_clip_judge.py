@@ -165,7 +165,7 @@ def test_a_model_without_features_of_tokens_has_a_global_similarity_alone(tmp_pa
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("ViT-Z:openai", "open_clip knows no model 'ViT-Z'"),
+        ("ViT-Z:openai", "open_clip has no model 'ViT-Z'"),
         ("ViT-B-32:", "'ViT-B-32' needs weights, as in ViT-B-32:openai"),
         (Path("tests"), "'tests' is neither a directory with open_clip_config.json nor a model"),
     ],

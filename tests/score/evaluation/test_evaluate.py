@@ -236,16 +236,16 @@ def test_missing_data_is_told_without_a_traceback(arguments: list[str], message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "ViT-Z:openai"], "ViT-Z:openai can't be loaded: open_clip knows no model 'ViT-Z'"),
+        (["--model", "ViT-Z:openai"], "ViT-Z:openai can't be loaded: open_clip has no model 'ViT-Z'"),
         (["--model", "tests"], "tests can't be loaded: 'tests' is neither a directory with open_clip_config.json"),
         (["--model", "=x"], "'=x' is not NAME=REFERENCE"),
-        (["--model", "x:y", "--model", "x:y"], "several judges of one name among x:y, x:y"),
+        (["--model", "x:y", "--model", "x:y"], "several judges have the same name: x:y, x:y"),
         (["--judge", "vera"], "--judge vera needs at least one"),
         (["--judge", "vera", "--model", "nowhere"], "nowhere is missing"),
         (["--judge", "answers", "--model", "nowhere.json"], "nowhere.json is missing"),
         (["--judge", "chat", "--model", "x", "--key-variable", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
-        (["--judge", "chat", "--model", "x", "--base-url", "http://127.0.0.1:1/v1"], "nobody answers at"),
-        (["--output", "pyproject.toml"], "pyproject.toml holds no results"),
+        (["--judge", "chat", "--model", "x", "--base-url", "http://127.0.0.1:1/v1"], "no response from"),
+        (["--output", "pyproject.toml"], "pyproject.toml does not contain results"),
         (["--judge", "human"], "human"),
     ],
 )

@@ -46,7 +46,7 @@ def test_records_with_categories_are_averaged_over_them(tmp_path: Path) -> None:
     assert task.by_category
     assert [one.category for one in task.records] == ["on", "in"]
     write(path, {"id": "0", **record, "category": "on"}, {"id": "1", **record})
-    with pytest.raises(MissingData, match=r"a.jsonl: some records of a have a category and some have none"):
+    with pytest.raises(MissingData, match=r"a.jsonl: only some records of a have a category"):
         load_records(path, IMAGES)
 
 
@@ -67,9 +67,9 @@ GOOD = {"id": "0", "images": ["a.jpg"], "captions": ["on", "under"]}
         ({**GOOD, "id": 1}, "line 2: id: Input should be a valid string"),
         ({**GOOD, "id": "1", "image": "a.jpg"}, "line 2: image: Extra inputs are not permitted"),
         ({**GOOD, "id": "1", "captions": ["on", None]}, "line 2: captions.1: Input should be a valid string"),
-        ({**GOOD, "id": "1", "captions": ["on"]}, "line 2: one image and one caption: there is nothing to choose"),
+        ({**GOOD, "id": "1", "captions": ["on"]}, "line 2: one image and one caption: nothing to choose from"),
         ({**GOOD, "id": "1", "images": []}, "line 2: 0 images and 2 captions"),
-        ({**GOOD, "id": "1", "images": ["a.jpg", "b.jpg"]}, "a holds records of several kinds: group, image-to-text"),
+        ({**GOOD, "id": "1", "images": ["a.jpg", "b.jpg"]}, "a has records of several kinds: group, image-to-text"),
         (GOOD, "a holds '0' twice"),
         ("nothing", "line 2: Input should be an object"),
     ],
@@ -85,7 +85,7 @@ def test_a_file_of_no_text_of_no_record_or_that_is_not_there_is_named(tmp_path: 
     with pytest.raises(MissingData, match=r"a\.jsonl is missing"):
         load_records(path, IMAGES)
     path.write_text("\n")
-    with pytest.raises(MissingData, match=r"a\.jsonl holds no record"):
+    with pytest.raises(MissingData, match=r"a\.jsonl has no records"):
         load_records(path, IMAGES)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(MissingData, match=r"a\.jsonl can't be read"):

@@ -41,9 +41,9 @@ def test_the_kind_of_a_record_is_its_shape(images: tuple[Path, ...], captions: t
 @pytest.mark.parametrize(
     ("images", "captions", "message"),
     [
-        ((A,), ("a dog",), "there is nothing to choose"),
+        ((A,), ("a dog",), "nothing to choose from"),
         ((), ("a dog", "a cat"), "0 images and 2 captions"),
-        ((A, B), ("a dog", "a cat", "a cow"), "2 images and 3 captions: one of either, or as many of both"),
+        ((A, B), ("a dog", "a cat", "a cow"), "2 images and 3 captions: give one of either, or equal numbers of both"),
     ],
 )
 def test_a_record_without_a_choice_is_refused(
@@ -117,9 +117,9 @@ def test_a_task_may_average_over_categories_of_unequal_size() -> None:
 
 def test_a_task_of_several_kinds_of_nothing_or_of_one_id_twice_is_refused_by_name() -> None:
     text, image = Record("0", (A,), ("x", "y")), Record("1", (A, B), ("x",))
-    with pytest.raises(ValueError, match=r"pets holds records of several kinds: image-to-text, text-to-image"):
+    with pytest.raises(ValueError, match=r"pets has records of several kinds: image-to-text, text-to-image"):
         Task("pets", "mine", (text, image), SOURCE)
-    with pytest.raises(ValueError, match=r"pets holds no record"):
+    with pytest.raises(ValueError, match=r"pets has no records"):
         Task("pets", "mine", (), SOURCE)
     with pytest.raises(ValueError, match=r"pets holds '0' twice"):
         Task("pets", "mine", (text, text), SOURCE)
@@ -128,7 +128,5 @@ def test_a_task_of_several_kinds_of_nothing_or_of_one_id_twice_is_refused_by_nam
 def test_a_missing_image_is_named_with_its_source(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").touch()
     record = Record("0", (tmp_path / "a.jpg", tmp_path / "b.jpg"), ("a dog",))
-    with pytest.raises(
-        MissingData, match=r"b.jpg is missing. It belongs to pets, which comes from https://example.org"
-    ):
+    with pytest.raises(MissingData, match=r"b.jpg is missing. It belongs to pets, available from https://example.org"):
         Task("pets", "mine", (record,), SOURCE).check_images()

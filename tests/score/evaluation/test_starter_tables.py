@@ -59,6 +59,6 @@ def test_later_runs_of_a_seed_take_the_place_of_earlier_ones(tmp_path: Path) -> 
 
 def test_a_folder_without_runs_has_no_tables(tmp_path: Path) -> None:
     assert collect(tmp_path) == []
-    with pytest.raises(ValueError, match="no results"):
+    with pytest.raises(ValueError, match="does not contain results"):
         (tmp_path / "bad.json").write_text("3")
         RESULT_FILES.load([tmp_path / "bad.json"])

@@ -100,7 +100,7 @@ def test_a_folder_of_another_model_is_refused_instead_of_scored_by_random_weight
     write_tiny_vera(tmp_path / "t5", vocabulary=32)
     write_tiny_grammar(tmp_path / "grammar")
     write_tiny_grammar(tmp_path / "topics", id2label={0: "sports", 1: "news"}, label2id={"sports": 0, "news": 1})
-    with pytest.raises(CannotJudge, match=r"t5 holds no Vera: its vocabulary ends at 32, before 32099"):
+    with pytest.raises(CannotJudge, match=r"t5 is not a Vera model: its vocabulary ends at 32, before 32099"):
         load_vera(tmp_path / "t5", name="x")
     with pytest.raises(CannotJudge, match=r"grammar can't be loaded as T5EncoderModel"):
         load_vera(tmp_path / "grammar", name="x")

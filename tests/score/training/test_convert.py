@@ -159,11 +159,11 @@ def test_half_a_pair_of_matrices_or_one_of_another_shape_is_refused(
     released, _ = with_lora(state)
     attention = "transformer.resblocks.0.attn.in_proj_weight_lora_"
     for change, reason in (
-        ({f"{attention}B": None}, f"{attention}A stands without {attention}B"),
-        ({f"{attention}A": None}, f"what {attention}B is for is not known"),
+        ({f"{attention}B": None}, f"{attention}A lacks its counterpart {attention}B"),
+        ({f"{attention}A": None}, f"unexpected weights: {attention}B"),
         ({f"{attention}B": torch.ones(5, RANK)}, "do not make"),
-        ({"ln_final.lora_C": torch.ones(2)}, "what ln_final.lora_C is for is not known"),
-        ({"head.lora_A": torch.ones(RANK, 2), "head.lora_B": torch.ones(2, RANK)}, "stands without head.weight"),
+        ({"ln_final.lora_C": torch.ones(2)}, "unexpected weights: ln_final.lora_C"),
+        ({"head.lora_A": torch.ones(RANK, 2), "head.lora_B": torch.ones(2, RANK)}, "lacks its counterpart head.weight"),
     ):
         changed = {name: weight for name, weight in {**released, **change}.items() if weight is not None}
         result = convert(changed)
@@ -202,9 +202,9 @@ def test_missing_misshapen_and_broken_weights_are_refused_by_name(convert: Calla
         (rest, "the file has no logit_scale, visual.proj"),
         ({**state, "visual.proj": torch.ones(3, EMBEDDING_WIDTH)}, f"visual.proj is [3, {EMBEDDING_WIDTH}], in the"),
         ({**state, "logit_scale": torch.tensor(math.nan)}, "logit_scale has numbers that are not finite"),
-        ({"epoch": 3, "state_dict": {}}, "holds no state dict"),
+        ({"epoch": 3, "state_dict": {}}, "contains no state dict"),
         ({"epoch": 3, "name": "run"}, "epoch, name is no weight"),
-        ([1, 2], "holds no state dict"),
+        ([1, 2], "contains no state dict"),
     ):
         result = convert(content)
         assert result.exit_code == 1
@@ -240,7 +240,7 @@ def test_a_file_whose_pickle_holds_code_is_refused_and_runs_nothing(
         convert(None, path=old),
     ):
         assert result.exit_code == 1
-        assert "mkdir; nothing of it was run" in result.stderr
+        assert "mkdir; no code was executed" in result.stderr
         assert not trace.exists()
     pickle.loads(plain.read_bytes())  # noqa: S301 that it would have run is what makes this a test
     assert trace.exists()
@@ -249,7 +249,7 @@ def test_a_file_whose_pickle_holds_code_is_refused_and_runs_nothing(
 def test_arguments_pickled_beside_the_weights_are_refused_too(convert: Callable[..., Result], state: State) -> None:
     result = convert({"state_dict": state, "args": argparse.Namespace(lr=5e-6)})
     assert result.exit_code == 1
-    assert "holds more than weights: it asks for argparse.Namespace" in result.stderr
+    assert "contains more than weights: it refers to argparse.Namespace" in result.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -259,7 +259,7 @@ def test_a_torch_script_archive_as_openai_releases_them_is_refused_in_a_sentence
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
     result = convert(None, path=tmp_path / "ViT-B-32.pt")
     assert result.exit_code == 1
-    assert "is a TorchScript archive, a program and not only weights" in result.stderr
+    assert "is a TorchScript archive, which contains a program" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["some.pt", "some.safetensors"])

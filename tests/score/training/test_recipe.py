@@ -91,7 +91,7 @@ def test_an_unknown_recipe_is_told_the_known_ones() -> None:
 
 
 def test_endless_data_want_a_number_of_steps() -> None:
-    with pytest.raises(ValueError, match="never ends"):
+    with pytest.raises(ValueError, match="is endless"):
         Recipe().num_steps(None)
     with pytest.raises(ValueError, match="do not fill"):
         Recipe().num_steps(100)

@@ -68,7 +68,7 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
             check_image_id(image_id, "id")
         return [ImageToAdd(image_id, ImageInput(await request.body(), "body"), None, "body")]
     if image_id is not None:
-        raise InvalidRequest("id: The URL names an image only where the body is nothing but the image.", param="id")
+        raise InvalidRequest("id: The URL may contain an id only if the body is the image itself.", param="id")
     if media_type == "multipart/form-data":
         num_bytes = len(await request.body())
         form = await read_form(request, max_files=limits.max_inputs, fields=("metadata",), max_field_bytes=num_bytes)
@@ -125,7 +125,7 @@ def _metadata_of_form(form: Form, limits: CallLimits) -> dict[str, Metadata]:
         return {}
     if len(parts) > 1:
         raise InvalidField(
-            f"metadata: The form has {len(parts)} parts of this name; one holds the metadata of all files.",
+            f"metadata: The form has {len(parts)} parts with this name; send the metadata of all files in one part.",
             param="metadata",
         )
     text = parts[0].encode() if isinstance(parts[0], str) else parts[0]
@@ -134,7 +134,7 @@ def _metadata_of_form(form: Form, limits: CallLimits) -> dict[str, Metadata]:
     names = {file.name for file in form.files if file.name}
     for image_id in metadata.keys() - names:
         param = f"metadata.{image_id}"
-        raise InvalidField(f"{param}: No file of the form has this name.", param=param)
+        raise InvalidField(f"{param}: The form has no file with this name.", param=param)
     return metadata
 
 
@@ -154,9 +154,7 @@ def _images_of_json(body: dict[str, Any], limits: CallLimits) -> Sequence[ImageT
 def _query_of_form(form: Form) -> ImageInput:
     given = ["file", *(name for name in QUERIES if form.fields[name])]
     if len(given) > 1:
-        raise InvalidField(
-            f"The query of a search is exactly one; the form has {' and '.join(given)}.", param=given[-1]
-        )
+        raise InvalidField(f"A search has exactly one query; the form has {' and '.join(given)}.", param=given[-1])
     if len(form.files) > 1:
         raise InvalidField(f"file.1: A search has one query; the form has {len(form.files)} files.", param="file.1")
     return ImageInput(form.files[0].data, form.files[0].param)
@@ -193,7 +191,7 @@ def _query_of_json(asked: SearchRequest, collection: str, limits: CallLimits) ->
 
 def _one_condition(conditions: Sequence[str] | None) -> str | None:
     if conditions and len(conditions) > 1:
-        raise InvalidField(f"condition: A search is under one condition, not {len(conditions)}.", param="condition")
+        raise InvalidField(f"condition: A search has at most one condition, not {len(conditions)}.", param="condition")
     return conditions[0] if conditions else None
 
 

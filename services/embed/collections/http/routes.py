@@ -1,4 +1,4 @@
-"""The routes of collections: images kept with metadata, and searched under a condition."""
+"""The routes of collections: images stored with metadata, and searched under a condition."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -55,12 +55,13 @@ IMAGES_BODY: dict[str, Any] = {
                         "type": "array",
                         "minItems": 1,
                         "items": FILE,
-                        "description": "One or more images, each a part of this name; its file name is the image's id.",
+                        "description": "One or more images, each in a part with this name; the file name is the "
+                        "image's id.",
                     },
                     "metadata": {
                         "type": "string",
                         "contentMediaType": "application/json",
-                        "description": "A JSON object: the metadata of each file, by file name.",
+                        "description": "A JSON object with the metadata of each file, by file name.",
                     },
                 },
             }
@@ -69,8 +70,8 @@ IMAGES_BODY: dict[str, Any] = {
     },
 }
 
-Name = Annotated[str, Path(description="The collection's name.")]
-ImageId = Annotated[str, Path(description="The image's id; slashes in it may stand as they are.")]
+Name = Annotated[str, Path(description="Name of the collection.")]
+ImageId = Annotated[str, Path(description="The image's id. Slashes need no encoding.")]
 
 
 class Collections(Protocol):
@@ -102,7 +103,7 @@ class Collections(Protocol):
 
 
 def collections_router(collections: Collections, limits: CallLimits) -> APIRouter:
-    """All routes of collections."""
+    """Create the routes of collections."""
     router = APIRouter(tags=["collections"])
     _add_collection_routes(router, collections, limits)
     _add_image_routes(router, collections, limits)
@@ -114,8 +115,8 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
     @router.put(
         "/collections/{name}",
         responses={
-            200: {"model": Collection, "description": "It existed; conditions that are new are indexed from now on"},
-            201: {"model": Collection, "description": "It was created"},
+            200: {"model": Collection, "description": "The collection existed; new conditions will be indexed"},
+            201: {"model": Collection, "description": "The collection was created"},
         },
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": request_schema(CreateRequest)}}}},
     )
@@ -128,14 +129,14 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
 
     @router.get("/collections")
     async def list_collections() -> CollectionList:
-        """All collections of the key's tenant, by name."""
+        """List all collections of the key's tenant, by name."""
         listing = await collections.list()
         data = [collection_of(status) for status in listing.collections]
         return CollectionList(data=data, unavailable=list(listing.unavailable))
 
     @router.get("/collections/{name}")
     async def describe(name: Name) -> Collection:
-        """Its size, and how far its indexes are."""
+        """Return the collection's size and the progress of its indexes."""
         return collection_of(await collections.describe(name))
 
     @router.delete("/collections/{name}", status_code=204)
@@ -148,19 +149,19 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
     @router.post(
         "/collections/{name}/images",
         status_code=201,
-        responses={201: {"model": AddedImages, "description": "All of the images would survive a crash"}},
+        responses={201: {"model": AddedImages, "description": "All of the images are stored durably"}},
         openapi_extra={"requestBody": IMAGES_BODY},
     )
     async def add(
         request: Request,
         name: Name,
-        id: Annotated[str | None, Query(description="Of an image that is the body.")] = None,
+        id: Annotated[str | None, Query(description="Id of an image sent as the body.")] = None,
         *,
         wait: Annotated[
-            bool, Query(description="Answer once they are indexed, or shortly before the deadline.")
+            bool, Query(description="Respond once the images are indexed, or shortly before the deadline.")
         ] = False,
     ) -> AddedImages:
-        """Add images, all of them or none; those that are there already, unchanged, stay as they are."""
+        """Add all of the images or none. Images that already exist with the same content are left unchanged."""
         images = await read_images(request, id, limits)
         added = await collections.add(name, images, context_of(request.scope), wait=wait)
         return added_images(added)
@@ -168,10 +169,10 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
     @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
     async def list_images(
         name: Name,
-        after: Annotated[str | None, Query(description="List what comes after this id.")] = None,
+        after: Annotated[str | None, Query(description="List the images after this id.")] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     ) -> Response:
-        """The images with their metadata, a page at a time."""
+        """List the images with their metadata, one page at a time."""
         found = await collections.images(name, after=after, limit=limit + 1)
         images, has_more = found[:limit], len(found) > limit
         return await _json(len(images), lambda: render_image_list(images, has_more=has_more))
@@ -182,14 +183,14 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         responses={
             200: {
                 "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES},
-                "description": "The bytes as they were added",
+                "description": "The image as it was uploaded",
                 "headers": {"ETag": {"schema": {"type": "string"}, "description": "Their sha256."}},
             },
-            304: {"description": "`If-None-Match` names the image as it is"},
+            304: {"description": "The image matches `If-None-Match`"},
         },
     )
     async def image(request: Request, name: Name, id: ImageId) -> Response:
-        """The stored bytes."""
+        """Return the image as it was uploaded."""
         data = await collections.image(name, id)
         is_large = len(data) > MAX_INLINE_BYTES
         etag = f'"{await asyncio.to_thread(content_digest, data) if is_large else content_digest(data)}"'
@@ -200,7 +201,7 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
 
     @router.delete("/collections/{name}/images/{id:path}", status_code=204)
     async def delete_image(name: Name, id: ImageId) -> None:
-        """Remove an image; no search that begins after the answer finds it."""
+        """Remove an image. No search that begins after the response finds it."""
         await collections.delete_image(name, id)
 
 
@@ -213,17 +214,21 @@ def _add_search_route(router: APIRouter, collections: Collections, limits: CallL
     async def search(
         request: Request,
         name: Name,
-        condition: Annotated[list[str] | None, Query(description="What to look for; at most one.")] = None,
+        condition: Annotated[list[str] | None, Query(description="Condition of the search; at most one.")] = None,
         k: Annotated[
             int | None,
-            Query(ge=1, json_schema_extra={"maximum": limits.max_k}, description="Most results; 10 by default."),
+            Query(
+                ge=1,
+                json_schema_extra={"maximum": limits.max_k},
+                description="Maximum number of results; 10 by default.",
+            ),
         ] = None,
-        filter: Annotated[str | None, Query(description="The JSON object of a filter.")] = None,
+        filter: Annotated[str | None, Query(description="Filter on metadata, as a JSON object.")] = None,
         model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
     ) -> Response:
-        """The images nearest to an image or a text under a condition.
+        """Find the images nearest to an image or a text under a condition.
 
-        A condition that is asked about for the first time is answered at once, and indexed from then on.
+        A search under a new condition is answered at once; the condition is then indexed.
         """
         query = await read_search(request, name, SearchParameters(condition or [], k, model, filter), limits)
         context = context_of(request.scope)
@@ -256,12 +261,12 @@ def _search_body(limits: CallLimits) -> dict[str, Any]:
                     "type": "object",
                     "required": ["file"],
                     "properties": {
-                        "file": {**FILE, "description": "The image that is the query."},
+                        "file": {**FILE, "description": "Query image."},
                         **properties,
                         "filter": {
                             "type": "string",
                             "contentMediaType": "application/json",
-                            "description": "The JSON object of a filter.",
+                            "description": "Filter on metadata, as a JSON object.",
                         },
                     },
                 }

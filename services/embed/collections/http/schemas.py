@@ -22,16 +22,16 @@ Metadata = dict[str, JsonValue]
 
 
 class CreateRequest(BaseModel):
-    """Conditions of a new collection, or those that an existing one shall index from now on."""
+    """Conditions to index in a new or an existing collection."""
 
     model: str | None = Field(None, description="Checked against the served model.")
-    conditions: JsonList[str] = Field([], description="Conditions to index ahead, before anybody asks about them.")
+    conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
 
 
 class NewImage(BaseModel):
     """One image to add."""
 
-    id: str | None = Field(None, description="Absent: the sha256 of the image's bytes.")
+    id: str | None = Field(None, description="Id of the image. Default: the SHA-256 of its bytes.")
     image: JsonImage = Field(description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.')
     metadata: Metadata | None = None
 
@@ -41,33 +41,35 @@ class AddRequest(BaseModel):
 
 
 class FormMetadata(BaseModel):
-    """The metadata of a form's files, by their names."""
+    """Metadata of a form's files, by file name."""
 
     metadata: Annotated[dict[str, Metadata], Field(fail_fast=True)]
 
 
 class SearchRequest(BaseModel):
-    """The query is exactly one of `image`, `text` and `id`."""
+    """A search. The query is exactly one of `image`, `text` and `id`."""
 
     image: JsonImage | None = Field(
         None, description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.'
     )
     text: str | None = None
-    id: str | None = Field(None, description="An image of this collection, which is then not among the results.")
-    condition: str | JsonList[str] | None = Field(None, description="At most one; none: the unconditional embedding.")
-    k: int | None = Field(None, ge=1, description="Most results; 10 by default.")
+    id: str | None = Field(None, description="Id of an image of this collection, which is excluded from the results.")
+    condition: str | JsonList[str] | None = Field(
+        None, description="At most one condition. Default: the unconditional embedding."
+    )
+    k: int | None = Field(None, ge=1, description="Maximum number of results; 10 by default.")
     filter: Metadata | None = Field(
-        None, description="Only images whose metadata has these values; of a list of values any."
+        None, description="Return only images whose metadata has these values, or for a list any of its values."
     )
     model: str | None = Field(None, description="Checked against the served model.")
 
 
 class AddedImages(BaseModel):
-    """Answer that is sent once the images would survive a crash."""
+    """Response to adding images, sent once they are stored durably."""
 
     added: int
-    unchanged: int = Field(description="Images that were there with the same content.")
-    ids: list[str] = Field(description="In the order of the request.")
+    unchanged: int = Field(description="Number of images that already existed with the same content.")
+    ids: list[str] = Field(description="Ids in the order of the request.")
 
 
 class ImageEntry(BaseModel):
@@ -78,7 +80,7 @@ class ImageEntry(BaseModel):
 
 
 class ImageList(BaseModel):
-    """Images ascending by id; the last id of a page is the next one's `after`."""
+    """Images in ascending order of id. To get the next page, pass the last id as `after`."""
 
     object: Literal["list"] = "list"
     data: list[ImageEntry]
@@ -86,20 +88,20 @@ class ImageList(BaseModel):
 
 
 class ConditionIndex(BaseModel):
-    """Progress of indexing the images under a condition; null is the unconditional embedding."""
+    """Indexing progress of a condition; null is the unconditional embedding."""
 
     condition: str | None
     state: State
-    kind: IndexKind = Field(description="`flat` compares every image, `ivf` the likely ones.")
+    kind: IndexKind = Field(description="`flat` compares every image; `ivf` selects candidates.")
     indexed: int
     waiting: int
     bytes: int
     exact: bool
-    recall_at_10: float | None = Field(description="Measured when an approximate index was built.")
+    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
 
 
 class ImageStates(BaseModel):
-    """Kept states of images, so that a new condition need not encode them again."""
+    """Stored states of images, which make new conditions cheaper to index."""
 
     images: int
     bytes: int
@@ -113,16 +115,16 @@ class Collection(BaseModel):
     model: str
     created: int = Field(description="Unix time in seconds.")
     size: int = Field(description="Number of images.")
-    bytes: int = Field(description="Of the images' files; equal ones are stored once.")
+    bytes: int = Field(description="Size of the image files; identical files are stored once.")
     state: State = Field(description="`ready` when every index holds every image.")
     conditions: list[ConditionIndex]
-    image_states: ImageStates | None = Field(description="Null where the checkpoint allows nothing of the kind.")
+    image_states: ImageStates | None = Field(description="Null if the checkpoint does not support stored states.")
 
 
 class CollectionList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Collection]
-    unavailable: list[str] = Field([], description="Names of those that can't be read at the moment.")
+    unavailable: list[str] = Field([], description="Names of collections that currently can't be read.")
 
 
 class SearchResult(BaseModel):
@@ -132,23 +134,24 @@ class SearchResult(BaseModel):
 
 
 class SearchIndex(BaseModel):
-    """The index that answered."""
+    """The index used for the search."""
 
     condition: str | None = Field(
-        description="The wording under which query and images were compared, which may be another that means the same."
+        description="Condition under which query and images were compared; it may be a similar one that shares the "
+        "index."
     )
     kind: IndexKind
-    size: int = Field(description="Images that the index holds.")
+    size: int = Field(description="Number of images in the index.")
     exact: bool = Field(description="Whether every image was compared exactly.")
     state: State
-    recall_at_10: float | None = Field(description="Measured when an approximate index was built.")
+    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
 
 
 class SearchResults(BaseModel):
     """Results of a search, best first."""
 
     object: Literal["search"] = "search"
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     condition: str | None
     results: list[SearchResult]
     index: SearchIndex

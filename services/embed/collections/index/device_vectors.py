@@ -28,8 +28,8 @@ class DeviceVectors:
         """Make an index on the first GPU. Raises ValueError where FAISS has none."""
         if faiss.get_num_gpus() == 0:
             raise ValueError(
-                "device 'cuda' needs a GPU and a FAISS built for it: install the extra 'search-gpu' "
-                "in the place of 'search', or set the device to 'cpu'"
+                "device 'cuda' needs a GPU and a FAISS built for it: install the extra 'search-gpu' instead of "
+                "'search', or set the device to 'cpu'"
             )
         return cls(faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), width))
 

@@ -96,13 +96,13 @@ class Catalog:
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> ImageStore:
         """A new, empty collection, on disk when this returns.
 
-        Raises FileExistsError, InvalidField for its name, Conflict where its folder holds something else.
+        Raises FileExistsError, InvalidField for its name, Conflict where its folder contains something else.
         """
         check_name(info.name)
         with self._changing, storage_errors(self._root):
             folder = self.folder(info.name, tenant)
             if _is_collection(folder):
-                raise FileExistsError(f"There is a collection {info.name!r} already.")
+                raise FileExistsError(f"The collection {info.name!r} already exists.")
             make_folder_durably(folder.parent)
             staged = self._root / f"{CREATING}{uuid.uuid4().hex}"
             try:
@@ -156,7 +156,7 @@ class Catalog:
 def check_tenant(tenant: str) -> None:
     """Raises InvalidRequest for what can't be a tenant's name, which only a gateway sends, and checks itself."""
     if not _TENANT.fullmatch(tenant):
-        raise InvalidRequest("The header X-Fovea-Tenant names no tenant.", code="invalid_tenant")
+        raise InvalidRequest("The header X-Fovea-Tenant is not a valid tenant.", code="invalid_tenant")
 
 
 def check_name(name: str) -> None:
@@ -192,7 +192,7 @@ def _is_collection(folder: Path) -> bool:
 
 def _taken(name: str) -> Conflict:
     return Conflict(
-        f"The folder of a collection {name!r} holds something else.", param="name", code="collection_folder_taken"
+        f"The folder of a collection {name!r} contains something else.", param="name", code="collection_folder_taken"
     )
 
 

@@ -53,7 +53,7 @@ class StorageFull(Overloaded):
     """The disk has no room; nothing was changed."""
 
     def __init__(self) -> None:
-        super().__init__("The disk that holds the collections is full; nothing was changed.", code="storage_full")
+        super().__init__("The disk of the collections is full; nothing was changed.", code="storage_full")
 
 
 class DatabaseFailed(Overloaded):
@@ -63,7 +63,7 @@ class DatabaseFailed(Overloaded):
     """
 
     def __init__(self, reason: str, *, is_partial: bool = False) -> None:
-        super().__init__("The data can't be read or changed at the moment.", code="collection_damaged")
+        super().__init__("The data currently can't be read or changed.", code="collection_damaged")
         self.reason = reason
         self.is_partial = is_partial
 
@@ -131,7 +131,7 @@ class Database:
                 writer.close()
                 raise
         writer.close()
-        reason = "a newer Fovea wrote it" if found > version else "it was never finished"
+        reason = "it was written by a newer version of Fovea" if found > version else "it was never finished"
         raise IncompatibleDatabase(f"{path} has schema version {found}, not {version}: {reason}.")
 
     def close(self) -> None:

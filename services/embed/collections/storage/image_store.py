@@ -271,7 +271,7 @@ def _info(connection: sqlite3.Connection) -> CollectionInfo:
             raise
         raise IncompatibleDatabase(f"The database is not a collection's: {error}.") from error
     if info is None or total is None:
-        raise IncompatibleDatabase("The database lacks the row that describes the collection.")
+        raise IncompatibleDatabase("The database has no description of the collection.")
     return CollectionInfo(*info)
 
 
@@ -317,7 +317,7 @@ def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record])
     if there.digest == image.digest and metadata in (None, there.metadata):
         return None
     what = "content" if there.digest != image.digest else "metadata"
-    raise Conflict(f"The image {image.id!r} exists with other {what}.", param=image.param, code="image_exists")
+    raise Conflict(f"The image {image.id!r} exists with different {what}.", param=image.param, code="image_exists")
 
 
 def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:

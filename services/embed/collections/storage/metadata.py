@@ -41,9 +41,7 @@ def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
     InvalidField for any other, and for more than MAX_FILTER_FIELDS fields.
     """
     if len(fields) > MAX_FILTER_FIELDS:
-        raise InvalidField(
-            f"The filter names {len(fields)} fields; at most {MAX_FILTER_FIELDS} are possible.", param="filter"
-        )
+        raise InvalidField(f"The filter names {len(fields)} fields; the limit is {MAX_FILTER_FIELDS}.", param="filter")
     conditions, bound = ["TRUE"], []
     for name, value in fields.items():
         _json_text(name, "filter")
@@ -51,7 +49,7 @@ def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
         values = value if isinstance(value, list) else [value]
         if any(not isinstance(one, str | int | float | bool | None) for one in values):
             raise InvalidField(
-                "A filter takes a string, a number, a boolean, null, or a list of these, for a field.", param=param
+                "The filter of a field must be a string, a number, a boolean, null, or a list of these.", param=param
             )
         # numbers reach SQLite as text, as those of the metadata do, so that both are read alike
         condition, arguments = _HAS_ONE_OF, [name, _json_text(values, param)]
@@ -67,9 +65,9 @@ def _json_text(value: object, param: str) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
         text.encode()
     except ValueError as error:
-        raise InvalidField("It holds something that JSON can't say.", param=param) from error
+        raise InvalidField("It contains a value that JSON can't represent.", param=param) from error
     if _NUL.search(text):
-        raise InvalidField("It holds the character U+0000.", param=param)
+        raise InvalidField("It contains the character U+0000.", param=param)
     return text
 
 

@@ -157,7 +157,7 @@ def test_options_that_contradict_each_other_are_refused(
         ({"text": 3}, 422, "text", "string"),
         ({"image": "?"}, 400, "image", "base64"),
         ({"image": {"id": "no slash"}}, 422, "image", "collection/image-id"),
-        ({"text": "a", "condition": [COLOR, SHAPE]}, 422, "condition", "under one condition, not 2"),
+        ({"text": "a", "condition": [COLOR, SHAPE]}, 422, "condition", "at most one condition, not 2"),
         ({"text": "a", "condition": 3}, 422, "condition", "string"),
         ({"text": "a", "k": 0}, 422, "k", "greater than or equal to 1"),
         ({"text": "a", "k": -1}, 422, "k", "greater than or equal to 1"),
