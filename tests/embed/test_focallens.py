@@ -170,7 +170,7 @@ def test_a_state_belongs_to_its_image_whatever_conditions_it_was_read_under(
 def test_where_a_condition_touches_everything_there_is_no_state(clip: ClipModel, pixels: Tensor) -> None:
     model = FocalLens(clip.model, visibility="full", condition_layer=0)
     assert model.state_size is None
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no state of an image"):
         model.encode_images_and_states(pixels, dtype=torch.float32)
     with pytest.raises(ValueError, match="not this model's"):
         model.read_states(torch.zeros(1, 1))

@@ -119,5 +119,5 @@ def test_alpha_is_a_share(alpha: float) -> None:
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan")])
 def test_rationales_do_not_weigh_less_than_nothing(weight: float) -> None:
-    with pytest.raises(ValueError, match="from 0"):
+    with pytest.raises(ValueError, match="at least 0"):
         alpha_of(weight)
