@@ -151,7 +151,7 @@ async def test_while_several_clients_come_batches_are_no_larger_than_makes_them_
 async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_and_others_are_not(slow: Shared) -> None:
     await slow.ask("one", *["a"] * 5000)  # about 25 s
     hurried = await slow.ask("one", "hurried", deadline=time.monotonic() + 2)
-    with pytest.raises(Overloaded, match="longer than the request.s deadline") as refused:
+    with pytest.raises(Overloaded, match="longer than the request's deadline") as refused:
         await hurried
     assert refused.value.code == "deadline_too_near"
     assert (refused.value.retry_after_s or 0) > 0
