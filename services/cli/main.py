@@ -204,7 +204,7 @@ _delegate(
     "Many images into a collection, or into files of embeddings.",
 )
 _delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.")
-_delegate(app, "keys", "gateway.keys_cli", "Make, list and revoke the gateway's keys.")
+_delegate(app, "keys", "gateway.keys.cli", "Make, list and revoke the gateway's keys.")
 
 
 if __name__ == "__main__":
