@@ -76,6 +76,11 @@ class GatewaySettings(ProcessSettings):
     score_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8104",), description="Base URLs of score, separated by commas."
     )
+    canary_urls: dict[Service, tuple[str, ...]] = Field(
+        {},
+        description='Base URLs of versions on trial, as JSON such as `{"embed":["http://embed-canary:8103"]}`: they '
+        "get the requests with `X-Fovea-Canary: true` and no others.",
+    )
     connect_timeout_s: float = Field(
         2.0, gt=0, description="Seconds after which an address that does not answer the dial counts as down."
     )
@@ -145,6 +150,11 @@ class GatewaySettings(ProcessSettings):
             if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
                 raise ValueError(f"{url!r} must be scheme, host and port alone")
         return urls
+
+    @field_validator("canary_urls")
+    @classmethod
+    def check_canary_urls(cls, urls: dict[Service, tuple[str, ...]]) -> dict[Service, tuple[str, ...]]:
+        return {service: cls.check_urls(given) for service, given in urls.items()}
 
     @field_validator("trusted_proxies")
     @classmethod

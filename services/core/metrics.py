@@ -57,12 +57,20 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _create_http_metrics(self) -> None:
-        self.requests = self._counter("requests", "Answered requests, by route template.", "route", "method", "code")
+        self.requests = self._counter(
+            "requests",
+            "Answered requests, by route template and by the version of the model that answered (empty: none did).",
+            "route",
+            "method",
+            "code",
+            "version",
+        )
         self.request_seconds = self._histogram(
             "request_seconds",
             "From the request's head to the response's last byte.",
             SECONDS_BUCKETS,
             "route",
+            "version",
         )
         self.inflight_requests = self._gauge("inflight_requests", "Requests being answered now.")
         self.concurrency_limit = self._gauge(
