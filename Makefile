@@ -48,8 +48,8 @@ docs-serve: $(INSTALLED)
 
 # The service's other target, cuda, is built as docker/service.Dockerfile says.
 images:
-	docker build -f docker/gateway.Dockerfile -t fovea/gateway:$(VERSION) .
-	docker build -f docker/service.Dockerfile --target cpu -t fovea/service:$(VERSION) .
+	docker build -f docker/gateway.Dockerfile -t localhost/fovea-gateway:$(VERSION) .
+	docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:$(VERSION) .
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache *.egg-info

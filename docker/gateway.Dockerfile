@@ -1,5 +1,5 @@
 # The gateway, without torch and without the services' code.
-#   docker build -f docker/gateway.Dockerfile -t fovea/gateway:0.1.0 .
+#   docker build -f docker/gateway.Dockerfile -t localhost/fovea-gateway:0.1.0 .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.15-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS builder

@@ -1,6 +1,6 @@
 # One image for the four services and for training: the command says which. Targets `cpu` and `cuda`.
-#   docker build -f docker/service.Dockerfile --target cpu -t fovea/service:0.1.0 .
-#   docker build -f docker/service.Dockerfile --target cuda -t fovea/service:0.1.0-cuda .
+#   docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:0.1.0 .
+#   docker build -f docker/service.Dockerfile --target cuda -t localhost/fovea-service:0.1.0-cuda .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.15-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS builder

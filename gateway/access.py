@@ -79,12 +79,17 @@ def digest(key: str) -> str:
 
 def read_key_file(path: Path) -> KeyFile:
     """Read a keys file. Raises OSError, and ValueError with one sentence for an invalid one."""
+    return parse_key_file(path.read_bytes(), str(path))
+
+
+def parse_key_file(content: bytes, source: str) -> KeyFile:
+    """Parse what a keys file holds. Raises ValueError with one sentence that names the source."""
     try:
-        return KeyFile.model_validate_json(path.read_bytes())
+        return KeyFile.model_validate_json(content)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(f"{path} is not a keys file: {where}: {first['msg']}.") from None
+        raise ValueError(f"{source} is not a keys file: {where}: {first['msg']}.") from None
 
 
 class KeyRing:

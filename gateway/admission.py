@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.addresses import FIRST_PLACES
-from gateway.settings import Service
 from services.core.admission.admission import line_length
 from services.core.admission.places import Place, Places
 from services.core.errors import Overloaded
@@ -21,7 +20,7 @@ class Gate:
 
     def __init__(
         self,
-        service: Service,
+        service: str,
         *,
         max_inflight: int,
         max_queued: int,

@@ -1,7 +1,7 @@
 """The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,6 +55,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     metrics = Metrics("gateway")
     # Filled when the application starts: a client session belongs to the event loop that it was opened in.
     upstreams: dict[Service, Upstream] = {}
+    canaries: dict[Service, Upstream] = {}
     keys = KeyRing(settings)
     limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
     health = GatewayHealth(upstreams)
@@ -62,15 +63,19 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
-            for service, base_urls in settings.urls().items():
-                policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
-                addresses = Addresses(base_urls, resolve=resolve, policy=policy)
-                upstreams[service] = Upstream(service, addresses, session, settings, metrics)
+            policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
+            for urls, found, is_canary in ((settings.urls(), upstreams, False), (settings.canary_urls, canaries, True)):
+                for service, base_urls in urls.items():
+                    addresses = Addresses(base_urls, resolve=resolve, policy=policy)
+                    found[service] = Upstream(service, addresses, session, settings, metrics, is_canary=is_canary)
             yield
 
+    def every_upstream() -> list[Upstream]:
+        return [*upstreams.values(), *canaries.values()]
+
     async def look_up_and_probe() -> None:
-        await asyncio.gather(*(upstream.addresses.refresh() for upstream in upstreams.values()))
-        await asyncio.gather(*(upstream.probe() for upstream in upstreams.values()))
+        await asyncio.gather(*(upstream.addresses.refresh() for upstream in every_upstream()))
+        await asyncio.gather(*(upstream.probe() for upstream in every_upstream()))
 
     app = create_app(
         settings,
@@ -84,7 +89,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
                 limits.opened,
                 services_connected,
                 lambda: _beside(keys.follow, "keys", health),
-                lambda: _beside(lambda: _keep_up(upstreams, settings), "addresses", health),
+                lambda: _beside(lambda: _keep_up(every_upstream(), settings), "addresses", health),
             ],
             warm_up=look_up_and_probe,
             needs_key=keys.is_required,
@@ -96,11 +101,12 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
-    app.user_middleware.append(Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory))
+    proxy = Middleware(Proxy, access=access, upstreams=upstreams, canaries=canaries, body_memory=body_memory)
+    app.user_middleware.append(proxy)
     return app
 
 
-async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySettings) -> None:
+async def _keep_up(upstreams: Iterable[Upstream], settings: GatewaySettings) -> None:
     """Look up every service's name and probe its addresses, each at its own interval, until cancelled."""
 
     async def again_and_again(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -110,7 +116,7 @@ async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySetti
 
     async with asyncio.TaskGroup() as group:
         # Each in its own task, so that no service waits for another that hangs.
-        for upstream in upstreams.values():
+        for upstream in upstreams:
             group.create_task(again_and_again(settings.dns_refresh_s, upstream.addresses.refresh))
             group.create_task(again_and_again(settings.probe_interval_s, upstream.probe))
 

@@ -50,8 +50,8 @@ REPLACED = frozenset(
 )
 # The length is that of the body as it was read, which is known only on sending.
 NOT_FORWARDED = HOP_BY_HOP | REPLACED | {b"content-length"}
-# The gateway's own server dates every response; a service's places are meant for the gateway only.
-NOT_RETURNED = HOP_BY_HOP | {b"date", PLACES_HEADER}
+# The gateway's own server dates every response, and names the model; a service's places are meant for the gateway only.
+NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-fovea-model", PLACES_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 

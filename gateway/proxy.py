@@ -10,11 +10,13 @@ from gateway.access import Access, Visitor
 from gateway.client_body import BodyMemory, ClientBody
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
-from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
+from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, Route, RouteTable, check_method
 from gateway.settings import Service
 from gateway.upstream import Upstream, UpstreamRequest
-from services.core.errors import Overloaded, Unauthenticated
-from services.core.exchange import context_of
+from services.core.errors import InvalidRequest, Overloaded, Unauthenticated
+from services.core.exchange import context_of, header_of
+
+CANARY_HEADER = b"x-fovea-canary"
 
 
 class Proxy:
@@ -24,11 +26,17 @@ class Proxy:
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, upstreams: Mapping[Service, Upstream], body_memory: BodyMemory
+        self,
+        app: ASGIApp,
+        access: Access,
+        upstreams: Mapping[Service, Upstream],
+        canaries: Mapping[Service, Upstream],
+        body_memory: BodyMemory,
     ) -> None:
         self.app = app
         self.access = access
         self.upstreams = upstreams
+        self.canaries = canaries
         self.body_memory = body_memory
         self.routes = RouteTable()
 
@@ -54,7 +62,26 @@ class Proxy:
             return
         self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
-        await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
+        await self._forward(self._upstream(route, scope), visitor, allowance, scope, receive, send)
+
+    def _upstream(self, route: Route, scope: Scope) -> Upstream:
+        """Return the service, or its version on trial for a request that asks for that. Raises InvalidRequest.
+
+        Neither ever stands in for the other, so that no client gets results of two models that it did not ask for.
+        """
+        asked = (header_of(scope, CANARY_HEADER) or "false").strip().lower()
+        if asked == "false":
+            return self.upstreams[route.service]
+        if asked != "true":
+            raise InvalidRequest("X-Fovea-Canary is `true` or `false`.", param="X-Fovea-Canary")
+        if not route.has_canary or route.service not in self.canaries:
+            what = f"the {route.service} service" if route.has_canary else "collections"
+            raise InvalidRequest(
+                f"X-Fovea-Canary asks for a version on trial, and there is none of {what} here.",
+                code="no_canary",
+                param="X-Fovea-Canary",
+            )
+        return self.canaries[route.service]
 
     async def _forward(
         self,
@@ -83,6 +110,8 @@ class Proxy:
                 # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is relayed.
                 request.body = None
                 body.release()
+                # Sent again by the middleware, which counts and logs it, too.
+                context.model = response.headers.get("X-Fovea-Model")
                 headers = response_headers(response.raw_headers, response.status, context.timing)
                 if not visitor.may(f"{upstream.service}:admin"):
                     # The durations of stages reveal whether another client has asked the same before.

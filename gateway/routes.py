@@ -31,7 +31,8 @@ class Route:
     """A route: requests of `methods` on `path` go to `service`; `/**` at the end stands for all paths below.
 
     `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that requests
-    other than GETs and searches change stored data of the service.
+    other than GETs and searches change stored data of the service. `has_canary` is False where the answer is about data
+    that the service keeps, which a version on trial does not have.
     """
 
     service: Service
@@ -39,6 +40,7 @@ class Route:
     methods: tuple[str, ...]
     error_body: Callable[[FoveaError], dict[str, Any]] | None = None
     changes: bool = False
+    has_canary: bool = True
 
     def level(self, method: str, path: str) -> Level:
         """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
@@ -58,9 +60,9 @@ ROUTES = (
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
     Route("embed", "/embed", ("POST",)),
     Route("embed", "/embeddings", ("POST",)),
-    Route("embed", "/collections", ("GET",)),
+    Route("embed", "/collections", ("GET",), has_canary=False),
     # Only the service knows a collection's own paths and methods.
-    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True),
+    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True, has_canary=False),
     Route("score", "/score", ("POST",)),
     Route("score", "/hard-negatives", ("POST",)),
 )

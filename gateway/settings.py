@@ -76,6 +76,11 @@ class GatewaySettings(ProcessSettings):
     score_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8104",), description="Base URLs of score, separated by commas."
     )
+    canary_urls: dict[Service, tuple[str, ...]] = Field(
+        {},
+        description='Base URLs of canaries, as JSON such as `{"embed":["http://embed-canary:8103"]}`. They receive only '
+        "the requests with `X-Fovea-Canary: true`.",
+    )
     connect_timeout_s: float = Field(2.0, gt=0, description="Timeout for connecting to an address, in seconds.")
     dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between DNS lookups of a service's host name.")
     probe_interval_s: float = Field(1.0, gt=0, description="Seconds between readiness probes of an instance.")
@@ -141,6 +146,11 @@ class GatewaySettings(ProcessSettings):
             if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
                 raise ValueError(f"{url!r} must consist of only scheme, host and port")
         return urls
+
+    @field_validator("canary_urls")
+    @classmethod
+    def check_canary_urls(cls, urls: dict[Service, tuple[str, ...]]) -> dict[Service, tuple[str, ...]]:
+        return {service: cls.check_urls(given) for service, given in urls.items()}
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -68,7 +68,7 @@ class _ClosedWhileIdle(Exception):
 
 
 class Upstream:
-    """The addresses of one service behind one gate.
+    """The addresses of one service, or of its version on trial, behind one gate.
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
@@ -83,27 +83,33 @@ class Upstream:
         session: aiohttp.ClientSession,
         settings: GatewaySettings,
         metrics: Metrics,
+        *,
+        is_canary: bool = False,
     ) -> None:
         self.service = service
+        # In metrics, so that what scales or alerts by a service never counts its canary.
+        self.name = f"{service}-canary" if is_canary else service
+        self._variable = "FOVEA_GATEWAY_CANARY_URLS" if is_canary else f"FOVEA_GATEWAY_{service.upper()}_URLS"
         self.addresses = addresses
         self.gate = Gate(
-            service,
+            self.name,
             max_inflight=settings.max_inflight_requests,
             max_queued=settings.max_queued_requests,
             burst_s=settings.burst_s,
             metrics=metrics,
         )
         self._session = session
-        self._exhaustion = ExhaustionLog(f"upstream {service}")
+        self._exhaustion = ExhaustionLog(f"upstream {self.name}")
         self._budget = RetryBudget()
         self._wait_s = settings.wait_for_service_s
-        self._retries = metrics.retries.labels(service)
+        self._retries = metrics.retries.labels(self.name)
         self._metrics = metrics
         # Looking up a label set costs more than counting; there are few codes.
         self._counters: dict[str, Counter] = {}
-        ejections = metrics.upstream_ejections.labels(service)
+        ejections = metrics.upstream_ejections.labels(self.name)
         addresses.on_ejection = lambda _: ejections.inc()
-        if addresses.is_configured:
+        # A canary may have none for as long as nothing is published for it: nobody is to be woken.
+        if addresses.is_configured and not is_canary:
             metrics.upstream_ready_addresses.labels(service).set_function(lambda: addresses.num_ready)
 
     @asynccontextmanager
@@ -264,32 +270,29 @@ class Upstream:
     def _count(self, code: str) -> None:
         counter = self._counters.get(code)
         if counter is None:
-            counter = self._counters[code] = self._metrics.upstream_requests.labels(self.service, code)
+            counter = self._counters[code] = self._metrics.upstream_requests.labels(self.name, code)
         counter.inc()
 
     def _not_running(self) -> Overloaded:
-        variable = f"FOVEA_GATEWAY_{self.service.upper()}_URLS"
         if not self.addresses.is_configured:
-            problem = f"This gateway has no {self.service} service; set {variable}."
+            problem = f"This gateway has no {self.name} service; set {self._variable}."
         else:
             where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
             problem = (
-                f"The {self.service} service is not running: no response from {where}. Start it with `fovea up`, or "
-                f"set {variable} to its address."
+                f"The {self.name} service is not running: no response from {where}. Start it with `fovea up`, or "
+                f"set {self._variable} to its address."
             )
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     def _hangs(self) -> Overloaded:
         return Overloaded(
-            f"The {self.service} service hangs: it accepts connections but does not respond. `fovea up` restarts it.",
+            f"The {self.name} service hangs: it accepts connections but does not respond. `fovea up` restarts it.",
             code="service_unavailable",
             retry_after_s=NOT_RUNNING_RETRY_S,
         )
 
     def _broke_off(self) -> Overloaded:
-        return Overloaded(
-            f"The {self.service} service closed the connection before it responded.", code="upstream_failed"
-        )
+        return Overloaded(f"The {self.name} service closed the connection before it responded.", code="upstream_failed")
 
     async def fetch_json(self, path: str) -> Any:
         """Return one instance's JSON answer to a GET; None where it does not answer 200 with JSON."""

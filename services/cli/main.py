@@ -210,7 +210,7 @@ _delegate(
     "Embed many images into a collection or into files.",
 )
 _delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.")
-_delegate(app, "keys", "gateway.keys_cli", "Create, list and revoke the gateway's keys.")
+_delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.")
 
 
 if __name__ == "__main__":

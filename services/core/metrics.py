@@ -58,13 +58,19 @@ class Metrics:
 
     def _create_http_metrics(self) -> None:
         self.requests = self._counter(
-            "requests", "Requests that received a response, by route template.", "route", "method", "code"
+            "requests",
+            "Requests that received a response, by route template and version of the model (empty: no model).",
+            "route",
+            "method",
+            "code",
+            "version",
         )
         self.request_seconds = self._histogram(
             "request_seconds",
             "Time from the request's head to the response's last byte.",
             SECONDS_BUCKETS,
             "route",
+            "version",
         )
         self.inflight_requests = self._gauge("inflight_requests", "Requests in flight.")
         self.concurrency_limit = self._gauge(

@@ -164,6 +164,11 @@ class ServiceSettings(ProcessSettings):
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
+    checkpoint_cache_max_bytes: int = Field(
+        100 * 2**10 * MEBIBYTE,
+        gt=0,
+        description="Bytes that these copies may take together; those used longest ago make room for a new one.",
+    )
     cache_max_bytes: int = Field(
         256 * MEBIBYTE, ge=0, description="Size of the in-process result cache, in bytes; 0: disabled."
     )

@@ -45,5 +45,6 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
     store = open_store(store_url)
     store.publish_starters(packaged_starters())
     version = store.resolve(name, version or "latest")
-    fetched = store.fetch(name, version, ServiceSettings(port=0).checkpoint_cache_dir)
+    settings = ServiceSettings(port=0)
+    fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))

@@ -10,7 +10,7 @@ UNITLESS_HISTOGRAMS = {"fovea_batch_size", "fovea_batch_cost"}
 
 def our_families(metrics: Metrics) -> list[Metric]:
     """As a scraper sees them."""
-    metrics.requests.labels("/ping", "GET", 200).inc()
+    metrics.requests.labels("/ping", "GET", 200, "").inc()
     families = text_string_to_metric_families(metrics.render().decode())
     return [family for family in families if not family.name.startswith(("python_", "process_"))]
 

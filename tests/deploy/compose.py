@@ -14,8 +14,8 @@ EXAMPLE = (ROOT / ".env.example").read_text()
 # `${NAME}`, `${NAME:-default}`, `${NAME:?message}`, or `$$` for a dollar.
 VARIABLE = re.compile(r"\$(?:\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<rest>[^}]*))?\}|(?P<dollar>\$))")
 IMAGES = {
-    "fovea/gateway": (Dockerfile("gateway.Dockerfile"), "gateway"),
-    "fovea/service": (Dockerfile("service.Dockerfile"), "cpu"),
+    "localhost/fovea-gateway": (Dockerfile("gateway.Dockerfile"), "gateway"),
+    "localhost/fovea-service": (Dockerfile("service.Dockerfile"), "cpu"),
 }
 
 

@@ -1,10 +1,12 @@
 """The objects that kubectl renders from the folder k8s/, and their references to one another."""
 
+import atexit
 import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,39 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary")
+# What an operator writes into k8s/site/site.yaml: everything that is asked for there.
+SITE: dict[str, Any] = {
+    "images": {
+        "gateway": "registry.example.org/vision/fovea-gateway:0.1.0",
+        "service": "registry.example.org/vision/fovea-service:0.1.0-cuda",
+    },
+    "store": {
+        "url": "s3://fovea/models?endpoint=https://s3.example.org&region=us-east-1",
+        "egress": [
+            {
+                "to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}, {"ipBlock": {"cidr": "198.51.100.10/32"}}],
+                "ports": [{"port": 443}],
+            }
+        ],
+    },
+    "models": {"predict": "spam,tickets@stable", "generate": "reader", "embed": "eyes", "score": "judge"},
+    "monitoring": {"release": "kube-prometheus-stack"},
+    "route": {"host": "fovea.example.org", "gatewayClass": "example"},
+    "telemetry": {
+        "endpoint": "http://collector.observability.svc:4318",
+        "egress": [
+            {
+                "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}],
+                "ports": [{"port": 4318}],
+            }
+        ],
+    },
+}
 # What scales in place of KEDA; no overlay of ours has it. For embed to scale, collections must be apart.
 HPA = """\
 namespace: fovea
-resources: [{base}]
-components: [{components}/redis, {components}/route, {components}/collections, {components}/hpa]
+resources: [{base}, {site}]
+components: [{components}/redis, {components}/route, {components}/collections, {components}/hpa, {components}/images]
 """
 # libyaml's is several times as fast, where it is there
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -109,9 +139,31 @@ def load(text: str) -> Manifests:
     return Manifests(tuple(one for one in yaml.load_all(text, Loader=LOADER) if one is not None))
 
 
+def build(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Have kubectl render a folder, whether or not that succeeds."""
+    return subprocess.run([kubectl(), "kustomize", str(folder)], capture_output=True, text=True)
+
+
+def with_site(folder: Path, site: Mapping[str, Any]) -> Path:
+    """Copy k8s/ into `folder` with its Site filled in; returns the copy of k8s/."""
+    for name in ("k8s", "monitoring"):
+        shutil.copytree(ROOT / name, folder / name)
+    file = folder / "k8s" / "site" / "site.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "spec": site}))
+    return folder / "k8s"
+
+
+@functools.cache
+def filled_k8s() -> Path:
+    """The folder k8s/ as an operator has it who has filled in the Site; it goes with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="fovea-k8s-")
+    atexit.register(folder.cleanup)
+    return with_site(Path(folder.name).resolve(), SITE)
+
+
 @functools.cache
 def render_text(folder: Path) -> str:
-    done = subprocess.run([kubectl(), "kustomize", str(folder)], capture_output=True, text=True)
+    done = build(filled_k8s() / folder.relative_to(K8S) if folder.is_relative_to(K8S) else folder)
     assert done.returncode == 0, done.stderr
     # such as a field that will go with the next version
     assert not done.stderr, done.stderr
@@ -129,8 +181,14 @@ def overlay(name: str) -> Manifests:
 
 def with_plain_autoscalers(folder: Path) -> Manifests:
     """The base, collections apart, with the component `hpa`, by a kustomization written into the empty `folder`."""
-    names = {name: os.path.relpath(K8S / name, folder.resolve()) for name in ("base", "components")}
-    (folder / "kustomization.yaml").write_text(HPA.format(**names))
+    return own_overlay(folder, HPA)
+
+
+def own_overlay(folder: Path, kustomization: str) -> Manifests:
+    """An overlay of the operator's own: the text names folders of k8s/ as `{base}`, `{components}` and so on."""
+    folders = ("base", "site", "components", "overlays")
+    names = {name: os.path.relpath(filled_k8s() / name, folder.resolve()) for name in folders}
+    (folder / "kustomization.yaml").write_text(kustomization.format(**names))
     return load(render_text(folder.resolve()))
 
 
@@ -140,7 +198,7 @@ def raw_files() -> list[Path]:
     for kustomization in sorted(K8S.rglob("kustomization.yaml")):
         named = yaml.safe_load(kustomization.read_text()).get("resources", ())
         resources += [kustomization.parent / name for name in named if str(name).endswith(".yaml")]
-    return resources
+    return [file for file in resources if file != K8S / "site" / "site.yaml"]  # which is for kustomize alone
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:

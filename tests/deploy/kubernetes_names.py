@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from typer.main import get_command
 
+from gateway.keys.places import ENTRY
 from gateway.settings import GatewaySettings
 from services.cli.programs import PACKAGES
 from services.core.http.health import PROBE_PATHS
@@ -20,7 +21,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.deploy.kubernetes_manifests import ROOT, Manifests, Object, Pod, selects
+from tests.deploy.kubernetes_manifests import ROOT, SITE, Manifests, Object, Pod, selects
 
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
@@ -126,6 +127,7 @@ def check_addresses(manifests: Manifests) -> list[str]:
         asked = [(settings.redis_url, "redis")] if settings.redis_url else []
         if isinstance(settings, GatewaySettings):
             asked += [(url, program) for program, urls in settings.urls().items() for url in urls]
+            asked += [(url, program) for program, urls in settings.canary_urls.items() for url in urls]
         for url, program in asked:
             parts = urlsplit(url)
             wrong += [
@@ -174,14 +176,16 @@ def check_selectors(manifests: Manifests) -> list[str]:
 
 
 def check_images(manifests: Manifests) -> list[str]:
-    """Ours carry the version of this project, and CUDA exactly where a GPU is asked for."""
+    """Check that images are those that the Site names, or built here: of this version, on the node, never fetched."""
     wrong = []
     for pod in manifests.pods():
-        wants_gpu = "nvidia.com/gpu" in pod.container["resources"]["limits"]
-        expected = {
-            "gateway": f"fovea/gateway:{VERSION}",
-            "redis": pod.container["image"],
-        }.get(pod.program, f"fovea/service:{VERSION}{'-cuda' if wants_gpu else ''}")
+        if pod.program != "redis":
+            kind = "gateway" if pod.program == "gateway" else "service"
+            built = f"localhost/fovea-{kind}:{VERSION}"
+            is_built = pod.container.get("imagePullPolicy") == "Never"
+            expected = built if is_built else SITE["images"][kind]
+        else:
+            expected = pod.container["image"]
         if pod.container["image"] != expected:
             wrong.append(f"{pod.name} runs {pod.container['image']}, not {expected}")
         if ":" not in pod.container["image"]:
@@ -247,7 +251,7 @@ def secrets_that_the_readme_makes() -> set[tuple[str, str]]:
     for kind, name, options in re.findall(r"kubectl -n fovea create secret (generic|tls) (\S+) (.*)", text):
         keys = re.findall(r"--from-(?:file|literal)=([^=\s]+)=", options)
         made |= {(name, key) for key in (keys if kind == "generic" else ["tls.crt"])}
-    return made
+    return made | {(name, ENTRY) for name in re.findall(r"fovea keys create --secret fovea/(\S+)", text)}
 
 
 def check_routes(manifests: Manifests, known_paths: set[str]) -> list[str]:

@@ -39,7 +39,7 @@ from tests.deploy.test_images import writable
 from tests.documentation.reference import PROCESSES
 
 SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY")
-OURS = [name for name, service in SERVICES.items() if service["image"].startswith("fovea/")]
+OURS = [name for name, service in SERVICES.items() if service["image"].startswith("localhost/fovea-")]
 ON_GPUS = [name for name in OURS if name.endswith("-gpu")]
 LISTENING = pytest.mark.parametrize("name", PROCESS)
 EVERY = pytest.mark.parametrize("name", SERVICES)
@@ -197,6 +197,13 @@ def test_images_are_of_one_exact_version(name: str) -> None:
         assert tag == project["version"] + ("-cuda" if name in ON_GPUS else "")
     else:
         assert re.match(r"v?\d+\.\d+\.\d+(-|$)", tag), image
+
+
+def test_no_image_of_ours_is_looked_for_in_a_registry() -> None:
+    programs = {name for name, service in SERVICES.items() if "fovea" in service["image"]}
+    assert programs == set(OURS)
+    assert {"gateway", "predict", "generate-gpu", "job", "keys"} <= programs
+    assert {SERVICES[name]["image"].split("/")[0] for name in programs} == {"localhost"}
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if "build" in SERVICES[name]])

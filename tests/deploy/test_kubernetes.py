@@ -189,17 +189,24 @@ def test_only_the_demonstration_runs_without_keys() -> None:
         assert has_keys == {name != "cpu-demo"}
 
 
-def test_the_canary_follows_the_alias_that_the_guide_publishes_under_and_gets_requests_as_the_others_do() -> None:
+def test_the_canary_follows_the_alias_that_the_guide_publishes_under_and_gets_requests_by_its_own_name_alone() -> None:
     manifests = overlay("production-canary")
     canary, stable = manifests.pod("embed-canary"), manifests.pod("embed")
     alias = names.settings_of(manifests, canary).alias
     assert names.settings_of(manifests, stable).alias == "latest"
     for page in (ROOT / "docs" / "guide" / "operate.md", K8S / "README.md"):
         assert f"--alias {alias}" in page.read_text()
-    service = manifests.get("Service", "embed")
-    assert service is not None
-    assert service["spec"]["selector"].items() <= canary.labels.items()
-    assert service["spec"]["selector"].items() <= stable.labels.items()
+    behind = {
+        service["metadata"]["name"]: service["spec"]["selector"].items() for service in manifests.of_kind("Service")
+    }
+    # No request that did not ask for the candidate may get its vectors.
+    assert [name for name, selector in behind.items() if selector <= canary.labels.items()] == ["embed-canary"]
+    assert not behind["embed-canary"] <= stable.labels.items()
+    for pod in manifests.processes():
+        if pod.program == "gateway":
+            assert names.settings_of(manifests, pod).canary_urls == {"embed": ("http://embed-canary:8103",)}
+    for name in ("gpu", "production"):
+        assert "FOVEA_GATEWAY_CANARY_URLS" not in render_text(K8S / "overlays" / name)
 
 
 @pytest.mark.parametrize(

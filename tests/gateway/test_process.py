@@ -136,7 +136,7 @@ async def test_a_wrong_setting_ends_the_process_with_one_sentence(
 
 
 def test_the_gateway_imports_no_torch() -> None:
-    code = "import gateway.app, gateway.keys_cli, sys; raise SystemExit('torch' in sys.modules)"
+    code = "import gateway.app, gateway.keys.cli, sys; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import structlog
 from starlette.middleware import Middleware
@@ -32,15 +31,12 @@ from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, 
 from services.core.http.cancellation import Deadline, DisconnectCancellation
 from services.core.http.error_responses import error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
+from services.core.http.request_metrics import RequestMetrics
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings, ServiceSettings
 
-if TYPE_CHECKING:
-    from prometheus_client import Counter, Histogram
-
 QUIET_PATHS = PROBE_PATHS | {"/metrics"}
 MAX_REQUEST_ID_LENGTH = 128
-KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def http_middleware(
@@ -171,44 +167,6 @@ class AccessLog:
                 duration_ms=round(exchange.seconds() * 1000, 3),
                 **details,
             )
-
-
-class RequestMetrics:
-    """Count and time requests by route template; probes are left out, so that an idle process shows zero."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
-        # Looking up a label set costs more than counting; routes, methods and codes are few.
-        self._counters: dict[tuple[str, str, int], Counter] = {}
-        self._seconds: dict[str, Histogram] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or exchange_of(scope).is_probe:
-            await self.app(scope, receive, send)
-            return
-        exchange = exchange_of(scope)
-        self.metrics.inflight_requests.inc()
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            self.metrics.inflight_requests.dec()
-            route = getattr(scope.get("route"), "path", "unmatched")
-            self._counter(route, scope["method"], exchange.code()).inc()
-            self._histogram(route).observe(exchange.seconds())
-
-    def _counter(self, route: str, method: str, code: int) -> "Counter":
-        key = (route, method if method in KNOWN_METHODS else "OTHER", code)
-        counter = self._counters.get(key)
-        if counter is None:
-            counter = self._counters[key] = self.metrics.requests.labels(*key)
-        return counter
-
-    def _histogram(self, route: str) -> "Histogram":
-        histogram = self._seconds.get(route)
-        if histogram is None:
-            histogram = self._seconds[route] = self.metrics.request_seconds.labels(route)
-        return histogram
 
 
 class ErrorResponses:

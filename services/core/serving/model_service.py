@@ -79,6 +79,7 @@ class ModelService:
             settings.checkpoint_cache_dir,
             settings.store_poll_s,
             load_timeout_s=settings.load_timeout_s,
+            cache_max_bytes=settings.checkpoint_cache_max_bytes,
             room=room or Unlimited(),
         )
         return ServedCheckpoint(self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics)

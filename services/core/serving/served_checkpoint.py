@@ -22,7 +22,8 @@ from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
 from services.core.serving.candidates import Candidate, CheckpointEngine, Refused
 from services.core.serving.freed_memory import return_freed_memory
-from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable
+from services.core.store.local_copies import DEFAULT_MAX_BYTES
 from services.core.store.manifest import Manifest
 
 LOADING_RETRY_AFTER_S = 5.0
@@ -36,7 +37,7 @@ class Versions(Protocol):
 
     def manifest(self, name: str, version: str) -> Manifest: ...
 
-    def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
+    def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int) -> Path:
         """Fetch a verified local copy of a version's folder."""
 
 
@@ -97,6 +98,7 @@ class FollowOptions:
     poll_s: float
     damaged_retry_s: float = 60.0
     load_timeout_s: float = 600.0
+    cache_max_bytes: int = DEFAULT_MAX_BYTES
     room: MemoryBudget = field(default_factory=Unlimited)
 
 
@@ -303,9 +305,17 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             manifest = self.manifest
             if manifest is None or manifest.version != version:
                 manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
-            folder = await asyncio.to_thread(self._store.fetch, self.name, version, self._followed.cache_dir)
-            async with self._followed.room.entered(folder, manifest) as leave:
+            followed = self._followed
+            folder = await asyncio.to_thread(
+                self._store.fetch, self.name, version, followed.cache_dir, followed.cache_max_bytes
+            )
+            async with followed.room.entered(folder, manifest) as leave:
                 engine = await self._load_engine(folder, manifest)
+        except Refused as refused:
+            if folder.is_dir():
+                raise
+            # Another process that shares the folder needed the room: no fault of the version.
+            raise StoreUnavailable(f"{self.name}@{version}: its copy went while it was loaded") from refused
         except (CorruptCheckpoint, InvalidCheckpoint) as error:
             raise Refused(str(error)) from error
         self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)

@@ -15,28 +15,30 @@ import stamina
 import structlog
 
 from services.core.store.checkpoint_files import digest_of
-from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreUnavailable
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.store.manifest import MANIFEST_FILE, Manifest, check_model_name, is_version_id
 from services.core.store.versions import Versions
 
-MAX_COPIES = 4
+DEFAULT_MAX_BYTES = 100 * 2**30
 # obstore repeats failed requests; this is for an answer that breaks off in the middle.
 DOWNLOAD_ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
 
 
-def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path) -> Path:
+def fetch_verified(
+    versions: Versions, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Path:
     """Return a folder that holds exactly the files of the version, every byte checked in this call.
 
     An existing copy is read and compared with its own manifest, which its id proves, so that it needs no store; a
     damaged or incomplete copy is deleted and fetched again. A copy appears under its name in one step, and of several
     processes that want it one downloads while the others wait. A `file://` store is copied as well: the files that a
-    service loads then can't change under it, and all stores behave alike. Of each model the MAX_COPIES most recently
-    used copies are kept.
+    service loads then can't change under it, and all stores behave alike. Copies of
+    all models together take at most `max_bytes`: those used longest ago make room before another is fetched.
 
-    Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), StoreUnavailable (also for a
-    cache folder that can't be written).
+    Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), InvalidCheckpoint (a version larger
+    than `max_bytes`), StoreUnavailable (also for a cache folder that can't be written).
     """
     check_model_name(name)
     if not is_version_id(version):
@@ -49,9 +51,10 @@ def fetch_verified(versions: Versions, name: str, version: str, cache_dir: Path)
         with _only_one_process(cache_dir / name / f".{version}.lock"):
             # The previous holder of the lock may have fetched it.
             if not _is_intact(folder, name, version):
-                _download(versions, versions.manifest(name, version), folder)
+                manifest = versions.manifest(name, version)
+                _make_room(cache_dir, manifest, max_bytes)
+                _download(versions, manifest, folder)
                 _mark_as_used(folder)
-                _evict(cache_dir / name)
     except OSError as error:
         raise StoreUnavailable(f"checkpoint cache {cache_dir}: {error}") from error
     return folder
@@ -125,11 +128,37 @@ def _mark_as_used(folder: Path) -> None:
         os.utime(folder, ns=(now_ns, now_ns))
 
 
-def _evict(folder: Path) -> None:
-    """Remove the least recently used copies. Files that a process has open stay readable to it."""
-    copies = [copy for copy in folder.iterdir() if is_version_id(copy.name)]
-    for copy in sorted(copies, key=lambda copy: copy.stat().st_mtime_ns, reverse=True)[MAX_COPIES:]:
+def _make_room(cache_dir: Path, manifest: Manifest, max_bytes: int) -> None:
+    """Remove the copies used longest ago, of any model. Files that a process has open stay readable to it."""
+    if manifest.size_bytes > max_bytes:
+        raise InvalidCheckpoint(
+            f"{manifest.name}@{manifest.version} takes {manifest.size_bytes} bytes, and copies may take {max_bytes} "
+            "together (FOVEA_CHECKPOINT_CACHE_MAX_BYTES)"
+        )
+    copies = [copy for copy in cache_dir.glob("*/*") if is_version_id(copy.name) and copy.is_dir()]
+    # What other processes are fetching counts as far as it has come.
+    taken_bytes = sum(map(_size_bytes, [*copies, *cache_dir.glob("*/.*.part")]))
+    for copy in sorted(copies, key=_last_use_ns):
+        if taken_bytes + manifest.size_bytes <= max_bytes:
+            return
+        taken_bytes -= _size_bytes(copy)
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def _size_bytes(folder: Path) -> int:
+    """Sum the sizes of a folder's files; one that another process has removed meanwhile takes nothing."""
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            size_bytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size_bytes
+
+
+def _last_use_ns(copy: Path) -> int:
+    with suppress(FileNotFoundError):
+        return copy.stat().st_mtime_ns
+    return 0
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from services.core.store.errors import (
     StoreUnavailable,
 )
 from services.core.store.garbage import GarbageCollector, Removal
-from services.core.store.local_copies import fetch_verified
+from services.core.store.local_copies import DEFAULT_MAX_BYTES, fetch_verified
 from services.core.store.manifest import (
     CheckpointInfo,
     Manifest,
@@ -145,9 +145,9 @@ class Store:
         """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""
         return self._versions.manifest(check_model_name(name), version)
 
-    def fetch(self, name: str, version: str, cache_dir: Path) -> Path:
+    def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Path:
         """Return a verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
-        return fetch_verified(self._versions, name, version, cache_dir)
+        return fetch_verified(self._versions, name, version, cache_dir, max_bytes)
 
     def verify(self, name: str, version: str) -> Manifest:
         """Read every stored byte of a version. Raises CorruptCheckpoint, NotFoundInStore."""

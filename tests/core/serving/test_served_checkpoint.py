@@ -69,6 +69,7 @@ class Place:
         self.thread.start()
         self.metrics = Metrics("test")
         self.events: list[tuple[str, str]] = []
+        self.is_copy_taken_away = False  # by another process that needs the room, as the next version is loaded
         self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
             self.store,
             FollowOptions("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
@@ -106,6 +107,9 @@ class Place:
         await self.thread.close()
 
     def _load(self, folder: Path, manifest: Manifest) -> TinyEngine:
+        if self.is_copy_taken_away:
+            self.is_copy_taken_away = False
+            shutil.rmtree(folder)
         body = (folder / "model.safetensors").read_bytes()
         (header_bytes,) = struct.unpack("<Q", body[:8])
         return TinyEngine(body[8 + header_bytes :].decode(), self.events, self.hang)
@@ -490,6 +494,18 @@ async def test_a_damaged_version_is_tried_again_later_and_serves_once_it_is_mend
     assert place.publish("v1") == damaged
     await place.checkpoint.look()
     assert place.checkpoint.check() == (True, f"toy@{damaged}")
+
+
+async def test_a_version_whose_copy_goes_while_it_is_loaded_is_fetched_again(place: Place) -> None:
+    place.publish("old")
+    await place.checkpoint.look()
+    place.publish("new")
+    place.is_copy_taken_away = True
+    await place.checkpoint.look()
+    assert place.serving() == "old"
+    assert "its copy went" in place.checkpoint.check()[1]
+    await place.checkpoint.look()
+    assert place.serving() == "new"
 
 
 async def test_a_store_that_can_not_be_read_is_reported_and_the_loaded_version_serves_on(place: Place) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.store.errors import NotFoundInStore, StoreUnavailable
-from services.core.store.local_copies import MAX_COPIES
+from services.core.store.errors import InvalidCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.store.store import Store
 from services.core.store.versions import Version
 from tests.core.child_processes import forked_processes
@@ -14,6 +13,8 @@ from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 
 pytestmark = pytest.mark.process
+# What a copy's manifest may take beside the files that it lists.
+MANIFEST_BYTES = 4096
 
 
 @pytest.fixture
@@ -85,20 +86,42 @@ def test_what_a_killed_download_left_is_cleared_away(store: Store, version: Vers
     assert not abandoned.exists()
 
 
-def test_only_the_copies_used_last_are_kept(store: Store, tmp_path: Path) -> None:
+def test_copies_of_all_models_together_take_no_more_than_they_may_and_those_used_longest_ago_go(
+    store: Store, tmp_path: Path
+) -> None:
     versions = [
-        store.publish("toy", write_checkpoint(tmp_path / "a", b"%d" % number), INFO) for number in range(MAX_COPIES + 2)
+        store.publish(name, write_checkpoint(tmp_path / "a", b"%d" % number * 100_000), INFO)
+        for number in range(3)
+        for name in ("toy", "other")
     ]
     cache = tmp_path / "cache"
-    downloaded = (store.fetch("toy", versions[0].id, cache) / "config.json").stat().st_mtime_ns
-    for version in versions[1:]:
-        store.fetch("toy", version.id, cache)
-        # Used again after each of the others, so never the one that was not used for longest.
-        copy = store.fetch("toy", versions[0].id, cache)
-        assert (copy / "config.json").stat().st_mtime_ns == downloaded
+    # Room for three of them, which have one size.
+    max_bytes = 3 * versions[0].size_bytes + 2 * MANIFEST_BYTES
 
-    kept = {path.name for path in (cache / "toy").iterdir() if path.is_dir()}
-    assert kept == {versions[0].id, *(version.id for version in versions[-MAX_COPIES + 1 :])}
+    def fetch(version: Version) -> Path:
+        return store.fetch(version.name, version.id, cache, max_bytes)
+
+    downloaded = (fetch(versions[0]) / "config.json").stat().st_mtime_ns
+    for version in versions[1:]:
+        fetch(version)
+        assert sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) <= max_bytes + MANIFEST_BYTES
+        # Used again after each of the others, so never the one that was not used for longest.
+        assert (fetch(versions[0]) / "config.json").stat().st_mtime_ns == downloaded
+
+    kept = {(path.parent.name, path.name) for path in cache.glob("*/*") if path.is_dir()}
+    assert kept == {(version.name, version.id) for version in (versions[0], *versions[-2:])}
+
+
+def test_a_version_larger_than_all_copies_may_be_is_refused_by_the_settings_name_and_costs_no_other_its_copy(
+    store: Store, version: Version, tmp_path: Path
+) -> None:
+    large = store.publish("large", write_checkpoint(tmp_path / "large", bytes(100_000)), INFO)
+    copy = store.fetch("toy", version.id, tmp_path / "cache")
+
+    with pytest.raises(InvalidCheckpoint, match="FOVEA_CHECKPOINT_CACHE_MAX_BYTES"):
+        store.fetch("large", large.id, tmp_path / "cache", large.size_bytes - 1)
+
+    assert copy.is_dir()
 
 
 def test_what_is_not_in_the_store_is_not_fetched(store: Store, version: Version, tmp_path: Path) -> None:

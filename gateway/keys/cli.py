@@ -3,8 +3,6 @@
 A key is shown once, when it is created; the file stores only its digest.
 """
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -14,16 +12,20 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
-from gateway.access import KeyFile, digest, new_key, read_key_file
+from gateway.access import digest, new_key
+from gateway.keys.places import KeysInFile, KeysInSecret, KeysPlace, KeysUnavailable
 from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
 from services.core.caller import DEFAULT_TENANT
-from services.core.durable_files import write_durably
 from services.core.printable import printable
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
 
 FileOption = Annotated[Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The gateway's keys file.")]
+SecretOption = Annotated[
+    str | None,
+    typer.Option("--secret", help="NAMESPACE/NAME of a Secret to change instead of the file, through kubectl."),
+]
 AuditOption = Annotated[
     Path | None,
     typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),
@@ -32,7 +34,7 @@ DEFAULT_FILE = Path("~/.fovea/keys.json")
 
 
 @app.command()
-def create(
+def create(  # noqa: PLR0913 - one parameter an option
     name: Annotated[str, typer.Option(help="Name of the key's owner, used in logs and by `revoke`.")],
     scope: Annotated[
         list[str],
@@ -48,6 +50,7 @@ def create(
         DEFAULT_TENANT
     ),
     file: FileOption = DEFAULT_FILE,
+    secret: SecretOption = None,
     audit_log: AuditOption = None,
 ) -> None:
     """Create a key, print it once and add its digest to the file."""
@@ -57,18 +60,20 @@ def create(
         record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
         _refuse(f"{invalid.errors()[0]['loc'][0]}: {invalid.errors()[0]['msg']}.")
-    with _locked(file) as keys:
+    with _changing(file, secret) as (place, keys):
         if any(known.name == name for known in keys):
-            _refuse(f"{file} already has a key named {name!r}; revoke it first.")
-        with _recorded(audit_log, "key.create", file, record):
-            _write(file, (*keys, record))
+            _refuse(f"{place} already has a key named {name!r}; revoke it first.")
+        with _recorded(audit_log, "key.create", place, record):
+            place.write((*keys, record))
     typer.echo(key)
 
 
 @app.command("list")
-def list_keys(file: FileOption = DEFAULT_FILE) -> None:
+def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
     """Show the name, scopes, limit, creation time and tenant of every key."""
-    for record in _read(file.expanduser()):
+    with _reasons_in_one_line():
+        records = _place(file, secret).read()
+    for record in records:
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
         typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
@@ -76,66 +81,65 @@ def list_keys(file: FileOption = DEFAULT_FILE) -> None:
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument()], file: FileOption = DEFAULT_FILE, audit_log: AuditOption = None
+    name: Annotated[str, typer.Argument()],
+    file: FileOption = DEFAULT_FILE,
+    secret: SecretOption = None,
+    audit_log: AuditOption = None,
 ) -> None:
     """Remove a key. The gateway rejects it within seconds."""
-    with _locked(file) as keys:
+    with _changing(file, secret) as (place, keys):
         kept = tuple(record for record in keys if record.name != name)
         if len(kept) == len(keys):
-            _refuse(f"{file} has no key named {name!r}.")
+            _refuse(f"{place} has no key named {name!r}.")
         revoked = next(record for record in keys if record.name == name)
         try:
-            with _audited(audit_log, "key.revoke", file, revoked):
-                _write(file, kept)
+            with _audited(audit_log, "key.revoke", place, revoked):
+                place.write(kept)
         except AuditFailed:
             # A leaked key must not stay valid because a disk is full.
-            _write(file, kept)
+            place.write(kept)
             typer.echo(
                 f"{audit_log}: the audit log can't be written; the key is revoked, but the revocation is not recorded",
                 err=True,
             )
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[tuple[KeyRecord, ...]]:
-    """Yield the file's keys while no other command can change them."""
-    path = file.expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield _read(path)
-    finally:
-        os.close(folder)
-
-
-def _read(path: Path) -> tuple[KeyRecord, ...]:
-    try:
-        return read_key_file(path).keys
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError) as broken:
-        _refuse(str(broken))
-
-
-def _write(file: Path, keys: tuple[KeyRecord, ...]) -> None:
-    content = KeyFile(keys=keys).model_dump_json(indent=2, exclude_none=True)
-    write_durably(file.expanduser(), [content.encode() + b"\n"])
+def _place(file: Path, secret: str | None) -> KeysPlace:
+    return KeysInFile(file) if secret is None else KeysInSecret(secret)
 
 
 @contextmanager
-def _recorded(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> Iterator[None]:
+def _changing(file: Path, secret: str | None) -> Iterator[tuple[KeysPlace, tuple[KeyRecord, ...]]]:
+    """Yield a place and its keys, which are changed from what they are now or not at all."""
+    with _reasons_in_one_line():
+        place = _place(file, secret)
+        with place.changing() as keys:
+            yield place, keys
+
+
+@contextmanager
+def _reasons_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except KeysUnavailable as reason:
+        _refuse(str(reason))
+
+
+@contextmanager
+def _recorded(audit_log: Path | None, action: str, place: KeysPlace, record: KeyRecord) -> Iterator[None]:
     """Record the block in the audit log. If the log can't be written, the block does not run."""
     try:
-        with _audited(audit_log, action, file, record):
+        with _audited(audit_log, action, place, record):
             yield
     except AuditFailed as failed:
         _refuse(f"{audit_log}: {failed.message}")
 
 
-def _audited(audit_log: Path | None, action: str, file: Path, record: KeyRecord) -> AbstractContextManager[object]:
+def _audited(
+    audit_log: Path | None, action: str, place: KeysPlace, record: KeyRecord
+) -> AbstractContextManager[object]:
     what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
-    return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(file), **what)
+    return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(place), **what)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.access import KeyRing, read_key_file
-from gateway.keys_cli import app
+from gateway.keys.cli import app
 from gateway.settings import GatewaySettings
 
 
