@@ -18,7 +18,7 @@ from gateway.client_session import open_session
 from gateway.directory import Directory, directory_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
-from gateway.settings import GatewaySettings, Service
+from gateway.settings import Destination, GatewaySettings
 from gateway.upstream import Upstream
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckReport, Health, HealthReport
@@ -33,7 +33,7 @@ class GatewayHealth(Health):
     to zero comes back only because the gateway still accepts requests for it.
     """
 
-    def __init__(self, upstreams: Mapping[Service, Upstream]) -> None:
+    def __init__(self, upstreams: Mapping[Destination, Upstream]) -> None:
         super().__init__()
         self._upstreams = upstreams
 
@@ -54,7 +54,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     """Create the gateway; `resolve` turns a service's host name into IPs. Raises SettingsError for a bad keys file."""
     metrics = Metrics("gateway")
     # Filled when the application starts: a client session belongs to the event loop that it was opened in.
-    upstreams: dict[Service, Upstream] = {}
+    upstreams: dict[Destination, Upstream] = {}
     keys = KeyRing(settings)
     limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
     health = GatewayHealth(upstreams)
@@ -62,7 +62,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
-            for service, base_urls in settings.urls().items():
+            for service, base_urls in settings.destinations().items():
                 policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
                 addresses = Addresses(base_urls, resolve=resolve, policy=policy)
                 upstreams[service] = Upstream(service, addresses, session, settings, metrics)
@@ -100,7 +100,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     return app
 
 
-async def _keep_up(upstreams: Mapping[Service, Upstream], settings: GatewaySettings) -> None:
+async def _keep_up(upstreams: Mapping[Destination, Upstream], settings: GatewaySettings) -> None:
     """Look up every service's name and probe its addresses, each at its own interval, until cancelled."""
 
     async def again_and_again(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,8 @@
 """The hot path in plain ASGI: a request for a service is admitted, read, sent on and answered without parsing."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,10 +11,10 @@ from gateway.access import Access, Visitor
 from gateway.client_body import BodyMemory, ClientBody
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
-from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, RouteTable, check_method
-from gateway.settings import Service
+from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, Route, RouteTable, check_method
+from gateway.settings import Destination, Service
 from gateway.upstream import Upstream, UpstreamRequest
-from services.core.errors import Overloaded, Unauthenticated
+from services.core.errors import Misdirected, Overloaded, Unauthenticated
 from services.core.exchange import context_of
 
 
@@ -24,7 +25,7 @@ class Proxy:
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, upstreams: Mapping[Service, Upstream], body_memory: BodyMemory
+        self, app: ASGIApp, access: Access, upstreams: Mapping[Destination, Upstream], body_memory: BodyMemory
     ) -> None:
         self.app = app
         self.access = access
@@ -54,7 +55,15 @@ class Proxy:
             return
         self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
-        await self._forward(self.upstreams[route.service], visitor, allowance, scope, receive, send)
+        upstream = self._upstream(route)
+        # From here on somebody asks for the service, whatever comes of it.
+        with upstream.recent.counted():
+            await self._forward(upstream, visitor, allowance, scope, receive, send)
+
+    def _upstream(self, route: Route) -> Upstream:
+        if route.path.startswith("/collections") and "collections" in self.upstreams:
+            return self.upstreams["collections"]
+        return self.upstreams[route.service]
 
     async def _forward(
         self,
@@ -65,6 +74,7 @@ class Proxy:
         receive: Receive,
         send: Send,
     ) -> None:
+        service: Service = scope["route"].service
         # Before the body is read: to refuse it then would cost as much as to serve it.
         context = context_of(scope)
         upstream.gate.check(visitor.identity, context.deadline)
@@ -79,12 +89,12 @@ class Proxy:
                 client=visitor.identity,
             )
             sent_at = time.perf_counter()
-            async with upstream.send(request) as response:
+            async with self._send(service, upstream, request) as response:
                 # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is relayed.
                 request.body = None
                 body.release()
                 headers = response_headers(response.raw_headers, response.status, context.timing)
-                if not visitor.may(f"{upstream.service}:admin"):
+                if not visitor.may(f"{service}:admin"):
                     # The durations of stages reveal whether another client has asked the same before.
                     context.timing.is_private = True
                     headers = [(name, value) for name, value in headers if name != b"server-timing"]
@@ -92,9 +102,26 @@ class Proxy:
                 if allowance is not None:
                     headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                await _relay_body(upstream.service, response, send)
+                await _relay_body(service, response, send)
         finally:
             body.release()
+
+    @asynccontextmanager
+    async def _send(
+        self, service: Service, upstream: Upstream, request: UpstreamRequest
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the response: of the process that has the collections, where another one says that it has none.
+
+        Only a service parses the body, so only it knows that an image in it is named by its collection.
+        """
+        async with upstream.send(request) as response:
+            if response.status != Misdirected.status or service != "embed" or "collections" not in self.upstreams:
+                yield response
+                return
+        collections = self.upstreams["collections"]
+        with collections.recent.counted():
+            async with collections.send(request) as response:
+                yield response
 
 
 def _target(scope: Scope) -> str:

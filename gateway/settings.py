@@ -13,6 +13,8 @@ from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
+# What the gateway sends requests to: the services, and the process of embed that has the collections.
+Destination = Literal[Service, "collections"]
 # Levels of access to a service, each including the ones before it: `write` permits changes to stored data, `admin` also
 # shows how long each stage took.
 Level = Literal["read", "write", "admin"]
@@ -37,6 +39,7 @@ Scope = Literal[
     "metrics",
     "admin",
 ]
+URL_FIELDS = ("predict_urls", "generate_urls", "embed_urls", "score_urls", "collections_urls")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -75,6 +78,11 @@ class GatewaySettings(ProcessSettings):
     )
     score_urls: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8104",), description="Base URLs of score, separated by commas."
+    )
+    collections_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Base URLs of the process of embed that alone has collections: it gets `/collections` and what "
+        "names an image of one. Unset, every process of embed gets both.",
     )
     connect_timeout_s: float = Field(
         2.0, gt=0, description="Seconds after which an address that does not answer the dial counts as down."
@@ -130,12 +138,12 @@ class GatewaySettings(ProcessSettings):
         0.1, gt=0, description="Seconds after which a slow Redis is passed over and limits are kept in memory."
     )
 
-    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", "trusted_proxies", mode="before")
+    @field_validator(*URL_FIELDS, "trusted_proxies", mode="before")
     @classmethod
     def split_at_commas(cls, given: Any) -> Any:
         return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
 
-    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls")
+    @field_validator(*URL_FIELDS)
     @classmethod
     def check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
@@ -166,3 +174,7 @@ class GatewaySettings(ProcessSettings):
             "embed": self.embed_urls,
             "score": self.score_urls,
         }
+
+    def destinations(self) -> dict[Destination, tuple[str, ...]]:
+        """Return the base URLs of the services, and of the collections where they are apart."""
+        return {**self.urls(), **({"collections": self.collections_urls} if self.collections_urls else {})}

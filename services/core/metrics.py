@@ -138,6 +138,10 @@ class Metrics:
 
     def _create_generation_metrics(self) -> None:
         self.running_items = self._gauge("running_items", "Items in the running batch, which take part in every step.")
+        self.room_demand_ratio = self._gauge(
+            "room_demand_ratio",
+            "Share of the running batch's room that running and waiting items need together; above 1, some wait.",
+        )
         self.preemptions = self._counter(
             "preemptions", "Times that a running item gave its place to others, to be taken up again later."
         )
@@ -174,6 +178,14 @@ class Metrics:
         )
         self.gateway_queued_requests = self._gauge(
             "gateway_queued_requests", "Requests held back until a service can take them.", "service"
+        )
+        self.gateway_recent_requests = self._gauge(
+            "gateway_recent_requests",
+            "Requests for a service that are there now or ended in the last five minutes, refused ones among them.",
+            "service",
+        )
+        self.gateway_unserved_requests = self._counter(
+            "gateway_unserved_requests", "Requests refused because no instance of the service answers.", "service"
         )
         self.gateway_held_body_bytes = self._gauge(
             "gateway_held_body_bytes", "Memory taken by long request bodies that no service has answered yet."
