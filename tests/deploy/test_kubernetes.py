@@ -99,7 +99,7 @@ def test_a_service_is_scaled_by_what_those_gateways_have_that_send_to_it(name: s
     manifests = overlay(name)
     for scaled in manifests.of_kind("ScaledObject"):
         target = manifests.pod(scaled["spec"]["scaleTargetRef"]["name"])
-        for query in queries(Manifests((scaled,))):
+        for query in (one for one in queries(Manifests((scaled,))) if "fovea_gateway" in one):
             asked = {value for _, label, value in matchers(query) if label == "app_kubernetes_io_instance"}
             sending = {
                 pod.labels["app.kubernetes.io/instance"]
@@ -124,8 +124,10 @@ def check_targets(manifests: Manifests) -> list[str]:
         elif "replicas" in target["spec"]:
             wrong.append(f"{reference['name']} is scaled and has replicas")
         for trigger in one["spec"].get("triggers", ()):
-            query = trigger["metadata"].get("query")
-            if query and {value for _, label, value in matchers(query) if label == "service"} != {reference["name"]}:
+            # what the gateways have for a service, or what its own pods say
+            query = trigger["metadata"].get("query", trigger["metadata"].get("valueLocation"))
+            own = "service" if query and "fovea_gateway" in query else "app_kubernetes_io_instance"
+            if query and {value for _, label, value in matchers(query) if label == own} != {reference["name"]}:
                 wrong.append(f"{reference['name']} is scaled by another's load")
     return wrong + [f"{name} is scaled twice" for name in set(targets) if targets.count(name) > 1]
 
@@ -139,17 +141,19 @@ def test_plain_autoscalers_read_the_metric_that_their_adapter_makes_of_the_gatew
     manifests = with_plain_autoscalers(tmp_path)
     rules = manifests.get("ConfigMap", "fovea-prometheus-adapter")
     assert rules is not None
-    (rule,) = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
-    query = rule["metricsQuery"].replace(",<<.LabelMatchers>>", "")
-    assert check_query(query) == check_query(rule["seriesQuery"].replace('!=""', '=""')) == []
+    made = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
+    for rule in made:
+        query = rule["metricsQuery"].replace(",<<.LabelMatchers>>", "").replace("<<.LabelMatchers>>", "")
+        assert check_query(query) == check_query(rule["seriesQuery"].replace('!=""', '=""')) == []
     external = [
         metric["external"]["metric"]
         for one in manifests.of_kind("HorizontalPodAutoscaler")
         for metric in one["spec"]["metrics"]
         if metric["type"] == "External"
     ]
-    assert {one["name"] for one in external} == {rule["name"]["as"]}
-    assert {one["selector"]["matchLabels"]["service"] for one in external} == SERVICES
+    assert {one["name"] for one in external} == {rule["name"]["as"] for rule in made}
+    by_service = [one["selector"]["matchLabels"] for one in external if one["name"] == "fovea_gateway_requests"]
+    assert {labels["service"] for labels in by_service} == SERVICES
     assert check_targets(manifests) == []
 
 
@@ -210,7 +214,7 @@ def test_the_canary_follows_the_alias_that_the_guide_publishes_under_and_gets_re
             "production",
             "gateway-collections",
             "gateway",
-            {f"FOVEA_GATEWAY_{name.upper()}_URLS" for name in SERVICES},
+            {f"FOVEA_GATEWAY_{name.upper()}_URLS" for name in SERVICES | {"collections"}},
         ),
     ],
 )
