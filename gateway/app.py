@@ -62,10 +62,16 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
-            for service, base_urls in settings.destinations().items():
-                policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
+            policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
+
+            def connect(destination: Destination, base_urls: tuple[str, ...]) -> None:
                 addresses = Addresses(base_urls, resolve=resolve, policy=policy)
-                upstreams[service] = Upstream(service, addresses, session, settings, metrics)
+                upstreams[destination] = Upstream(destination, addresses, session, settings, metrics)
+
+            for service, base_urls in settings.urls().items():
+                connect(service, base_urls)
+            if settings.collections_urls:
+                connect("collections", settings.collections_urls)
             yield
 
     async def look_up_and_probe() -> None:

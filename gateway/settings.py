@@ -174,7 +174,3 @@ class GatewaySettings(ProcessSettings):
             "embed": self.embed_urls,
             "score": self.score_urls,
         }
-
-    def destinations(self) -> dict[Destination, tuple[str, ...]]:
-        """Return the base URLs of the services, and of the collections where they are apart."""
-        return {**self.urls(), **({"collections": self.collections_urls} if self.collections_urls else {})}

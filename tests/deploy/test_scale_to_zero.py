@@ -14,7 +14,7 @@ from gateway.access import digest
 from gateway.admission import RECENT_S
 from tests.deploy.kubernetes_manifests import Manifests, Object, Pod, overlay, selects
 from tests.deploy.kubernetes_names import settings_of
-from tests.deploy.kubernetes_queries import matchers
+from tests.deploy.kubernetes_queries import check_query, matchers
 from tests.gateway.servers import gateway, until
 
 HOUR_S = 3600.0
@@ -145,6 +145,7 @@ def test_keda_asks_every_gateway_that_sends_to_the_service_and_with_the_scrapers
     for pod in gateways_before(manifests, service):
         assert selects({"matchLabels": found["spec"]["selector"]}, pod.labels)
         assert url.port == pod.ports["http"]
+    assert check_query(metadata["valueLocation"]) == []
     authentication = manifests.get("TriggerAuthentication", trigger["authenticationRef"]["name"])
     assert authentication is not None
     (token,) = authentication["spec"]["secretTargetRef"]
