@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Set
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -289,6 +290,21 @@ def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
         assert is_replaced_in_place
         scaled: list[Object] = manifests.of_kind("ScaledObject")
         assert holder.name not in [one["spec"]["scaleTargetRef"]["name"] for one in scaled]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_gateway_knows_a_process_that_has_collections_for_what_names_their_images(name: str) -> None:
+    manifests = overlay(name)
+    num_collections = {
+        pod.labels["pool"]: names.settings_of(manifests, pod).max_collections
+        for pod in manifests.processes()
+        if pod.program == "embed"
+    }
+    for pod in manifests.processes():
+        if pod.program == "gateway":
+            settings = names.settings_of(manifests, pod)
+            asked = settings.collections_urls or settings.embed_urls
+            assert all(num_collections[urlsplit(url).hostname or ""] > 0 for url in asked), pod.name
 
 
 @pytest.mark.parametrize(
