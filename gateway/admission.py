@@ -1,14 +1,54 @@
-"""Limits on the concurrent requests to a service, and on retries."""
+"""Limits on the concurrent requests to a service and on retries, and what an autoscaler reads of them."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.addresses import FIRST_PLACES
+from gateway.settings import Destination
 from services.core.admission.admission import line_length
 from services.core.admission.places import Place, Places
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
+
+# Seconds for which a request counts as recent after it has ended. It is longer than an autoscaler takes between two
+# looks, so that none misses a request, and an autoscaler's own patience begins after it.
+RECENT_S = 300.0
+
+
+class RecentRequests:
+    """Counts the requests for a service that are there now or ended within `RECENT_S`, refused ones among them.
+
+    What tells an autoscaler that a service is in use: short requests are not there at most of the moments at which it
+    looks.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_present = 0
+        # By whole seconds, so that its size does not depend on the rate.
+        self._num_ended: deque[tuple[int, int]] = deque()
+
+    def count(self) -> int:
+        since = self._clock() - RECENT_S
+        return self._num_present + sum(number for second, number in self._num_ended if second >= since)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request from its arrival on."""
+        self._num_present += 1
+        try:
+            yield
+        finally:
+            self._num_present -= 1
+            now = self._clock()
+            if self._num_ended and self._num_ended[-1][0] == int(now):
+                self._num_ended[-1] = (int(now), self._num_ended[-1][1] + 1)
+            else:
+                self._num_ended.append((int(now), 1))
+            while self._num_ended[0][0] < now - RECENT_S:
+                self._num_ended.popleft()
 
 
 class Gate:
@@ -20,7 +60,7 @@ class Gate:
 
     def __init__(
         self,
-        service: str,
+        service: Destination,
         *,
         max_inflight: int,
         max_queued: int,

@@ -18,7 +18,7 @@ from gateway.client_session import open_session
 from gateway.directory import Directory, directory_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
-from gateway.settings import GatewaySettings, Service
+from gateway.settings import Destination, GatewaySettings, Service
 from gateway.upstream import Upstream
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckReport, Health, HealthReport
@@ -33,7 +33,7 @@ class GatewayHealth(Health):
     to zero comes back only because the gateway still accepts requests for it.
     """
 
-    def __init__(self, upstreams: Mapping[Service, Upstream]) -> None:
+    def __init__(self, upstreams: Mapping[Destination, Upstream]) -> None:
         super().__init__()
         self._upstreams = upstreams
 
@@ -54,7 +54,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     """Create the gateway; `resolve` turns a service's host name into IPs. Raises SettingsError for a bad keys file."""
     metrics = Metrics("gateway")
     # Filled when the application starts: a client session belongs to the event loop that it was opened in.
-    upstreams: dict[Service, Upstream] = {}
+    upstreams: dict[Destination, Upstream] = {}
     canaries: dict[Service, Upstream] = {}
     keys = KeyRing(settings)
     limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
@@ -64,10 +64,15 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
             policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
-            for urls, found, is_canary in ((settings.urls(), upstreams, False), (settings.canary_urls, canaries, True)):
-                for service, base_urls in urls.items():
-                    addresses = Addresses(base_urls, resolve=resolve, policy=policy)
-                    found[service] = Upstream(service, addresses, session, settings, metrics, is_canary=is_canary)
+
+            def connect(destination: Destination, base_urls: tuple[str, ...], *, is_canary: bool = False) -> Upstream:
+                addresses = Addresses(base_urls, resolve=resolve, policy=policy)
+                return Upstream(destination, addresses, session, settings, metrics, is_canary=is_canary)
+
+            upstreams.update((service, connect(service, urls)) for service, urls in settings.urls().items())
+            if settings.collections_urls:
+                upstreams["collections"] = connect("collections", settings.collections_urls)
+            canaries.update((one, connect(one, urls, is_canary=True)) for one, urls in settings.canary_urls.items())
             yield
 
     def every_upstream() -> list[Upstream]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.openapi import Document, merge_documents, require_key
 from gateway.routes import PUBLIC_PATHS, RouteTable
-from gateway.settings import Service
+from gateway.settings import Destination
 from gateway.upstream import Upstream
 from services.core.errors import NotFound
 
@@ -61,7 +61,7 @@ class Directory:
     Answers are cached briefly, so that frequent requests do not reach the services.
     """
 
-    def __init__(self, upstreams: Mapping[Service, Upstream], *, needs_key: bool) -> None:
+    def __init__(self, upstreams: Mapping[Destination, Upstream], *, needs_key: bool) -> None:
         self._upstreams = upstreams
         self._needs_key = needs_key
         self._routes = RouteTable()
@@ -94,12 +94,10 @@ class Directory:
         return route is not None and route.service == service
 
     async def _ask_all(self, path: str) -> dict[str, dict[str, Any]]:
-        answers = await asyncio.gather(*(upstream.fetch_json(path) for upstream in self._upstreams.values()))
-        return {
-            service: answer
-            for service, answer in zip(self._upstreams, answers, strict=True)
-            if isinstance(answer, dict)
-        }
+        # The process that has the collections is one of embed's, and would only say the same again.
+        services = [name for name in self._upstreams if name != "collections"]
+        answers = await asyncio.gather(*(self._upstreams[service].fetch_json(path) for service in services))
+        return {service: answer for service, answer in zip(services, answers, strict=True) if isinstance(answer, dict)}
 
 
 def directory_router(directory: Directory) -> APIRouter:

@@ -1,7 +1,8 @@
 """The hot path in plain ASGI: a request for a service is admitted, read, sent on and answered without parsing."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,9 +12,9 @@ from gateway.client_body import BodyMemory, ClientBody
 from gateway.headers import request_headers, response_headers
 from gateway.rate_limits import Allowance
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, Route, RouteTable, check_method
-from gateway.settings import Service
+from gateway.settings import Destination, Service
 from gateway.upstream import Upstream, UpstreamRequest
-from services.core.errors import InvalidRequest, Overloaded, Unauthenticated
+from services.core.errors import InvalidRequest, Misdirected, Overloaded, Unauthenticated
 from services.core.exchange import context_of, header_of
 
 CANARY_HEADER = b"x-fovea-canary"
@@ -29,7 +30,7 @@ class Proxy:
         self,
         app: ASGIApp,
         access: Access,
-        upstreams: Mapping[Service, Upstream],
+        upstreams: Mapping[Destination, Upstream],
         canaries: Mapping[Service, Upstream],
         body_memory: BodyMemory,
     ) -> None:
@@ -62,25 +63,25 @@ class Proxy:
             return
         self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
         check_method(route, path, scope["method"])
-        await self._forward(self._upstream(route, scope), visitor, allowance, scope, receive, send)
+        upstream = self._upstream(route, scope)
+        # From here on the request is demand for the service, whatever becomes of it.
+        with upstream.recent.counted():
+            await self._forward(upstream, visitor, allowance, scope, receive, send)
 
     def _upstream(self, route: Route, scope: Scope) -> Upstream:
-        """Return the service, or its version on trial for a request that asks for that. Raises InvalidRequest.
+        """Return the upstream of the service, or its canary if the request asks for it. Raises InvalidRequest.
 
-        Neither ever stands in for the other, so that no client gets results of two models that it did not ask for.
+        Neither replaces the other, so that no client gets results of two models without having asked for them.
         """
         asked = (header_of(scope, CANARY_HEADER) or "false").strip().lower()
+        if asked not in ("true", "false"):
+            raise InvalidRequest("X-Fovea-Canary must be `true` or `false`.", param="X-Fovea-Canary")
         if asked == "false":
-            return self.upstreams[route.service]
-        if asked != "true":
-            raise InvalidRequest("X-Fovea-Canary is `true` or `false`.", param="X-Fovea-Canary")
+            is_of_collections = route.path.startswith("/collections") and "collections" in self.upstreams
+            return self.upstreams["collections" if is_of_collections else route.service]
         if not route.has_canary or route.service not in self.canaries:
-            what = f"the {route.service} service" if route.has_canary else "collections"
-            raise InvalidRequest(
-                f"X-Fovea-Canary asks for a version on trial, and there is none of {what} here.",
-                code="no_canary",
-                param="X-Fovea-Canary",
-            )
+            what = f"The {route.service} service has" if route.has_canary else "Collections have"
+            raise InvalidRequest(f"{what} no canary.", code="no_canary", param="X-Fovea-Canary")
         return self.canaries[route.service]
 
     async def _forward(
@@ -92,6 +93,7 @@ class Proxy:
         receive: Receive,
         send: Send,
     ) -> None:
+        service: Service = scope["route"].service
         # Before the body is read: to refuse it then would cost as much as to serve it.
         context = context_of(scope)
         upstream.gate.check(visitor.identity, context.deadline)
@@ -106,14 +108,14 @@ class Proxy:
                 client=visitor.identity,
             )
             sent_at = time.perf_counter()
-            async with upstream.send(request) as response:
+            async with self._send(service, upstream, request) as response:
                 # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is relayed.
                 request.body = None
                 body.release()
                 # Sent again by the middleware, which counts and logs it, too.
                 context.model = response.headers.get("X-Fovea-Model")
                 headers = response_headers(response.raw_headers, response.status, context.timing)
-                if not visitor.may(f"{upstream.service}:admin"):
+                if not visitor.may(f"{service}:admin"):
                     # The durations of stages reveal whether another client has asked the same before.
                     context.timing.is_private = True
                     headers = [(name, value) for name, value in headers if name != b"server-timing"]
@@ -121,9 +123,26 @@ class Proxy:
                 if allowance is not None:
                     headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
                 await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                await _relay_body(upstream.service, response, send)
+                await _relay_body(service, response, send)
         finally:
             body.release()
+
+    @asynccontextmanager
+    async def _send(
+        self, service: Service, upstream: Upstream, request: UpstreamRequest
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the response: of the process that has the collections, where another one says that it has none.
+
+        Only a service parses the body, so only it knows that an image in it is named by its collection.
+        """
+        async with upstream.send(request) as response:
+            if response.status != Misdirected.status or service != "embed" or "collections" not in self.upstreams:
+                yield response
+                return
+        collections = self.upstreams["collections"]
+        with collections.recent.counted():
+            async with collections.send(request) as response:
+                yield response
 
 
 def _target(scope: Scope) -> str:

@@ -13,6 +13,8 @@ from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
+# What the gateway sends requests to: the services, and the process of embed that has the collections.
+Destination = Literal[Service, "collections"]
 # Levels of access to a service, each including the ones before it: `write` permits changes to stored data, `admin` also
 # shows how long each stage took.
 Level = Literal["read", "write", "admin"]
@@ -37,6 +39,7 @@ Scope = Literal[
     "metrics",
     "admin",
 ]
+URL_FIELDS = ("predict_urls", "generate_urls", "embed_urls", "score_urls", "collections_urls")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -78,8 +81,13 @@ class GatewaySettings(ProcessSettings):
     )
     canary_urls: dict[Service, tuple[str, ...]] = Field(
         {},
-        description='Base URLs of canaries, as JSON such as `{"embed":["http://embed-canary:8103"]}`. They receive only '
-        "the requests with `X-Fovea-Canary: true`.",
+        description='Base URLs of canaries, as JSON such as `{"embed":["http://embed-canary:8103"]}`. They receive '
+        "only the requests with `X-Fovea-Canary: true`.",
+    )
+    collections_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Base URLs of the only embed process with collections, which receives `/collections` and requests "
+        "that name an image of a collection. Unset: every embed process receives both.",
     )
     connect_timeout_s: float = Field(2.0, gt=0, description="Timeout for connecting to an address, in seconds.")
     dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between DNS lookups of a service's host name.")
@@ -131,12 +139,12 @@ class GatewaySettings(ProcessSettings):
         0.1, gt=0, description="Timeout for Redis, in seconds; afterwards limits are counted in memory."
     )
 
-    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls", "trusted_proxies", mode="before")
+    @field_validator(*URL_FIELDS, "trusted_proxies", mode="before")
     @classmethod
     def split_at_commas(cls, given: Any) -> Any:
         return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
 
-    @field_validator("predict_urls", "generate_urls", "embed_urls", "score_urls")
+    @field_validator(*URL_FIELDS)
     @classmethod
     def check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:

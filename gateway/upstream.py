@@ -14,9 +14,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.addresses import Address, Addresses, Lease
-from gateway.admission import Gate, RetryBudget
+from gateway.admission import Gate, RecentRequests, RetryBudget
 from gateway.client_session import Attempt
-from gateway.settings import GatewaySettings, Service
+from gateway.settings import Destination, GatewaySettings
 from services.core.admission.admission import PLACES_HEADER
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
@@ -78,7 +78,7 @@ class Upstream:
 
     def __init__(
         self,
-        service: Service,
+        service: Destination,
         addresses: Addresses,
         session: aiohttp.ClientSession,
         settings: GatewaySettings,
@@ -98,6 +98,9 @@ class Upstream:
             burst_s=settings.burst_s,
             metrics=metrics,
         )
+        self.recent = RecentRequests()
+        metrics.gateway_recent_requests.labels(self.name).set_function(self.recent.count)
+        self._unserved = metrics.gateway_unserved_requests.labels(self.name)
         self._session = session
         self._exhaustion = ExhaustionLog(f"upstream {self.name}")
         self._budget = RetryBudget()
@@ -274,6 +277,7 @@ class Upstream:
         counter.inc()
 
     def _not_running(self) -> Overloaded:
+        self._unserved.inc()
         if not self.addresses.is_configured:
             problem = f"This gateway has no {self.name} service; set {self._variable}."
         else:
@@ -285,6 +289,7 @@ class Upstream:
         return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     def _hangs(self) -> Overloaded:
+        self._unserved.inc()
         return Overloaded(
             f"The {self.name} service hangs: it accepts connections but does not respond. `fovea up` restarts it.",
             code="service_unavailable",

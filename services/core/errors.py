@@ -10,6 +10,7 @@
     ├── Conflict                       409  conflict_error
     ├── TooLarge                       413  request_too_large
     ├── UnsupportedMediaType           415  unsupported_media_type
+    ├── Misdirected                    421  misdirected_request     (another process of the service has it)
     ├── InvalidField                   422  invalid_request_error   (param names the field)
     ├── RateLimited                    429  rate_limit_error        (retry_after_s)
     ├── Overloaded                     503  overloaded_error        (retry_after_s)
@@ -113,6 +114,11 @@ class TooLarge(FoveaError):
 class UnsupportedMediaType(FoveaError):
     status = 415
     type = "unsupported_media_type"
+
+
+class Misdirected(FoveaError):
+    status = 421
+    type = "misdirected_request"
 
 
 class InvalidField(FoveaError):

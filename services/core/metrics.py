@@ -146,6 +146,10 @@ class Metrics:
 
     def _create_generation_metrics(self) -> None:
         self.running_items = self._gauge("running_items", "Items in the running batch.")
+        self.room_demand_ratio = self._gauge(
+            "room_demand_ratio",
+            "Share of the running batch's capacity that running and waiting items need; above 1, some wait.",
+        )
         self.preemptions = self._counter(
             "preemptions", "Running items paused to make room for others and resumed later."
         )
@@ -182,6 +186,14 @@ class Metrics:
         )
         self.gateway_queued_requests = self._gauge(
             "gateway_queued_requests", "Requests queued until a service can accept them.", "service"
+        )
+        self.gateway_recent_requests = self._gauge(
+            "gateway_recent_requests",
+            "Requests for a service that are there now or ended in the last five minutes, refused ones among them.",
+            "service",
+        )
+        self.gateway_unserved_requests = self._counter(
+            "gateway_unserved_requests", "Requests refused because no instance of the service answers.", "service"
         )
         self.gateway_held_body_bytes = self._gauge(
             "gateway_held_body_bytes", "Memory held by long request bodies of unanswered requests."

@@ -86,8 +86,13 @@ class GenerateEngine:
         everything += map(self._standing_in, items)
         generations = [item for item in everything if isinstance(item, Generation)]
         stopping = [one for one in map(self._standing_in, without) if isinstance(one, Generation)]
-        num_rankings = len(everything) - len(generations)
-        return num_rankings <= self._max_running and self._batch.has_room(*generations, without=stopping)
+        has_places = len(everything) - len(generations) <= self._max_running
+        return has_places and self._batch.has_room(*generations, without=stopping)
+
+    def room_share(self, items: Sequence[Item]) -> float:
+        """Return the share of the running batch that everything that runs needs together with these."""
+        everyone = (*self._without_slot(), *map(self._standing_in, items))
+        return self._batch.room_share(*(item for item in everyone if isinstance(item, Generation)))
 
     def lacking_room(self) -> list[Item]:
         """Answers that take no step before others have left; the room of all others grows with them."""

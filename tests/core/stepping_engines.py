@@ -52,6 +52,9 @@ class CountingEngine:
     def num_running(self) -> int:
         return len(self.running)
 
+    def room_share(self, items: Sequence[Item]) -> float:
+        return sum(item.size for item in (*self.running, *items)) / self.room
+
     def has_room(self, items: Sequence[Item], without: Sequence[Item] = ()) -> bool:
         self.fault("room", items)
         left = [item for item in self.running if item not in without]

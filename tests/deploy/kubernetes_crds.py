@@ -1,6 +1,6 @@
 """Schemas of the custom resources, no wider than the fields that the manifests use: what is not in them is refused.
 
-They follow KEDA 2.17, Prometheus Operator 0.80 and Gateway API 1.2; later versions of all three take the same.
+They follow KEDA 2.20, Prometheus Operator 0.80 and Gateway API 1.2; later versions of all three take the same.
 """
 
 from typing import Any
@@ -77,6 +77,23 @@ PROMETHEUS_TRIGGER = fields(
     name=TEXT,
     metricType=one_of("AverageValue", "Value"),
 )
+# Since KEDA 2.20 the endpoints asked are those of the Service that the URL names, and no others of its namespace.
+METRICS_API_TRIGGER = fields(
+    {
+        "type": one_of("metrics-api"),
+        "metadata": fields(
+            {"url": TEXT, "valueLocation": TEXT, "targetValue": TEXT},
+            activationTargetValue=TEXT,
+            aggregateFromKubeServiceEndpoints=one_of("true", "false"),
+            aggregationType=one_of("average", "sum", "max", "min"),
+            format=one_of("prometheus", "json", "xml", "yaml"),
+            authMode=one_of("apiKey", "basic", "tls", "bearer", "custom", "oauth"),
+        ),
+    },
+    name=TEXT,
+    metricType=one_of("AverageValue", "Value"),
+    authenticationRef=fields({"name": TEXT}),
+)
 CPU_TRIGGER = fields(
     {"type": one_of("cpu"), "metricType": one_of("Utilization", "AverageValue"), "metadata": fields({"value": TEXT})}
 )
@@ -86,7 +103,7 @@ SCALED_OBJECT = resource(
     fields(
         {
             "scaleTargetRef": fields({"name": TEXT}, kind=TEXT, apiVersion=TEXT),
-            "triggers": many({"oneOf": [PROMETHEUS_TRIGGER, CPU_TRIGGER]}),
+            "triggers": many({"oneOf": [PROMETHEUS_TRIGGER, METRICS_API_TRIGGER, CPU_TRIGGER]}),
         },
         pollingInterval=POSITIVE,
         cooldownPeriod=WHOLE,
@@ -104,6 +121,11 @@ SCALED_OBJECT = resource(
             ),
         ),
     ),
+)
+TRIGGER_AUTHENTICATION = resource(
+    "keda.sh/v1alpha1",
+    "TriggerAuthentication",
+    fields({"secretTargetRef": many(fields({"parameter": TEXT, "name": TEXT, "key": TEXT}))}),
 )
 POD_MONITOR = resource(
     "monitoring.coreos.com/v1",
@@ -203,6 +225,7 @@ HTTP_ROUTE = resource(
 )
 SCHEMAS: dict[str, Schema] = {
     "ScaledObject": SCALED_OBJECT,
+    "TriggerAuthentication": TRIGGER_AUTHENTICATION,
     "PodMonitor": POD_MONITOR,
     "PrometheusRule": PROMETHEUS_RULE,
     "Gateway": GATEWAY,

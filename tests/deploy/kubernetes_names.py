@@ -128,6 +128,7 @@ def check_addresses(manifests: Manifests) -> list[str]:
         if isinstance(settings, GatewaySettings):
             asked += [(url, program) for program, urls in settings.urls().items() for url in urls]
             asked += [(url, program) for program, urls in settings.canary_urls.items() for url in urls]
+            asked += [(url, "embed") for url in settings.collections_urls]
         for url, program in asked:
             parts = urlsplit(url)
             wrong += [
@@ -239,6 +240,8 @@ def secrets(manifests: Manifests) -> set[tuple[str, str]]:
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             credentials = endpoint.get("authorization", {}).get("credentials")
             needed |= {(credentials["name"], credentials["key"])} if credentials else set()
+    for authentication in manifests.of_kind("TriggerAuthentication"):
+        needed |= {(one["name"], one["key"]) for one in authentication["spec"]["secretTargetRef"]}
     for entry in manifests.of_kind("Gateway"):
         for listener in entry["spec"]["listeners"]:
             needed |= {(ref["name"], "tls.crt") for ref in listener.get("tls", {}).get("certificateRefs", ())}

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Set
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -99,7 +100,7 @@ def test_a_service_is_scaled_by_what_those_gateways_have_that_send_to_it(name: s
     manifests = overlay(name)
     for scaled in manifests.of_kind("ScaledObject"):
         target = manifests.pod(scaled["spec"]["scaleTargetRef"]["name"])
-        for query in queries(Manifests((scaled,))):
+        for query in (one for one in queries(Manifests((scaled,))) if "fovea_gateway" in one):
             asked = {value for _, label, value in matchers(query) if label == "app_kubernetes_io_instance"}
             sending = {
                 pod.labels["app.kubernetes.io/instance"]
@@ -124,8 +125,10 @@ def check_targets(manifests: Manifests) -> list[str]:
         elif "replicas" in target["spec"]:
             wrong.append(f"{reference['name']} is scaled and has replicas")
         for trigger in one["spec"].get("triggers", ()):
-            query = trigger["metadata"].get("query")
-            if query and {value for _, label, value in matchers(query) if label == "service"} != {reference["name"]}:
+            # what the gateways have for a service, or what its own pods say
+            query = trigger["metadata"].get("query", trigger["metadata"].get("valueLocation"))
+            own = "service" if query and "fovea_gateway" in query else "app_kubernetes_io_instance"
+            if query and {value for _, label, value in matchers(query) if label == own} != {reference["name"]}:
                 wrong.append(f"{reference['name']} is scaled by another's load")
     return wrong + [f"{name} is scaled twice" for name in set(targets) if targets.count(name) > 1]
 
@@ -139,17 +142,19 @@ def test_plain_autoscalers_read_the_metric_that_their_adapter_makes_of_the_gatew
     manifests = with_plain_autoscalers(tmp_path)
     rules = manifests.get("ConfigMap", "fovea-prometheus-adapter")
     assert rules is not None
-    (rule,) = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
-    query = rule["metricsQuery"].replace(",<<.LabelMatchers>>", "")
-    assert check_query(query) == check_query(rule["seriesQuery"].replace('!=""', '=""')) == []
+    made = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
+    for rule in made:
+        query = rule["metricsQuery"].replace(",<<.LabelMatchers>>", "").replace("<<.LabelMatchers>>", "")
+        assert check_query(query) == check_query(rule["seriesQuery"].replace('!=""', '=""')) == []
     external = [
         metric["external"]["metric"]
         for one in manifests.of_kind("HorizontalPodAutoscaler")
         for metric in one["spec"]["metrics"]
         if metric["type"] == "External"
     ]
-    assert {one["name"] for one in external} == {rule["name"]["as"]}
-    assert {one["selector"]["matchLabels"]["service"] for one in external} == SERVICES
+    assert {one["name"] for one in external} == {rule["name"]["as"] for rule in made}
+    by_service = [one["selector"]["matchLabels"] for one in external if one["name"] == "fovea_gateway_requests"]
+    assert {labels["service"] for labels in by_service} == SERVICES
     assert check_targets(manifests) == []
 
 
@@ -217,7 +222,7 @@ def test_the_canary_follows_the_alias_that_the_guide_publishes_under_and_gets_re
             "production",
             "gateway-collections",
             "gateway",
-            {f"FOVEA_GATEWAY_{name.upper()}_URLS" for name in SERVICES},
+            {f"FOVEA_GATEWAY_{name.upper()}_URLS" for name in SERVICES | {"collections"}},
         ),
     ],
 )
@@ -292,6 +297,21 @@ def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
         assert is_replaced_in_place
         scaled: list[Object] = manifests.of_kind("ScaledObject")
         assert holder.name not in [one["spec"]["scaleTargetRef"]["name"] for one in scaled]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_gateway_knows_a_process_that_has_collections_for_what_names_their_images(name: str) -> None:
+    manifests = overlay(name)
+    num_collections = {
+        pod.labels["pool"]: names.settings_of(manifests, pod).max_collections
+        for pod in manifests.processes()
+        if pod.program == "embed"
+    }
+    for pod in manifests.processes():
+        if pod.program == "gateway":
+            settings = names.settings_of(manifests, pod)
+            asked = settings.collections_urls or settings.embed_urls
+            assert all(num_collections[urlsplit(url).hostname or ""] > 0 for url in asked), pod.name
 
 
 @pytest.mark.parametrize(

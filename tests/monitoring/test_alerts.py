@@ -135,39 +135,82 @@ def test_work_that_counts_as_waiting_long_has_still_time_to_be_done() -> None:
     assert float(seconds) < ProcessSettings.model_fields["request_timeout_s"].default / 2
 
 
-@needs_promtool
-def test_what_only_one_of_several_gateways_has_lost_is_not_hidden_by_the_others(tmp_path: Path) -> None:
-    """In the production overlay collections have a gateway and a process of their own, also called `embed`."""
+def series(workload: str, metric: str, values: str, **labels: str) -> dict[str, str]:
+    """A series of a gateway in the cluster, in promtool's notation."""
+    own = {"job": "gateway", "namespace": "fovea", "app_kubernetes_io_instance": workload, **labels}
+    return {"series": f"{metric}{{{','.join(f'{name}={json.dumps(own[name])}' for name in own)}}}", "values": values}
 
-    def series(workload: str, metric: str, values: str, **labels: str) -> dict[str, str]:
-        own = {"job": "gateway", "namespace": "fovea", "app_kubernetes_io_instance": workload, **labels}
-        return {
-            "series": f"{metric}{{{','.join(f'{name}={json.dumps(own[name])}' for name in own)}}}",
-            "values": values,
-        }
 
-    lost = ("FoveaErrors", "FoveaServiceUnavailable")
+def check_firing(folder: Path, recorded: list[dict[str, str]], firing: set[tuple[str, str]]) -> None:
+    """Fail unless these alerts, with the workloads that they are of, fire after twenty minutes, and no others."""
     test = {
         "interval": "15s",
-        "input_series": [
-            series("gateway", "fovea_upstream_ready_addresses", "2x80", service="embed"),
-            series("gateway-collections", "fovea_upstream_ready_addresses", "0x80", service="embed"),
-            series("gateway", "fovea_requests_total", "0+1000x80", code="200"),
-            series("gateway-collections", "fovea_requests_total", "0+1x80", code="503"),
-        ],
+        "input_series": recorded,
         "promql_expr_test": [
             {
                 "expr": "count by (alertname, app_kubernetes_io_instance)"
                 ' (ALERTS{alertstate="firing", app_kubernetes_io_instance!=""})',
-                "eval_time": "15m",
+                "eval_time": "20m",
                 "exp_samples": [
-                    {"labels": f'{{alertname="{alert}", app_kubernetes_io_instance="gateway-collections"}}', "value": 1}
-                    for alert in lost
+                    {"labels": f'{{alertname="{alert}", app_kubernetes_io_instance="{workload}"}}', "value": 1}
+                    for alert, workload in sorted(firing)
                 ],
             }
         ],
     }
-    shutil.copy(MONITORING / "alerts.yml", tmp_path)
-    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "tests": [test]}))
-    checked = promtool("test", "rules", "test.yml", folder=tmp_path)
+    shutil.copy(MONITORING / "alerts.yml", folder)
+    (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "tests": [test]}))
+    checked = promtool("test", "rules", "test.yml", folder=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@needs_promtool
+def test_what_only_one_of_several_gateways_has_lost_is_not_hidden_by_the_others(tmp_path: Path) -> None:
+    """In the production overlay collections have a gateway and a process of their own, also called `embed`."""
+    recorded = [
+        series("gateway", "fovea_upstream_ready_addresses", "2x80", service="embed"),
+        series("gateway", "fovea_gateway_unserved_requests_total", "0x80", service="embed"),
+        series("gateway", "fovea_requests_total", "0+1000x80", code="200"),
+        series("gateway-collections", "fovea_upstream_ready_addresses", "0x80", service="embed"),
+        series("gateway-collections", "fovea_gateway_unserved_requests_total", "0+1x80", service="embed"),
+        series("gateway-collections", "fovea_requests_total", "0+1x80", code="503"),
+    ]
+    lost = ("FoveaErrors", "FoveaServiceUnavailable")
+    check_firing(tmp_path, recorded, {(alert, "gateway-collections") for alert in lost})
+
+
+# What a gateway says of a service that scales to zero, in steps of 15 s up to the twentieth minute.
+AT_ZERO = {
+    "nobody has asked for it": ("0x80", "0x80", "0x80"),
+    "it was asked for long ago and has gone to zero again": ("1x20 0x60", "5x20 0x60", "3x80"),
+    "a request waits for its first pod, which takes eight minutes": ("0x80", "0x48 1x32", "0x80"),
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize(("ready", "recent", "unserved"), AT_ZERO.values(), ids=list(AT_ZERO))
+def test_a_service_at_zero_wakes_nobody_unless_its_requests_are_refused(
+    tmp_path: Path, ready: str, recent: str, unserved: str
+) -> None:
+    at_zero = [
+        series("gateway", "fovea_upstream_ready_addresses", ready, service="predict"),
+        series("gateway", "fovea_gateway_recent_requests", recent, service="predict"),
+    ]
+    silent = series("gateway", "fovea_gateway_unserved_requests_total", unserved, service="predict")
+    check_firing(tmp_path, [*at_zero, silent], set())
+    # One that waited as long as it may is told that nobody came.
+    refused = series("gateway", "fovea_gateway_unserved_requests_total", "0x60 1x20", service="predict")
+    check_firing(tmp_path, [*at_zero, refused], {("FoveaServiceUnavailable", "gateway")})
+
+
+@needs_promtool
+def test_a_service_that_is_asked_for_and_never_comes_is_an_outage_also_where_nobody_waits_for_a_refusal(
+    tmp_path: Path,
+) -> None:
+    """Clients whose deadlines are shorter than the gateway's wait leave before they are refused."""
+    recorded = [
+        series("gateway", "fovea_upstream_ready_addresses", "0x80", service="score"),
+        series("gateway", "fovea_gateway_recent_requests", "4x80", service="score"),
+        series("gateway", "fovea_gateway_unserved_requests_total", "0x80", service="score"),
+    ]
+    check_firing(tmp_path, recorded, {("FoveaServiceUnavailable", "gateway")})

@@ -237,6 +237,11 @@ class StepQueue(Generic[ItemT, EventT]):
             if not work.has_come:
                 line.served = max(0.0, line.served - work.cost)
 
+    def items(self) -> list[ItemT]:
+        """Return everything that waits, in no particular order."""
+        with self._lock:
+            return [work.item for line in self._lines.values() for work in line.work]
+
     def served(self, client: str) -> float:
         """Return what a client was charged since others waited; infinity for one that has not waited since."""
         with self._lock:

@@ -8,6 +8,7 @@ items, since the state that it left is unknown, and the service goes on with tho
 fails the items that it was for.
 """
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ EventT = TypeVar("EventT")
 STEP_COST = 2.0
 # Seconds that a turn's admissions take at most, roughly, while several clients are active: new requests wait for it.
 SHARED_ADMIT_S = 0.05
+# Seconds between two looks at everything that waits, for the metric.
+DEMAND_EVERY_S = 1.0
 # Number of clients whose next item is considered in one turn.
 MAX_LOOKS = 8
 
@@ -60,6 +63,8 @@ class StepRunner(Generic[ItemT, EventT]):
         self.throughput = Throughput()
         self.full_throughput = Throughput()  # of the turns during which items waited
         self._breadth = Breadth()
+        self._demand = 0.0
+        self._demand_at = -math.inf
         self._paused: dict[int, Work[ItemT, EventT]] = {}  # in the queue, all of them
         self._num_steps = 0
         self._engine = engine
@@ -89,6 +94,7 @@ class StepRunner(Generic[ItemT, EventT]):
             if len(self._queue):
                 self._breadth.note(len(self.running), admitted - began, time.monotonic() - admitted)
             yield from self._prepare()
+            self._note_demand(began)
             if self.running and not self._engine.num_running:
                 raise LostItems(f"{len(self.running)} items had no last event")
         except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
@@ -102,6 +108,17 @@ class StepRunner(Generic[ItemT, EventT]):
     def must_return(self) -> bool:
         """Whether another turn is needed though nothing waits."""
         return bool(self.running or self._paused)
+
+    def _note_demand(self, now: float) -> None:
+        """Publish what running and waiting items need of the room; at once where nothing is left of either."""
+        num_items = len(self.running) + len(self._queue)
+        if num_items and now < self._demand_at + DEMAND_EVERY_S:
+            return
+        share = self._engine.room_share(self._queue.items()) if num_items else 0.0
+        demand = max(share, num_items / self._breadth.limit)
+        # Added up, as two runners share the metric while one checkpoint replaces another.
+        self._metrics.room_demand_ratio.inc(demand - self._demand)
+        self._demand, self._demand_at = demand, now
 
     # Joining
 

@@ -23,6 +23,12 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
         Computes nothing.
         """
 
+    def room_share(self, items: Sequence[ItemT]) -> float:
+        """Return the share of the room that everything that runs needs together with these; above 1 they do not fit.
+
+        Computes nothing.
+        """
+
     def lacking_room(self) -> Sequence[ItemT]:
         """Return running items that can't take a step before others leave. A single item lacks room only for memory."""
 

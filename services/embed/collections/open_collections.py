@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from services.core.errors import FoveaError, NotFound, Overloaded, TooLarge
+from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded, TooLarge
 from services.core.http.health import CheckResult
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
 from services.embed.collections.storage.catalog import Catalog, CatalogInUse, CollectionKey, check_tenant, no_collection
@@ -75,7 +75,8 @@ class OpenCollections:
                 self._catalog.close()
 
     def get(self, key: CollectionKey) -> Collection:
-        """Raises NotFound for one that is not there, Overloaded for one that can't be opened."""
+        """Raises NotFound for one that is not there, Overloaded for one that can't be opened, and Misdirected where
+        this process has none at all."""
         self.check_open()
         check_tenant(key.tenant)
         if key in self._failures or CollectionKey(key.tenant, ALL) in self._failures:
@@ -83,6 +84,12 @@ class OpenCollections:
         try:
             return self._collections[key]
         except KeyError:
+            if not self._max_collections and not self._collections:
+                raise Misdirected(
+                    "This process of embed keeps no collections, another one does.",
+                    param="collection",
+                    code="no_collections_here",
+                ) from None
             raise no_collection(key.name) from None
 
     def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:

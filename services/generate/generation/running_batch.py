@@ -90,14 +90,17 @@ class RunningBatch:
 
         Each needs room for what it has and a little more; what it may become must fit when it is alone.
         """
+        return self.room_share(*generations, without=without) <= 1 and all(
+            one.num_tokens <= self._cache.max_tokens for one in generations
+        )
+
+    def room_share(self, *generations: Generation, without: Sequence[Generation] = ()) -> float:
+        """Return the share of places or of memory, whichever is larger, of these beside those that run."""
         leaving = set(map(id, without))
         capacities = [one.slot.capacity for key, one in self._running.items() if key not in leaving]
         capacities += map(self._reserved, generations)
-        return (
-            len(capacities) <= self._max_running
-            and len(capacities) * max(capacities, default=0) <= self._cache.max_tokens
-            and all(one.num_tokens <= self._cache.max_tokens for one in generations)
-        )
+        num_tokens = len(capacities) * max(capacities, default=0)
+        return max(len(capacities) / self._max_running, num_tokens / self._cache.max_tokens)
 
     def grow(self, waiting: Sequence[Generation] = ()) -> list[Generation]:
         """Let sequences that fill their slots hold more; returns those for which there is no room.

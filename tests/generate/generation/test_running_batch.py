@@ -305,6 +305,17 @@ def test_has_room_says_what_fits_and_a_cancelled_answer_makes_room_at_once() -> 
     assert [one.generation for one in rest] == [second]
 
 
+def test_the_share_of_the_room_is_of_places_or_of_memory_whichever_is_scarcer() -> None:
+    batch = new_batch(model(), max_cached_tokens=100 * ask(0).num_tokens, max_running=4)
+    batch.admit([ask(0), ask(1)])
+    assert batch.room_share() == 0.5
+    assert batch.room_share(ask(2), ask(0), ask(1)) == 1.25
+    long = ask(0)
+    narrow = new_batch(model(), max_cached_tokens=2 * long.num_tokens, max_running=100)
+    assert narrow.room_share(long, long) == 1
+    assert narrow.room_share(long, long, long) == 1.5
+
+
 def test_no_more_run_than_may() -> None:
     batch = new_batch(model(), max_running=2)
     assert not batch.has_room(ask(0), ask(1), ask(2))
