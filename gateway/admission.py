@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.addresses import FIRST_PLACES
-from gateway.settings import Destination
 from services.core.admission.admission import line_length
 from services.core.admission.places import Place, Places
 from services.core.errors import Overloaded
@@ -60,7 +59,7 @@ class Gate:
 
     def __init__(
         self,
-        service: Destination,
+        service: str,
         *,
         max_inflight: int,
         max_queued: int,

@@ -51,9 +51,9 @@ async def test_neither_stands_in_for_the_other_where_one_is_gone(headers: dict[s
 @pytest.mark.parametrize(
     ("method", "path", "value", "complaint"),
     [
-        ("POST", "/score", "true", "none of the score service here"),
-        ("GET", "/collections", "true", "none of collections here"),
-        ("POST", "/v1/collections/birds/search", "true", "none of collections here"),
+        ("POST", "/score", "true", "score service has no canary"),
+        ("GET", "/collections", "true", "Collections have no canary"),
+        ("POST", "/v1/collections/birds/search", "true", "Collections have no canary"),
         ("POST", "/embed", "always", "`true` or `false`"),
     ],
 )
