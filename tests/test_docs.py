@@ -1,5 +1,6 @@
 """The documentation is true: commands exist, settings tables match, the first example is answered."""
 
+import ast
 import contextlib
 import json
 import os
@@ -31,6 +32,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
+PYTHON_BLOCK = re.compile(r'^```python(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+FIFTH_SERVICE = ROOT / "docs/guide/add-a-service.md"
 # Of the service that the guide to adding one builds.
 PREFIX_OF_THE_GUIDE = {"FOVEA_LANGUAGE_"}
 
@@ -61,6 +64,30 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
             if known and word not in known:
                 raise AssertionError(f"fovea {command}: no {word!r} after fovea {' '.join(words[:i])}")
             known = {*subcommands(tuple(words[: i + 1]))} if known else set()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_python_on_a_page_is_python(page: Path) -> None:
+    for _, code in PYTHON_BLOCK.findall(page.read_text()):
+        ast.parse(code)
+
+
+@pytest.mark.process
+def test_the_service_that_the_guide_adds_passes_lint_and_its_own_tests(tmp_path: Path) -> None:
+    files = {title: code for title, code in PYTHON_BLOCK.findall(FIFTH_SERVICE.read_text()) if title}
+    for title, code in files.items():
+        (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / title).write_text(code)
+    lint = (sys.executable, "-m", "ruff", "check", "--ignore=I001", "--config", ROOT / "pyproject.toml", tmp_path)
+    assert subprocess.run(lint, check=False).returncode == 0
+    program = """
+import sys, pytest, services
+services.__path__.append("services")
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir=.", "tests/language/test_app.py"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    tests = subprocess.run((sys.executable, "-c", program), cwd=tmp_path, env=environment, check=False)
+    assert tests.returncode == 0
 
 
 def test_the_commands_page_lists_every_target_of_make() -> None:
