@@ -16,6 +16,7 @@ from services.core.http.bodies import (
     validate,
 )
 from services.core.http.dialects import tei_error_body
+from services.core.http.request_fields import refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.http.schemas import (
     EmbeddingsRequest,
@@ -24,6 +25,18 @@ from services.embed.http.schemas import (
     TeiRequest,
 )
 from services.embed.service import CallLimits, EmbedCall, Input, TextInput
+
+# Fields of vLLM's and Jina's embeddings, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "embedding_type": ("float", ["float"]),
+    "late_chunking": (False,),
+    "normalize": (True,),
+    "normalized": (True,),
+    "truncate": (False,),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
@@ -68,6 +81,7 @@ def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
 def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     _refuse_token_ids(body.get("input"), "input")
     parsed = validate(EmbeddingsRequest, body)
+    refuse_unsupported(parsed.model_extra, UNSUPPORTED)
     items = parsed.input if isinstance(parsed.input, list) else [parsed.input]
     if not items:
         raise InvalidField("input: The list is empty.", param="input")

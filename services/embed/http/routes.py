@@ -6,12 +6,13 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from services.core.exchange import context_of
 from services.core.http.bodies import request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
 from services.embed.http.calls import read_embed, read_embeddings
 from services.embed.http.schemas import (
@@ -41,6 +42,7 @@ def embed_router(service: EmbedService) -> APIRouter:
 
     @router.post(
         "/embed",
+        dependencies=[Depends(check_query)],
         responses={
             **error_responses(ErrorEnvelope, TeiError),
             200: {"model": EmbeddingList | list[list[float]], "description": "TEI's form for TEI's request"},

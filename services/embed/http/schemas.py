@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, Field, model_validator
 
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import OpenRequest, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.embed.service import EncodingFormat
@@ -16,13 +17,13 @@ from services.embed.service import EncodingFormat
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(StrictRequest):
     """Images, each embedded under every condition, and texts of the same space, which no condition touches."""
 
     images: JsonList[JsonImage] = Field(
         [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` each.'
     )
-    texts: JsonList[str] = []
+    texts: JsonList[str] = Field([])
     condition: str | JsonList[str] | None = Field(
         None, description="What to look for; none: the unconditional embedding."
     )
@@ -43,7 +44,7 @@ class InputItem(BaseModel):
         return self
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(OpenRequest):
     """OpenAI's request, with images as inputs and a condition for them."""
 
     input: str | InputItem | JsonList[str | InputItem]
