@@ -414,6 +414,10 @@ def test_a_misspelt_field_is_refused_with_the_nearest_name(
     assert error["message"].endswith(f"the nearest that is known is {nearest}.")
 
 
+def test_an_answer_has_its_fields_in_the_order_of_the_guide(client: TestClient) -> None:
+    assert list(answer_to(client)) == ["id", "object", "model", "answer", "finish_reason", "documents", "usage"]
+
+
 def test_a_field_that_is_like_none_is_told_which_there_are(client: TestClient) -> None:
     error = error_of(client.post("/generate", json=asked(guided_json={})), 422)
 

@@ -96,19 +96,27 @@ class GenerateUsage(BaseModel):
     calibration_passes: int
 
 
-class GenerateEnd(BaseModel):
-    """The last event of a stream: everything about an answer except its text."""
+class GenerateHead(BaseModel):
+    """What is known of an answer before its text."""
 
     id: str
     object: Literal["fovea.generation"] = "fovea.generation"
     model: str = Field(description="`name@version` of the checkpoint that answered.")
+
+
+class GenerateEnd(GenerateHead):
+    """The last event of a stream: everything about an answer except its text."""
+
     finish_reason: FinishReason
     documents: list[DocumentReport]
     usage: GenerateUsage
 
 
-class GenerateAnswer(GenerateEnd):
+class GenerateAnswer(GenerateHead):
     answer: str
+    finish_reason: FinishReason
+    documents: list[DocumentReport]
+    usage: GenerateUsage
 
 
 class GenerateDelta(BaseModel):

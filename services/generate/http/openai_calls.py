@@ -108,13 +108,13 @@ def stops_of(body: SamplingRequest) -> tuple[str, ...]:
 
 
 def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
-    """Read the sampling options, with OpenAI's defaults. Raises InvalidField for a token id that the model has not."""
+    """Read the sampling options, with the defaults of their route. Raises InvalidField for a token id that the model has not."""
     logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:
             raise _unknown_token("logit_bias", token_id, vocab_size)
     return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_default_temperature(body) if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         num_logprobs=num_logprobs,
@@ -122,6 +122,11 @@ def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=logit_bias,
     )
+
+
+def _default_temperature(body: SamplingRequest) -> float:
+    """OpenAI's, but greedy as `/generate` over documents, which OpenAI's requests do not have."""
+    return 0.0 if isinstance(body, ChatRequest) and body.documents else 1.0
 
 
 def messages_of(body: ChatRequest) -> list[dict[str, str]]:

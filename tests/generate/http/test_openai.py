@@ -211,6 +211,17 @@ def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClien
     assert all(text.startswith(prompt) and text != prompt for text, prompt in zip(texts, prompts, strict=True))
 
 
+def test_chat_over_documents_is_greedy_unless_it_says_otherwise(client: TestClient) -> None:
+    def answers(**fields: Any) -> set[str]:
+        return {text_of(chat(client, max_tokens=24, seed=seed, **fields)) for seed in range(5)}
+
+    greedy = answers(temperature=0, documents=DOCUMENTS)
+    assert answers(temperature=None, documents=DOCUMENTS) == greedy
+    assert len(greedy) == 1
+    assert len(answers(temperature=1, documents=DOCUMENTS)) > 1
+    assert len(answers(temperature=None)) > 1
+
+
 # --- what is refused ---
 
 
