@@ -108,7 +108,7 @@ def stops_of(body: SamplingRequest) -> tuple[str, ...]:
 
 
 def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
-    """Read the sampling options, with the defaults of their route. Raises InvalidField for a token id that the model has not."""
+    """Read the sampling options, with the route's defaults. Raises InvalidField for an unknown token id."""
     logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:
