@@ -46,9 +46,8 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPT
 def http_middleware(
     settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`.
-
-    Where requests need a key, which no browser adds by itself, their origin is not checked.
+    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`;
+    `needs_key` says that requests are answered only with a key.
     """
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
@@ -65,7 +64,7 @@ def http_middleware(
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
         *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
-        *([] if needs_key else [Middleware(OriginCheck, allowed=origins, metrics=metrics)]),
+        Middleware(OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key),
         Middleware(PlainBody),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
