@@ -18,6 +18,7 @@ from services.core.http.bodies import (
 from services.core.http.dialects import tei_error_body
 from services.core.http.request_fields import refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
+from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
@@ -40,7 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
-    """`POST /embed`: an image, a multipart form, Fovea's JSON or TEI's; `query` holds the URL's parameters.
+    """`POST /embed`: an image, a multipart form, Fovea's JSON, TEI's or Cohere's; `query` holds the URL's parameters.
 
     Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
     """
@@ -54,6 +55,8 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
         if "inputs" in body:
             request.state.error_body = tei_error_body
             call = _tei_call(body)
+        elif is_cohere(body):
+            call = await off_loop(request, lambda: cohere_call(body, "1", limits))
         else:
             call = await off_loop(request, lambda: _embed_call(body, limits))
     else:
@@ -67,6 +70,14 @@ async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
         raise await unsupported(request, "application/json")
     body = await read_json(request)
     return _within(await off_loop(request, lambda: _openai_call(body, limits)), limits)
+
+
+async def read_cohere(request: Request, limits: CallLimits) -> EmbedCall:
+    """`POST /v2/embed`, Cohere's. Raises what `read_embed` raises."""
+    if media_type_of(request) != "application/json":
+        raise await unsupported(request, "application/json")
+    body = await read_json(request)
+    return _within(await off_loop(request, lambda: cohere_call(body, "2", limits)), limits)
 
 
 def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
 
 from services.core.exchange import context_of
 from services.core.http.bodies import request_schema
@@ -14,7 +15,8 @@ from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
 from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
-from services.embed.http.calls import read_embed, read_embeddings
+from services.embed.http.calls import read_cohere, read_embed, read_embeddings
+from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
 from services.embed.http.schemas import (
     EmbeddingList,
     EmbeddingsRequest,
@@ -45,7 +47,10 @@ def embed_router(service: EmbedService) -> APIRouter:
         dependencies=[Depends(check_query)],
         responses={
             **error_responses(ErrorEnvelope, TeiError),
-            200: {"model": EmbeddingList | list[list[float]], "description": "TEI's form for TEI's request"},
+            200: {
+                "model": EmbeddingList | list[list[float]] | CohereAnswer,
+                "description": "TEI's and Cohere's form for their requests",
+            },
         },
         openapi_extra={"requestBody": EMBED_BODY},
     )
@@ -60,20 +65,25 @@ def embed_router(service: EmbedService) -> APIRouter:
         """Embed images, each under every condition, and texts.
 
         The embeddings stand in the order of the inputs, images before texts; those of one image stand together, in
-        the order of the conditions. TEI's request (told apart by its `inputs`) is answered in TEI's form.
+        the order of the conditions. TEI's request (told apart by its `inputs`) is answered in TEI's form, version 1 of
+        Cohere's (by its `input_type` or `embedding_types`) in Cohere's.
         """
         query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
         return await _answer(service, request, await read_embed(request, query, service.limits))
 
     @router.post(
+        "/v2/embed",
+        responses={200: {"model": CohereAnswer, "description": "Cohere's form"}},
+        openapi_extra={"requestBody": _json_body(CohereRequest)},
+    )
+    async def embed_v2(request: Request) -> Response:
+        """Version 2 of Cohere's embed: texts or images; `condition` applies to the images."""
+        return await _answer(service, request, await read_cohere(request, service.limits))
+
+    @router.post(
         "/v1/embeddings",
         responses={200: {"model": EmbeddingList, "description": "OpenAI's form"}},
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": request_schema(EmbeddingsRequest)}},
-            }
-        },
+        openapi_extra={"requestBody": _json_body(EmbeddingsRequest)},
     )
     async def embeddings(request: Request) -> Response:
         """OpenAI's embeddings: texts, and images as `{"image": …}`; `condition` applies to the images."""
@@ -106,6 +116,10 @@ def embed_models_router(service: EmbedService) -> APIRouter:
     return router
 
 
+def _json_body(model: type[BaseModel]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": request_schema(model)}}}
+
+
 EMBED_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -127,7 +141,9 @@ EMBED_BODY: dict[str, Any] = {
                 },
             }
         },
-        "application/json": {"schema": {"anyOf": [request_schema(EmbedRequest), request_schema(TeiRequest)]}},
+        "application/json": {
+            "schema": {"anyOf": [request_schema(one) for one in (EmbedRequest, TeiRequest, CohereRequest)]}
+        },
     },
 }
 
@@ -144,7 +160,9 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
 
 
 def _body(embedded: Embedded, call: EmbedCall) -> bytes:
-    """TEI's form, or OpenAI's with the condition of each embedding."""
+    """TEI's form, Cohere's, or OpenAI's with the condition of each embedding."""
+    if isinstance(call, CohereCall):
+        return render_cohere(embedded, call)
     if call.is_tei:
         return render_tei(embedded.rows)
     usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)
