@@ -58,6 +58,7 @@ ROUTES = (
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
     Route("embed", "/embed", ("POST",)),
     Route("embed", "/v2/embed", ("POST",)),
+    Route("embed", "/info", ("GET",)),
     Route("embed", "/embeddings", ("POST",)),
     Route("embed", "/collections", ("GET",)),
     # Only the service knows a collection's own paths and methods.

@@ -81,7 +81,7 @@ class ProcessSettings(BaseSettings):
         le=60,
         description="Seconds from the first request that waits in which what comes is one burst, and may wait longer.",
     )
-    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes.")
+    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Largest request body, in bytes, decompressed.")
     body_timeout_s: float = Field(
         20.0,
         gt=0,

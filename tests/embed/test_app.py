@@ -402,9 +402,19 @@ def test_token_ids_are_refused_naming_the_option_that_stops_them(client: TestCli
     assert error["param"] == "input"
 
 
+def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: EmbedEngine) -> None:
+    body = {"input": [data_uri(PHOTO), base64.b64encode(OTHER).decode()], "modality": "image", "condition": COLOR}
+    response = client.post("/v1/embeddings", json=body)
+    assert_same(rows_of(response), of_images(engine, [PHOTO, OTHER], [COLOR]))
+    one = client.post("/v1/embeddings", json={"input": data_uri(PHOTO), "modality": "image"})
+    assert_same(rows_of(one), of_images(engine, [PHOTO], [None]))
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
+        ({"input": "ok", "modality": "image"}, 400, "input"),
+        ({"input": "ok", "modality": "audio"}, 422, "modality"),
         ({}, 422, "input"),
         ({"input": []}, 422, "input"),
         ({"input": ""}, 400, "input"),

@@ -98,7 +98,10 @@ def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
         raise InvalidField("input: The list is empty.", param="input")
     params = [f"input.{index}" for index in range(len(items))] if isinstance(parsed.input, list) else ["input"]
     return EmbedCall(
-        inputs=[_openai_input(item, param, limits) for item, param in zip(items, params, strict=True)],
+        inputs=[
+            _openai_input(item, param, limits, is_image=parsed.modality == "image")
+            for item, param in zip(items, params, strict=True)
+        ],
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
         encoding_format=parsed.encoding_format,
@@ -134,7 +137,9 @@ async def _read_form(request: Request, limits: CallLimits) -> EmbedCall:
     return EmbedCall(images, conditions_of(fields.condition), fields.model, fields.encoding_format)
 
 
-def _openai_input(item: str | InputItem, param: str, limits: CallLimits) -> Input:
+def _openai_input(item: str | InputItem, param: str, limits: CallLimits, *, is_image: bool) -> Input:
+    if isinstance(item, str) and is_image:
+        return image_input(item, param, limits.images)
     if isinstance(item, str):
         return TextInput(item, param)
     if item.text is not None:

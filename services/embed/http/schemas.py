@@ -51,6 +51,9 @@ class EmbeddingsRequest(OpenRequest):
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
+    modality: Literal["text", "image"] | None = Field(
+        None, description="Infinity's: with `image`, strings are images, as URLs, data URIs or base64."
+    )
     condition: str | JsonList[str] | None = Field(None, description="For the images among the inputs.")
     user: str | None = None
 
