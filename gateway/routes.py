@@ -54,6 +54,7 @@ ROUTES = (
     Route("generate", "/generate", ("POST",)),
     Route("generate", "/chat/completions", ("POST",)),
     Route("generate", "/completions", ("POST",)),
+    Route("generate", "/tokenize", ("POST",)),
     Route("generate", "/rerank", ("POST",), rerank_error_body),
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
     Route("embed", "/embed", ("POST",)),

@@ -97,7 +97,7 @@ class GenerateUsage(BaseModel):
 
 
 class GenerateHead(BaseModel):
-    """What is known of an answer before its text."""
+    """The part of an answer that is known before its text."""
 
     id: str
     object: Literal["fovea.generation"] = "fovea.generation"

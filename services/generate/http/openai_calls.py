@@ -129,14 +129,14 @@ def _default_temperature(body: SamplingRequest) -> float:
     return 0.0 if isinstance(body, ChatRequest) and body.documents else 1.0
 
 
-def messages_of(body: ChatRequest) -> list[dict[str, str]]:
+def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """Roles and texts, for a chat template. Raises InvalidRequest for what is no text, InvalidField for none at all."""
     return [
         {
             "role": TEMPLATE_ROLES.get(message.role, message.role),
             "content": _text_of(message, f"messages.{index}"),
         }
-        for index, message in enumerate(body.messages)
+        for index, message in enumerate(messages)
     ]
 
 

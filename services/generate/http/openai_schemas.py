@@ -117,13 +117,16 @@ def check_prompts(given: Any) -> Any:
     return given
 
 
+Messages = Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
+
+
 class ChatRequest(SamplingRequest):
     """A conversation, answered over documents where there are any."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
         None, description="1 by default, as with OpenAI; 0 with `documents`, as on `/generate`."
     )
-    messages: Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Takes precedence over `max_tokens`; without either, as many as there is room for."
     )

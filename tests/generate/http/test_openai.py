@@ -222,6 +222,32 @@ def test_chat_over_documents_is_greedy_unless_it_says_otherwise(client: TestClie
     assert len(answers(temperature=None)) > 1
 
 
+def test_tokenize_counts_what_chat_and_completions_count(client: TestClient) -> None:
+    for body, answered in (({"prompt": PROMPT}, complete(client)), ({"messages": QUESTION}, chat(client))):
+        response = client.post("/tokenize", json=body)
+        assert response.status_code == 200, response.text
+        counted = response.json()
+        assert counted["count"] == len(counted["tokens"]) == answered["usage"]["prompt_tokens"]
+        assert counted["max_model_len"] == CONTEXT
+    tokens = client.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    assert complete(client, prompt=tokens)["choices"] == complete(client)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"prompt": PROMPT, "messages": QUESTION}, 422),
+        ({"prompt": PROMPT, "add_special_tokens": False}, 400),
+        ({"messages": QUESTION, "return_token_strs": True}, 400),
+        ({"prompt": "lighthouse " * 100_000}, 413),
+        ({"prompt": PROMPT, "model": "gpt-5"}, 404),
+    ],
+)
+def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str, Any], status: int) -> None:
+    assert client.post("/tokenize", json=body).status_code == status
+
+
 # --- what is refused ---
 
 
