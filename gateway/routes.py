@@ -1,8 +1,8 @@
 """The routes of every service: the whole public surface in one table.
 
-A path answers with and without the prefix `/v1`; only `/v2/rerank` has no other form. The gateway routes by path and
-method and does not parse bodies, so dialects that differ only in their bodies (TEI's `/embed` and `/rerank`) are
-distinguished by the service.
+A path answers with and without the prefix `/v1`; only those of Cohere's version 2 have no other form. The gateway
+routes by path and method and does not parse bodies, so dialects that differ only in their bodies (TEI's `/embed` and
+`/rerank`) are distinguished by the service.
 """
 
 import re
@@ -56,9 +56,12 @@ ROUTES = (
     Route("generate", "/generate", ("POST",)),
     Route("generate", "/chat/completions", ("POST",)),
     Route("generate", "/completions", ("POST",)),
+    Route("generate", "/tokenize", ("POST",)),
     Route("generate", "/rerank", ("POST",), rerank_error_body),
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
     Route("embed", "/embed", ("POST",)),
+    Route("embed", "/v2/embed", ("POST",)),
+    Route("embed", "/info", ("GET",)),
     Route("embed", "/embeddings", ("POST",)),
     Route("embed", "/collections", ("GET",), has_canary=False),
     # Only the service knows a collection's own paths and methods.

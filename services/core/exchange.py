@@ -76,6 +76,11 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return headers
 
 
+def forget_headers(scope: Scope) -> None:
+    """Let the next reader make the mapping anew: the headers were replaced."""
+    scope.pop(HEADERS_KEY, None)
+
+
 def header_of(scope: Scope, name: bytes) -> str | None:
     """Return the first header of this lower-case name."""
     value = headers_of(scope).get(name)

@@ -82,7 +82,9 @@ class ProcessSettings(BaseSettings):
         description="Seconds after the first request waits in which further requests count as one burst and may wait "
         "longer.",
     )
-    max_body_bytes: int = Field(64 * MEBIBYTE, gt=0, description="Maximum size of a request body, in bytes.")
+    max_body_bytes: int = Field(
+        64 * MEBIBYTE, gt=0, description="Maximum size of a request body, decompressed, in bytes."
+    )
     body_timeout_s: float = Field(
         20.0,
         gt=0,

@@ -92,7 +92,7 @@ Input = ImageInput | TextInput
 class EmbedCall:
     """Inputs in the order of the request. Every image is read under each of `conditions`, or under none.
 
-    `is_tei` calls are answered in TEI's dialect; `truncate` is theirs alone.
+    `is_tei` calls are answered in TEI's dialect.
     """
 
     inputs: Sequence[Input] = ()

@@ -11,6 +11,7 @@ from services.generate.generation.options import EngineOptions
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router
 from services.generate.http.rerank_routes import rerank_router
+from services.generate.http.tokenize_routes import tokenize_router
 from services.generate.service import CallLimits, GenerateService, GenerateStepper
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions
@@ -49,7 +50,10 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     service = GenerateService(checkpoint, limits, host.metrics)
     return host.create_app(
         checkpoint,
-        [generate_router(service), openai_router(service), rerank_router(service), generate_models_router(service)],
+        [
+            make(service)
+            for make in (generate_router, openai_router, tokenize_router, rerank_router, generate_models_router)
+        ],
         title="Fovea generate",
         description="Answers over documents, corrected for positional bias, and rankings of documents.",
     )

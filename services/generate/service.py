@@ -98,6 +98,14 @@ class GenerateService:
                     async for progress in only:
                         yield 0, progress
 
+    async def tokenize(
+        self, model: str | None, tokens: Callable[[InputProcessor], list[int]], context: RequestContext
+    ) -> tuple[list[int], int]:
+        """The tokens that `tokens` finds in a thread, and the limit of a prompt and its answer together."""
+        with self._lease(model, context) as served:
+            processor = served.engine.processor
+            return await self._prepare(lambda: tokens(processor), context), processor.context_length
+
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
         """Rank documents by their relevance to a query. Raises what `generate` raises."""
         with self._lease(call.model, context) as served:

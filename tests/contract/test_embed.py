@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import cohere
 import numpy as np
 import openai
 import pytest
@@ -95,6 +96,77 @@ def test_openai_reads_which_checkpoint_answered(client: openai.OpenAI) -> None:
     raw = client.embeddings.with_raw_response.create(model=MODEL, input="ok")
     assert raw.headers["x-fovea-model"].startswith(f"{MODEL}@")
     assert raw.parse().model == raw.headers["x-fovea-model"]
+
+
+# --- Cohere ---
+
+
+def test_cohere_v2_embeds_texts_and_images(embed_server: Process, client: openai.OpenAI) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    asked: Any = {"model": MODEL, "input_type": "search_document"}
+    answer = speaker.embed(texts=TEXTS, embedding_types=["float", "base64"], **asked)
+    expected = [entry.embedding for entry in client.embeddings.create(model=MODEL, input=TEXTS).data]
+    assert answer.embeddings.float_ is not None
+    assert answer.embeddings.base64 is not None
+    assert np.allclose(answer.embeddings.float_, expected, atol=1e-6)
+    assert np.allclose(np.frombuffer(base64.b64decode(answer.embeddings.base64[1]), "<f4"), expected[1], atol=1e-6)
+    assert answer.texts == TEXTS
+    images = speaker.embed(images=[PHOTO_URI], model=MODEL, input_type="image").embeddings.float_
+    parts: Any = [{"content": [{"type": "image_url", "image_url": {"url": PHOTO_URI}}]}]
+    parted = speaker.embed(inputs=parts, model=MODEL, input_type="image").embeddings.float_
+    assert images is not None
+    assert np.allclose(images, parted or [], atol=1e-6)
+
+
+def test_cohere_v2_gives_an_image_the_condition_of_an_extra_field(embed_server: Process, client: openai.OpenAI) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    conditioned = speaker.embed(
+        images=[PHOTO_URI],
+        model=MODEL,
+        input_type="image",
+        request_options={"additional_body_parameters": {"condition": COLOR}},
+    )
+    item: Any = {"image": PHOTO_URI}
+    expected = client.embeddings.create(model=MODEL, input=[item], extra_body={"condition": COLOR}).data[0].embedding
+    assert np.allclose((conditioned.embeddings.float_ or [[]])[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"embedding_types": ["int8"]}, {"truncate": "START"}, {"output_dimension": 8}])
+def test_cohere_v2_is_told_what_is_not_done_here(embed_server: Process, fields: Any) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    with pytest.raises((cohere.BadRequestError, cohere.UnprocessableEntityError)) as refused:
+        speaker.embed(texts=TEXTS, model=MODEL, input_type="search_query", **fields)
+    assert next(iter(fields)) in str(refused.value.body) or "dimensions" in str(refused.value.body)
+
+
+def test_cohere_cuts_long_texts_where_it_is_asked_to(embed_server: Process) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    asked: Any = {"texts": [TOO_LONG], "model": MODEL, "input_type": "search_query"}
+    assert speaker.embed(**asked, truncate="END").embeddings.float_
+    with pytest.raises(cohere.core.ApiError) as refused:
+        speaker.embed(**asked)
+    assert refused.value.status_code == 413
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning")
+def test_cohere_v1_gets_a_plain_list_unless_it_asks_for_types(embed_server: Process) -> None:
+    speaker = cohere.Client(api_key="none", base_url=embed_server.url)
+    plain: Any = speaker.embed(texts=TEXTS, model=MODEL, input_type="search_query")
+    typed: Any = speaker.embed(texts=TEXTS, model=MODEL, input_type="search_query", embedding_types=["float"])
+    assert [len(row) for row in plain.embeddings] == [EMBEDDING_WIDTH] * 2
+    assert np.allclose(plain.embeddings, typed.embeddings.float_, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning")
+def test_langchains_cohere_embeddings_embed(embed_server: Process) -> None:
+    from langchain_cohere import CohereEmbeddings
+    from pydantic import SecretStr
+
+    embeddings: Any = CohereEmbeddings
+    embedder = embeddings(model=MODEL, cohere_api_key=SecretStr("none"), base_url=embed_server.url)
+    vectors = embedder.embed_documents(TEXTS)
+    assert [len(vector) for vector in vectors] == [EMBEDDING_WIDTH] * 2
+    assert np.allclose(embedder.embed_query(TEXTS[0]), vectors[0], atol=1e-6)
 
 
 # --- LangChain ---

@@ -33,12 +33,12 @@ def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Proce
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
     # what was sent reached the model, and what does not fit was refused
-    assert 200 in statuses["POST /embed"]
     assert statuses["POST /embed"] & {400, 415, 422}
     assert statuses["POST /v1/embeddings"] & {400, 413, 422}
     assert statuses["POST /collections/{name}/images"] & {400, 415, 422}
     assert statuses["POST /collections/{name}/search"] & {400, 415, 422}
     if mode == GenerationMode.POSITIVE:
+        assert 200 in statuses["POST /embed"]
         assert 201 in statuses["POST /collections/{name}/images"]
         assert 200 in statuses["POST /collections/{name}/search"]
         assert statuses["PUT /collections/{name}"] >= {200, 201}

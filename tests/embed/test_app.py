@@ -164,13 +164,33 @@ def test_json_images_come_before_texts_and_no_condition_touches_a_text(client: T
         "texts": ["a red square", "a blue circle"],
         "images": [data_uri(PHOTO), base64.b64encode(OTHER).decode()],
         "condition": [COLOR, SHAPE],
-        "a field that nobody knows": 1,
     }
     response = client.post("/embed", json=body)
     images = of_images(engine, [PHOTO, OTHER], [COLOR, SHAPE])
     assert_same(rows_of(response), np.concatenate([images, of_texts(engine, body["texts"])]))
     conditions = [entry["condition"] for entry in response.json()["data"]]
     assert conditions == [COLOR, SHAPE, COLOR, SHAPE, None, None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json": {"texts": ["a red square"], "conditon": COLOR}},
+        {"data": {"conditon": COLOR}, "files": {"file": PHOTO}},
+        {"params": {"conditon": COLOR}, "files": {"file": PHOTO}},
+        {"params": {"conditon": COLOR}, "content": PHOTO, "headers": {"content-type": "image/png"}},
+    ],
+)
+def test_a_misspelt_condition_is_refused_in_every_form(client: TestClient, options: dict[str, Any]) -> None:
+    error = error_of(client.post("/embed", **options), 422)
+    assert error["param"] == "conditon"
+    assert error["message"] == "conditon: Unknown field; the nearest that is known is condition."
+
+
+def test_openais_and_teis_requests_may_have_fields_that_nobody_knows(client: TestClient) -> None:
+    unknown = {"user": "somebody", "a field that nobody knows": 1, "normalized": True, "truncate_prompt_tokens": None}
+    assert client.post("/v1/embeddings", json={"input": "ok", **unknown}).status_code == 200
+    assert client.post("/embed", json={"inputs": "ok", "a field that nobody knows": 1}).status_code == 200
 
 
 def test_base64_is_the_little_endian_float32_of_the_same_numbers(client: TestClient) -> None:
@@ -382,9 +402,19 @@ def test_token_ids_are_refused_naming_the_option_that_stops_them(client: TestCli
     assert error["param"] == "input"
 
 
+def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: EmbedEngine) -> None:
+    body = {"input": [data_uri(PHOTO), base64.b64encode(OTHER).decode()], "modality": "image", "condition": COLOR}
+    response = client.post("/v1/embeddings", json=body)
+    assert_same(rows_of(response), of_images(engine, [PHOTO, OTHER], [COLOR]))
+    one = client.post("/v1/embeddings", json={"input": data_uri(PHOTO), "modality": "image"})
+    assert_same(rows_of(one), of_images(engine, [PHOTO], [None]))
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
+        ({"input": "ok", "modality": "image"}, 400, "input"),
+        ({"input": "ok", "modality": "audio"}, 422, "modality"),
         ({}, 422, "input"),
         ({"input": []}, 422, "input"),
         ({"input": ""}, 400, "input"),
@@ -396,6 +426,8 @@ def test_token_ids_are_refused_naming_the_option_that_stops_them(client: TestCli
         ({"input": [{"image": "?"}]}, 400, "input.0.image"),
         ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
         ({"input": "ok", "encoding_format": "int8"}, 422, "encoding_format"),
+        ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
+        ({"input": "ok", "normalized": False}, 400, "normalized"),
         ({"input": "ok", "model": "text-embedding-3-small"}, 404, "model"),
     ],
 )

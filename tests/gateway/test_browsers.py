@@ -134,9 +134,23 @@ async def test_pages_of_allowed_origins_may_ask_and_read_answers_and_errors(keys
                 assert response.headers["Access-Control-Allow-Origin"] == origin["Origin"]
                 assert "X-Request-ID" in response.headers["Access-Control-Expose-Headers"]
         async with client.options("/embed", headers={"Origin": EVIL, **PREFLIGHT}) as response:
-            assert response.status == (401 if keys else 403)
+            assert response.status == 403
             assert "Access-Control-Allow-Origin" not in response.headers
             assert "error" in await response.json()
+
+
+@pytest.mark.parametrize("keys", [(), KEYS])
+async def test_without_allowed_origins_a_preflight_is_told_the_setting_and_is_no_failed_key(
+    keys: tuple[KeyRecord, ...],
+) -> None:
+    async with gateway(keys=keys, failed_key_limit="1/minute") as client:
+        for _ in range(3):
+            async with client.options("/embed", headers={"Origin": EVIL, **PREFLIGHT}) as response:
+                assert response.status == 403
+                assert "Access-Control-Allow-Origin" not in response.headers
+                error = (await response.json())["error"]
+                assert (error["code"], "FOVEA_ALLOWED_ORIGINS" in error["message"]) == ("foreign_origin", True)
+        assert (await post(client))[0] == (401 if keys else 503)
 
 
 async def test_browsers_are_told_not_to_guess_what_a_body_is() -> None:

@@ -67,6 +67,12 @@ async def test_a_service_is_sent_the_clients_headers_and_nothing_that_belongs_to
         assert service.header(name) is None
 
 
+async def test_teis_info_is_the_embed_services() -> None:
+    service = Service(respond(b'{"model_id": "m"}'))
+    async with serving(service) as url, gateway(embed_urls=url) as client, client.get("/info") as response:
+        assert (response.status, await response.json(content_type=None)) == (200, {"model_id": "m"})
+
+
 async def test_a_body_of_unknown_length_leaves_with_the_length_that_was_read() -> None:
     service = Service(echo)
     async with serving(service) as url, gateway(embed_urls=url) as client:

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.client_body import UNCOUNTED_BYTES
 from gateway.upstream import MAX_ONE_WRITE_BYTES
+from tests.gateway.raw_client import connected, url_of
 from tests.gateway.servers import (
     Service,
     echo,
@@ -67,6 +68,21 @@ async def test_the_head_arrives_before_the_first_byte_of_the_body_is_made() -> N
     ):
         head_arrived.set()
         assert await response.read() == b"data: 1\n\n"
+
+
+async def test_a_stream_reaches_an_http_1_0_client_without_chunks() -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        for number in (b"1", b"2"):
+            await send({"type": "http.response.body", "body": b"data: %b\n\n" % number, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(Service(stream)) as url, gateway(generate_urls=url) as client, connected(url_of(client)) as old:
+        old.write(b"POST /generate HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+        head, _, body = (await old.rest()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert body == b"data: 1\n\ndata: 2\n\n"
 
 
 @pytest.mark.parametrize("num_bytes", [UNCOUNTED_BYTES, UNCOUNTED_BYTES + 1, MAX_ONE_WRITE_BYTES + 1])

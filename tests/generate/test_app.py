@@ -396,8 +396,36 @@ def test_a_field_that_does_not_fit_is_named(client: TestClient, body: Any, param
     assert error["type"] == "invalid_request_error"
 
 
-def test_unknown_fields_are_ignored(client: TestClient) -> None:
-    assert answer_to(client, top_k=5)["answer"] == answer_to(client)["answer"]
+@pytest.mark.parametrize(
+    ("fields", "param", "nearest"),
+    [
+        ({"calibraton": {"enabled": False}}, "calibraton", "calibration"),
+        ({"max_token": 5}, "max_token", "max_tokens"),
+        ({"documents": ["a", {"txt": "b"}]}, "documents.1.txt", "text"),
+        ({"calibration": {"enabeld": False}}, "calibration.enabeld", "enabled"),
+    ],
+)
+def test_a_misspelt_field_is_refused_with_the_nearest_name(
+    client: TestClient, fields: dict[str, Any], param: str, nearest: str
+) -> None:
+    error = error_of(client.post("/generate", json=asked(**fields)), 422)
+
+    assert error["param"] == param
+    assert error["message"].endswith(f"the nearest that is known is {nearest}.")
+
+
+def test_an_answer_has_its_fields_in_the_order_of_the_guide(client: TestClient) -> None:
+    assert list(answer_to(client)) == ["id", "object", "model", "answer", "finish_reason", "documents", "usage"]
+
+
+def test_a_field_that_is_like_none_is_told_which_there_are(client: TestClient) -> None:
+    error = error_of(client.post("/generate", json=asked(guided_json={})), 422)
+
+    assert error["message"].startswith("guided_json: Unknown field; known are query, documents, model, calibration,")
+
+
+def test_the_url_holds_no_options(client: TestClient) -> None:
+    assert error_of(client.post("/generate?max_tokens=5", json=asked()), 422)["param"] == "max_tokens"
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])

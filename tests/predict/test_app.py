@@ -219,6 +219,7 @@ def test_a_model_alone_says_which_task(client: TestClient, form: str) -> None:
         ({"model": "tiny-gpt"}, 404, "model"),
         ({"model": "tiny-esnli@000000000000"}, 404, "model"),
         ({"model": "tiny-cqa"}, 400, "task"),
+        ({"rationales": True}, 422, "rationales"),
         ({"inputs": []}, 422, "inputs"),
         ({"inputs": PAIR}, 422, "inputs"),
         ({"inputs": None}, 422, "inputs"),
@@ -245,6 +246,11 @@ def test_what_does_not_fit_is_refused_and_named(
 ) -> None:
     error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR], **fields}), status)
     assert error["param"] == param
+
+
+def test_a_misspelt_field_is_refused_with_the_nearest_name(client: TestClient) -> None:
+    error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR], "rationales": True}), 422)
+    assert error["message"] == "rationales: Unknown field; the nearest that is known is rationale."
 
 
 def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:

@@ -91,7 +91,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
 def test_a_json_request_is_answered_with_every_similarity(
     client: TestClient, engine: ScoreEngine, path: str, image: Any
 ) -> None:
-    body = {"image": image, "captions": CAPTIONS, "a field that nobody knows": 1}
+    body = {"image": image, "captions": CAPTIONS}
     answer = assert_answered(client.post(path, json=body), engine, CAPTIONS)
     num_tokens = sum(engine.prepare_caption(caption).num_tokens for caption in CAPTIONS)
     assert answer["object"] == "list"
@@ -107,6 +107,28 @@ def test_a_form_carries_the_image_as_a_file_and_each_caption_as_a_part(client: T
     assert answer["explain"] is None
     explained = client.post("/score", files=files, data={"captions": CAPTIONS, "explain": "true", "model": MODEL})
     assert len(explained.json()["explain"]) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json": {"image": URI, "captions": CAPTIONS, "explian": True}},
+        {"files": {"file": PHOTO}, "data": {"captions": CAPTIONS, "explian": "true"}},
+        {"files": {"file": PHOTO}, "data": {"captions": CAPTIONS}, "params": {"explian": "true"}},
+    ],
+)
+def test_a_misspelt_option_is_refused_in_every_form(client: TestClient, options: dict[str, Any]) -> None:
+    error = error_of(client.post("/score", **options), 422)
+    assert error["param"] == "explian"
+    assert error["message"] == "explian: Unknown field; the nearest that is known is explain."
+
+
+def test_vllms_fields_are_refused_where_they_have_no_effect_here(client: TestClient) -> None:
+    pair = {"data_1": {"image": URI}, "data_2": CAPTIONS}
+    harmless = {"use_activation": True, "mm_processor_kwargs": {}, "a field that nobody knows": 1}
+    assert client.post("/v1/score", json={**pair, **harmless}).status_code == 200
+    error = error_of(client.post("/v1/score", json={**pair, "use_activation": False}), 400)
+    assert error["message"] == "use_activation: Not supported here; leave the field out."
 
 
 def test_an_image_as_the_body_is_scored_with_the_captions_of_the_query(client: TestClient, engine: ScoreEngine) -> None:

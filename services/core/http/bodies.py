@@ -20,6 +20,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
+from services.core.http.request_fields import check_known
 from services.core.scarce_memory import check_memory
 
 ItemT = TypeVar("ItemT")
@@ -220,6 +221,7 @@ async def _form_of(parts: FormData, fields: Sequence[str]) -> Form:
         files.append(FormFile(file.filename or "", await file.read(), param))
     if not files:
         raise InvalidField('file: The form has no part named "file".', param="file")
+    check_known(parts.keys(), ("file", *fields))
     return Form(files, {name: [await _value(part) for part in parts.getlist(name)] for name in fields})
 
 

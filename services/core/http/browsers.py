@@ -78,11 +78,15 @@ class OriginCheck:
 
     Browsers name the origin in `Sec-Fetch-Site`, and older ones, or those that reach this server by plain HTTP under a
     name, in `Origin`. Other clients send neither. Probes and the documentation may be linked to.
+
+    Where requests need a key, which no browser adds by itself, only preflights are checked: they carry none, and would
+    be told that it is missing.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics, *, needs_key: bool) -> None:
         self.app = app
         self.allowed = frozenset(allowed)
+        self.needs_key = needs_key
         self.rejected = metrics.rejected.labels("foreign_origin")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +103,8 @@ class OriginCheck:
     def _is_foreign(self, scope: Scope) -> bool:
         headers = headers_of(scope)
         if b"sec-fetch-site" not in headers and b"origin" not in headers:
+            return False
+        if self.needs_key and not (scope["method"] == "OPTIONS" and b"access-control-request-method" in headers):
             return False
         site, origin, host = (header_of(scope, name) for name in (b"sec-fetch-site", b"origin", b"host"))
         if "*" in self.allowed or origin in self.allowed:

@@ -22,13 +22,13 @@ from services.core.errors import (
     InternalError,
     Overloaded,
     TooLarge,
-    UnsupportedMediaType,
     is_out_of_memory,
     no_memory,
 )
 from services.core.exchange import SCOPE_KEY, Exchange, exchange_of, header_of, headers_of
 from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.cancellation import Deadline, DisconnectCancellation
+from services.core.http.compressed_bodies import GzipBody
 from services.core.http.error_responses import error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.http.request_metrics import RequestMetrics
@@ -42,9 +42,8 @@ MAX_REQUEST_ID_LENGTH = 128
 def http_middleware(
     settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`.
-
-    Where requests need a key, which no browser adds by itself, their origin is not checked.
+    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`;
+    `needs_key` says that requests are answered only with a key.
     """
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
@@ -61,10 +60,10 @@ def http_middleware(
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
         *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
-        *([] if needs_key else [Middleware(OriginCheck, allowed=origins, metrics=metrics)]),
-        Middleware(PlainBody),
+        Middleware(OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
+        Middleware(GzipBody, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
         *for_services,
@@ -222,21 +221,6 @@ class ErrorResponses:
         elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
             event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": False})
-
-
-class PlainBody:
-    """Refuse a compressed body: nothing would decompress it, and the error would blame its content."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
-        if encoding and encoding.strip().lower() != "identity":
-            raise UnsupportedMediaType(
-                f"Content-Encoding: {encoding[:100]!r} is not supported; send the body uncompressed."
-            )
-        await self.app(scope, receive, send)
 
 
 class BodyLimit:

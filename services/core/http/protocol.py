@@ -201,11 +201,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
         scope[WHOLE_BODY_KEY] = not cycle.more_body
+        is_old = scope["http_version"] == "1.0"
 
         async def send_and_close(message: Message) -> None:
             if cycle.more_body and not cycle.response_started:
                 # The rest of the body must not be taken for a request, here or by a proxy in between.
                 cycle.keep_alive = False
+            if is_old:
+                _leave_unchunked(cycle, message)
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if is_last and not cycle.keep_alive and (cycle.more_body or self._was_input_dropped):
                 # uvicorn would close at once, with bytes still in transit.
@@ -266,6 +269,15 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _leave_unchunked(cycle: RequestResponseCycle, message: Message) -> None:
+    """Let a body of unknown length end where the connection does: HTTP/1.0 knows no chunks, which uvicorn writes."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+    else:
+        cycle.expected_content_length = max(cycle.expected_content_length, len(message.get("body", b"")))
 
 
 def _too_much_unread() -> FoveaError:

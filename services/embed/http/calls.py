@@ -16,7 +16,9 @@ from services.core.http.bodies import (
     validate,
 )
 from services.core.http.dialects import tei_error_body
+from services.core.http.request_fields import refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
+from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
@@ -25,9 +27,21 @@ from services.embed.http.schemas import (
 )
 from services.embed.service import CallLimits, EmbedCall, Input, TextInput
 
+# Fields of vLLM's and Jina's embeddings, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "embedding_type": ("float", ["float"]),
+    "late_chunking": (False,),
+    "normalize": (True,),
+    "normalized": (True,),
+    "truncate": (False,),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
+
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
-    """`POST /embed`: an image, a multipart form, Fovea's JSON or TEI's; `query` holds the URL's parameters.
+    """`POST /embed`: an image, a multipart form, Fovea's JSON, TEI's or Cohere's; `query` holds the URL's parameters.
 
     Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
     """
@@ -41,6 +55,8 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
         if "inputs" in body:
             request.state.error_body = tei_error_body
             call = _tei_call(body)
+        elif is_cohere(body):
+            call = await off_loop(request, lambda: cohere_call(body, "1", limits))
         else:
             call = await off_loop(request, lambda: _embed_call(body, limits))
     else:
@@ -56,6 +72,14 @@ async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
     return _within(await off_loop(request, lambda: _openai_call(body, limits)), limits)
 
 
+async def read_cohere(request: Request, limits: CallLimits) -> EmbedCall:
+    """`POST /v2/embed`, Cohere's. Raises what `read_embed` raises."""
+    if media_type_of(request) != "application/json":
+        raise await unsupported(request, "application/json")
+    body = await read_json(request)
+    return _within(await off_loop(request, lambda: cohere_call(body, "2", limits)), limits)
+
+
 def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     parsed = validate(EmbedRequest, body)
     images = [image_input(image, f"images.{index}", limits.images) for index, image in enumerate(parsed.images)]
@@ -68,12 +92,16 @@ def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
 def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     _refuse_token_ids(body.get("input"), "input")
     parsed = validate(EmbeddingsRequest, body)
+    refuse_unsupported(parsed.model_extra, UNSUPPORTED)
     items = parsed.input if isinstance(parsed.input, list) else [parsed.input]
     if not items:
         raise InvalidField("input: The list is empty.", param="input")
     params = [f"input.{index}" for index in range(len(items))] if isinstance(parsed.input, list) else ["input"]
     return EmbedCall(
-        inputs=[_openai_input(item, param, limits) for item, param in zip(items, params, strict=True)],
+        inputs=[
+            _openai_input(item, param, limits, is_image=parsed.modality == "image")
+            for item, param in zip(items, params, strict=True)
+        ],
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
         encoding_format=parsed.encoding_format,
@@ -111,7 +139,9 @@ async def _read_form(request: Request, limits: CallLimits) -> EmbedCall:
     return EmbedCall(images, conditions_of(fields.condition), fields.model, fields.encoding_format)
 
 
-def _openai_input(item: str | InputItem, param: str, limits: CallLimits) -> Input:
+def _openai_input(item: str | InputItem, param: str, limits: CallLimits, *, is_image: bool) -> Input:
+    if isinstance(item, str) and is_image:
+        return image_input(item, param, limits.images)
     if isinstance(item, str):
         return TextInput(item, param)
     if item.text is not None:

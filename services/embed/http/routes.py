@@ -6,14 +6,17 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
 
 from services.core.exchange import context_of
 from services.core.http.bodies import request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
-from services.embed.http.calls import read_embed, read_embeddings
+from services.embed.http.calls import read_cohere, read_embed, read_embeddings
+from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
 from services.embed.http.schemas import (
     EmbeddingList,
     EmbeddingsRequest,
@@ -41,11 +44,12 @@ def embed_router(service: EmbedService) -> APIRouter:
 
     @router.post(
         "/embed",
+        dependencies=[Depends(check_query)],
         responses={
             **error_responses(ErrorEnvelope, TeiError),
             200: {
-                "model": EmbeddingList | list[list[float]],
-                "description": "The response to a request in TEI's format",
+                "model": EmbeddingList | list[list[float]] | CohereAnswer,
+                "description": "The response to a request in TEI's or Cohere's format",
             },
         },
         openapi_extra={"requestBody": EMBED_BODY},
@@ -62,19 +66,24 @@ def embed_router(service: EmbedService) -> APIRouter:
 
         Embeddings are listed in the order of the inputs, images before texts. The embeddings of an image are adjacent,
         in the order of the conditions. Requests in TEI's format (with a field `inputs`) get a response in TEI's format.
+        Requests in version 1 of Cohere's format (with `input_type` or `embedding_types`) get a response in that format.
         """
         query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
         return await _answer(service, request, await read_embed(request, query, service.limits))
 
     @router.post(
+        "/v2/embed",
+        responses={200: {"model": CohereAnswer, "description": "Cohere's form"}},
+        openapi_extra={"requestBody": _json_body(CohereRequest)},
+    )
+    async def embed_v2(request: Request) -> Response:
+        """Version 2 of Cohere's embed: texts or images; `condition` applies to the images."""
+        return await _answer(service, request, await read_cohere(request, service.limits))
+
+    @router.post(
         "/v1/embeddings",
         responses={200: {"model": EmbeddingList, "description": "OpenAI's form"}},
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": request_schema(EmbeddingsRequest)}},
-            }
-        },
+        openapi_extra={"requestBody": _json_body(EmbeddingsRequest)},
     )
     async def embeddings(request: Request) -> Response:
         """Embed texts, and images given as `{"image": …}`, in OpenAI's format; `condition` applies only to images."""
@@ -107,6 +116,10 @@ def embed_models_router(service: EmbedService) -> APIRouter:
     return router
 
 
+def _json_body(model: type[BaseModel]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": request_schema(model)}}}
+
+
 EMBED_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -128,7 +141,9 @@ EMBED_BODY: dict[str, Any] = {
                 },
             }
         },
-        "application/json": {"schema": {"anyOf": [request_schema(EmbedRequest), request_schema(TeiRequest)]}},
+        "application/json": {
+            "schema": {"anyOf": [request_schema(one) for one in (EmbedRequest, TeiRequest, CohereRequest)]}
+        },
     },
 }
 
@@ -145,7 +160,9 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
 
 
 def _body(embedded: Embedded, call: EmbedCall) -> bytes:
-    """TEI's form, or OpenAI's with the condition of each embedding."""
+    """TEI's form, Cohere's, or OpenAI's with the condition of each embedding."""
+    if isinstance(call, CohereCall):
+        return render_cohere(embedded, call)
     if call.is_tei:
         return render_tei(embedded.rows)
     usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)

@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, Field, model_validator
 
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import OpenRequest, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.embed.service import EncodingFormat
@@ -16,13 +17,13 @@ from services.embed.service import EncodingFormat
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(StrictRequest):
     """Images, each embedded under every condition, and texts, to which conditions do not apply."""
 
     images: JsonList[JsonImage] = Field(
         [], description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}` for each image.'
     )
-    texts: JsonList[str] = []
+    texts: JsonList[str] = Field([])
     condition: str | JsonList[str] | None = Field(
         None, description="One or more conditions. Default: the unconditional embedding."
     )
@@ -43,13 +44,16 @@ class InputItem(BaseModel):
         return self
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(OpenRequest):
     """OpenAI's request, extended by images as inputs and a condition for them."""
 
     input: str | InputItem | JsonList[str | InputItem]
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
+    modality: Literal["text", "image"] | None = Field(
+        None, description="Infinity's: with `image`, strings are images, as URLs, data URIs or base64."
+    )
     condition: str | JsonList[str] | None = Field(None, description="Condition for the images among the inputs.")
     user: str | None = None
 

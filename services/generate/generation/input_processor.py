@@ -78,6 +78,16 @@ class InputProcessor:
                 self._check_characters(query, documents=[document])
         return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
 
+    def tokens_of_text(self, text: str) -> Sequence[int]:
+        """The tokens of a text as a completion reads it. Raises TooLarge for one that no prompt could hold."""
+        self._check_characters(text)
+        return self._tokenised([Piece(text)]).input_ids
+
+    def tokens_of_chat(self, messages: Sequence[Message]) -> Sequence[int]:
+        """The tokens of a conversation as a chat reads it. Raises what `prepare_chat` raises."""
+        self._check_characters(*(message["content"] for message in messages))
+        return self._tokenised(render_chat(self.tokenizer, messages, (), span_rule=self.profile.span_rule)).input_ids
+
     def cost(self, item: Item) -> int:
         """Tokens that are run until the first answer's token, or the ranking, is there; roughly, and at least 1."""
         if isinstance(item, RankingJob):

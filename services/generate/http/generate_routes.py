@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
+from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
@@ -83,7 +84,7 @@ class AnswerSoFar:
 
 def generate_router(service: GenerateService) -> APIRouter:
     """Answers over documents."""
-    router = APIRouter(tags=["generate"], route_class=JsonRoute)
+    router = APIRouter(tags=["generate"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
     @router.post("/generate", response_class=Response, responses={200: GENERATE_RESPONSE})
     async def generate(request: Request, body: GenerateRequest) -> Response:

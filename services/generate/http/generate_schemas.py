@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from services.core.errors import check_count
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import StrictRequest
 from services.core.serving.model_object import ModelObject
 from services.generate.generation.options import Reorder
 from services.generate.model.profile import BiasKind, Layer
@@ -25,7 +26,7 @@ SEED_DESCRIPTION = (
 FinishReason = Literal["stop", "length"]
 
 
-class DocumentInput(BaseModel):
+class DocumentInput(StrictRequest):
     """A retrieved passage; `id` is the caller's own and is returned in the document's report."""
 
     id: str | None = None
@@ -45,7 +46,7 @@ AnyDocument = str | DocumentInput
 DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
 
-class CalibrationOptions(BaseModel):
+class CalibrationOptions(StrictRequest):
     """Changes to the checkpoint's calibration profile; fields that are left out keep the profile's values."""
 
     enabled: bool | None = None
@@ -58,11 +59,11 @@ class CalibrationOptions(BaseModel):
     )
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(StrictRequest):
     """A question over documents, which the prompt lists in the given order unless they are reordered."""
 
     query: Annotated[str, Field(min_length=1)]
-    documents: DocumentList = []
+    documents: DocumentList = Field([])
     model: str | None = Field(None, description="Checked against the served model.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
@@ -95,19 +96,27 @@ class GenerateUsage(BaseModel):
     calibration_passes: int
 
 
-class GenerateEnd(BaseModel):
-    """The last event of a stream: everything about an answer except its text."""
+class GenerateHead(BaseModel):
+    """The part of an answer that is known before its text."""
 
     id: str
     object: Literal["fovea.generation"] = "fovea.generation"
     model: str = Field(description="`name@version` of the checkpoint that answered.")
+
+
+class GenerateEnd(GenerateHead):
+    """The last event of a stream: everything about an answer except its text."""
+
     finish_reason: FinishReason
     documents: list[DocumentReport]
     usage: GenerateUsage
 
 
-class GenerateAnswer(GenerateEnd):
+class GenerateAnswer(GenerateHead):
     answer: str
+    finish_reason: FinishReason
+    documents: list[DocumentReport]
+    usage: GenerateUsage
 
 
 class GenerateDelta(BaseModel):

@@ -1,17 +1,49 @@
 """Conversion of OpenAI's requests into calls of the model; fields that could not be honoured are refused by name."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
+from services.core.http.request_fields import refuse_unsupported
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
 
 # Templates know the one that OpenAI had first.
 TEMPLATE_ROLES = {"developer": "system"}
 
+# Fields that vLLM, SGLang, llama.cpp and TGI add to OpenAI's, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "grammar"), ()),
+    **dict.fromkeys(("allowed_token_ids", "prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), ()),
+    **dict.fromkeys(("bad_words", "logits_processors", "stop_token_ids"), ([],)),
+    **dict.fromkeys(("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("length_penalty", "repetition_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("min_p", "min_tokens"), (0,)),
+    "skip_special_tokens": (True,),
+    "top_k": (0, -1),
+    "use_beam_search": (False,),
+}
+UNSUPPORTED_IN_CHAT = {
+    **UNSUPPORTED,
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+}
+UNSUPPORTED_IN_COMPLETIONS = {
+    **UNSUPPORTED,
+    "add_special_tokens": (True,),
+    "response_format": ({"type": "text"},),
+}
+
 
 def check_chat(body: ChatRequest) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
+    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT)
     asked = {
         "tools": bool(body.tools),
         "functions": bool(body.functions),
@@ -35,6 +67,7 @@ def check_chat(body: ChatRequest) -> None:
 
 def check_completion(body: CompletionRequest) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
+    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS)
     if body.suffix:
         raise _refusal("suffix", "Texts can only be continued at their end.")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -75,13 +108,13 @@ def stops_of(body: SamplingRequest) -> tuple[str, ...]:
 
 
 def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
-    """Read the sampling options, with OpenAI's defaults. Raises InvalidField for a token id that the model has not."""
+    """Read the sampling options, with the route's defaults. Raises InvalidField for an unknown token id."""
     logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:
             raise _unknown_token("logit_bias", token_id, vocab_size)
     return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_default_temperature(body) if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         num_logprobs=num_logprobs,
@@ -91,14 +124,19 @@ def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int
     )
 
 
-def messages_of(body: ChatRequest) -> list[dict[str, str]]:
+def _default_temperature(body: SamplingRequest) -> float:
+    """OpenAI's, but greedy as `/generate` over documents, which OpenAI's requests do not have."""
+    return 0.0 if isinstance(body, ChatRequest) and body.documents else 1.0
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """Roles and texts, for a chat template. Raises InvalidRequest for what is no text, InvalidField for none at all."""
     return [
         {
             "role": TEMPLATE_ROLES.get(message.role, message.role),
             "content": _text_of(message, f"messages.{index}"),
         }
-        for index, message in enumerate(body.messages)
+        for index, message in enumerate(messages)
     ]
 
 

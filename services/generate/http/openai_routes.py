@@ -182,7 +182,7 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
     )
-    generation = processor.prepare_chat(messages_of(body), documents, options)
+    generation = processor.prepare_chat(messages_of(body.messages), documents, options)
     # where no number was asked for, the limit holds as well as the context
     return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 

@@ -1,7 +1,7 @@
 """OpenAI's chat completions and completions: what crosses the wire, with documents and their calibration added.
 
-Fields that an answer cannot honour are declared, so that they are refused by name instead of ignored; those that
-change nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
+Fields that an answer cannot honour are refused by name, OpenAI's and those that vLLM and others add; those that change
+nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
 """
 
 import re
@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import OpenRequest
 from services.generate.generation.options import Reorder
 from services.generate.http.generate_schemas import (
     MAX_LISTED,
@@ -63,7 +64,7 @@ def _bad_logit_bias(reason: str) -> InvalidRequest:
     return InvalidRequest(f"logit_bias: {reason}", param="logit_bias")
 
 
-class SamplingRequest(BaseModel):
+class SamplingRequest(OpenRequest):
     """Fields of both routes: how the answer is drawn and how it is sent."""
 
     model: str | None = Field(None, description="Checked against the served model.")
@@ -116,10 +117,16 @@ def check_prompts(given: Any) -> Any:
     return given
 
 
+Messages = Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
+
+
 class ChatRequest(SamplingRequest):
     """A conversation, answered over documents where there are any."""
 
-    messages: Annotated[JsonList[ChatMessage], Field(min_length=1), BeforeValidator(check_messages)]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="1 by default, as with OpenAI; 0 with `documents`, as on `/generate`."
+    )
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Takes precedence over `max_tokens`; without either, as many as there is room for."
     )

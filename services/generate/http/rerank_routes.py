@@ -15,6 +15,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import error_responses
+from services.core.http.request_fields import refuse_unsupported
 from services.generate.generation.ranking import Ranking
 from services.generate.http.rerank_schemas import (
     RerankAnswer,
@@ -79,6 +80,12 @@ def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -
 
 # Fields of a document that are read; `rank_fields` may name no others.
 READ_FIELDS = frozenset({"text", "title"})
+# Fields of vLLM's rerank, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "activation": (True,),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
 
 
 def rerank_error_body(error: FoveaError) -> dict[str, Any]:
@@ -154,6 +161,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
 
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Raises InvalidRequest for what cannot be ranked, TooLarge for too many documents."""
+    refuse_unsupported(body.model_extra, UNSUPPORTED)
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from services.core.http.bodies import JsonList
 from services.core.http.error_responses import ErrorDetail
+from services.core.http.request_fields import OpenRequest
 from services.generate.http.generate_schemas import check_length
 from services.generate.prompts.ranking import RankMethod
 
@@ -30,7 +31,7 @@ class RerankDocument(BaseModel):
         return self
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(OpenRequest):
     """The rerank request of Jina and of both of Cohere's versions."""
 
     model: str | None = Field(None, description="Checked against the served model.")

@@ -12,6 +12,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.request_fields import check_query
 from services.predict.http.schemas import (
     Model,
     ModelLimits,
@@ -39,7 +40,7 @@ AnyPredictRequest = Annotated[
 
 def predict_router(service: PredictService) -> APIRouter:
     """Create the routes that list tasks and predict labels."""
-    router = APIRouter(tags=["predict"], route_class=JsonRoute)
+    router = APIRouter(tags=["predict"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
     async def check_head(request: Request) -> None:
         """Choose the dialect of errors and refuse too many inputs, before the fields are read."""

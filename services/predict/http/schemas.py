@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import StrictRequest
 from services.core.serving.model_object import ModelObject
 
 # Far above what a task has or a client calls anything: they bound how long one body can be read.
@@ -29,7 +30,7 @@ Input = Annotated[dict[str, str | Choices], Field(max_length=MAX_FIELDS), Before
 Inputs = Annotated[JsonList[Input], Field(min_length=1)]
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(StrictRequest):
     """Inputs of one task, each with all fields of the task."""
 
     task: Name | None = Field(None, description="The task's `id` in `/tasks`; optional if there is only one task.")

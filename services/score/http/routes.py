@@ -4,10 +4,11 @@ import asyncio
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, request_schema
+from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
 from services.score.http.answers import num_numbers, render
 from services.score.http.calls import captions_of, read_score
@@ -33,7 +34,7 @@ MAX_INLINE_NUMBERS = 4096
 
 def score_router(service: ScoreService) -> APIRouter:
     """Create the route that scores captions."""
-    router = APIRouter(tags=["score"])
+    router = APIRouter(tags=["score"], dependencies=[Depends(check_query)])
 
     @router.post(
         "/score",
@@ -67,7 +68,7 @@ def score_router(service: ScoreService) -> APIRouter:
 
 def negatives_router(service: ScoreService) -> APIRouter:
     """Create the route that generates hard negatives."""
-    router = APIRouter(tags=["score"], route_class=JsonRoute)
+    router = APIRouter(tags=["score"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
     @router.post("/hard-negatives")
     async def hard_negatives(request: Request, body: NegativesRequest) -> NegativesAnswer:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.kinds import PAPER_KINDS, Kind
@@ -13,7 +14,7 @@ from services.score.negatives.kinds import PAPER_KINDS, Kind
 MAX_SEED = 2**63 - 1
 
 
-class ScoreOptions(BaseModel):
+class ScoreOptions(StrictRequest):
     """Options of a request in any format, besides the image and its captions."""
 
     explain: bool = Field(default=False, description="Return a heatmap of each token of each caption.")
@@ -118,7 +119,7 @@ class VllmScoreAnswer(BaseModel):
     usage: VllmUsage
 
 
-class NegativesRequest(BaseModel):
+class NegativesRequest(StrictRequest):
     """A caption to turn into hard negatives."""
 
     caption: str

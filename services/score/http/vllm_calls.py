@@ -9,22 +9,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from services.core.errors import InvalidField, check_count
 from services.core.http.bodies import validate
+from services.core.http.request_fields import OpenRequest, refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits
 
 SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
+SIDE_NAMES = frozenset(name for sides in SIDES for name in sides)
 FOVEAS = ("image", "captions")
+# Fields of vLLM's score, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "activation": (True,),
+    "chat_template": (),
+    "instruction": (),
+    "mm_processor_kwargs": ({},),
+    "truncation_side": ("right",),
+    "use_activation": (True,),
+}
 
 _ADDRESS = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
 # JPEG, PNG, GIF, WebP and BMP; BMP's two letters are a word's as well, so base64 has to go on for a while
 _IMAGE_IN_BASE64 = re.compile(r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk[\w+/]{30})", re.ASCII)
 
 
-class VllmOptions(BaseModel):
+class VllmOptions(OpenRequest):
     """Further fields of vLLM's that have a meaning here."""
 
     model: str | None = None
@@ -58,7 +69,8 @@ def is_vllm(body: dict[str, Any]) -> bool:
 def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> VllmPairs:
     """The pairs of a body. Raises InvalidField where there are none or one is not an image and a text, TooLarge for
     more than `max_pairs`, and what reading an image raises."""
-    options = validate(VllmOptions, body)
+    options = validate(VllmOptions, {name: value for name, value in body.items() if name not in SIDE_NAMES})
+    refuse_unsupported(options.model_extra, UNSUPPORTED)
     first_name, second_name = next(
         (sides for sides in SIDES if all(name in body for name in sides)),
         next(sides for sides in SIDES if any(name in body for name in sides)),

@@ -159,9 +159,9 @@ def test_a_content_type_that_the_route_does_not_take_is_refused_by_name(client: 
     assert "no content type" in error_of(client.post("/v1/rerank", content=b"{}"), 415)["message"]
 
 
-def test_a_compressed_body_is_refused_by_its_encoding(client: TestClient) -> None:
-    response = client.post("/bytes", content=b"x", headers={"content-encoding": "gzip"})
-    assert "Content-Encoding: 'gzip'" in error_of(response, 415)["message"]
+def test_a_body_of_another_encoding_is_refused_by_its_name(client: TestClient) -> None:
+    response = client.post("/bytes", content=b"x", headers={"content-encoding": "br"})
+    assert "Content-Encoding: 'br'" in error_of(response, 415)["message"]
     assert client.post("/bytes", content=b"x", headers={"content-encoding": "identity"}).json() == {"size": 1}
 
 

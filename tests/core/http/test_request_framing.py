@@ -279,6 +279,37 @@ async def test_a_url_that_names_its_host_is_read_as_its_path_and_that_host(
     assert [dict(scope["headers"])[b"host"] for scope in recorder.scopes] == [b"b.example:81", b"b.example"]
 
 
+async def test_a_stream_for_http_1_0_is_not_chunked_and_ends_with_the_connection() -> None:
+    first_arrived = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await first_arrived.wait()
+        await send({"type": "http.response.body", "body": b"data: 22\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with (
+        serving(stream, lifespan="off", http=BoundedHeadProtocol) as url,
+        connected(url) as connection,
+    ):
+        connection.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head = (await connection.reader.readuntil(b"\r\n\r\n")).lower()
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert await connection.reader.readexactly(9) == b"data: 1\n\n"
+        first_arrived.set()
+        assert await connection.rest() == b"data: 22\n\n"
+
+
+async def test_an_answer_of_known_length_has_it_for_http_1_0_too(connection: RawConnection) -> None:
+    connection.write(b"GET /1 HTTP/1.0\r\n\r\n")
+    answer = await connection.answer()
+    assert answer is not None
+    assert (answer.body, answer.headers["content-length"]) == (b"/1", "2")
+    assert await connection.rest() == b""
+
+
 @pytest.mark.parametrize(
     "request_",
     [

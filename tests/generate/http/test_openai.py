@@ -92,6 +92,12 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(client: TestClient) -
         "logit_bias": {},
         "stop": None,
         "n": None,
+        "a_field_that_nobody_knows": 1,
+        "guided_json": None,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "chat_template_kwargs": {},
     }
     assert text_of(chat(client, **harmless)) == text_of(chat(client))
 
@@ -205,6 +211,43 @@ def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClien
     assert all(text.startswith(prompt) and text != prompt for text, prompt in zip(texts, prompts, strict=True))
 
 
+def test_chat_over_documents_is_greedy_unless_it_says_otherwise(client: TestClient) -> None:
+    def answers(**fields: Any) -> set[str]:
+        return {text_of(chat(client, max_tokens=24, seed=seed, **fields)) for seed in range(5)}
+
+    greedy = answers(temperature=0, documents=DOCUMENTS)
+    assert answers(temperature=None, documents=DOCUMENTS) == greedy
+    assert len(greedy) == 1
+    assert len(answers(temperature=1, documents=DOCUMENTS)) > 1
+    assert len(answers(temperature=None)) > 1
+
+
+def test_tokenize_counts_what_chat_and_completions_count(client: TestClient) -> None:
+    for body, answered in (({"prompt": PROMPT}, complete(client)), ({"messages": QUESTION}, chat(client))):
+        response = client.post("/tokenize", json=body)
+        assert response.status_code == 200, response.text
+        counted = response.json()
+        assert counted["count"] == len(counted["tokens"]) == answered["usage"]["prompt_tokens"]
+        assert counted["max_model_len"] == CONTEXT
+    tokens = client.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    assert complete(client, prompt=tokens)["choices"] == complete(client)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"prompt": PROMPT, "messages": QUESTION}, 422),
+        ({"prompt": PROMPT, "add_special_tokens": False}, 400),
+        ({"messages": QUESTION, "return_token_strs": True}, 400),
+        ({"prompt": "lighthouse " * 100_000}, 413),
+        ({"prompt": PROMPT, "model": "gpt-5"}, 404),
+    ],
+)
+def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str, Any], status: int) -> None:
+    assert client.post("/tokenize", json=body).status_code == status
+
+
 # --- what is refused ---
 
 
@@ -226,6 +269,12 @@ def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClien
         ({"audio": {"voice": "alloy"}}, 400, "audio"),
         ({"web_search_options": {}}, 400, "web_search_options"),
         ({"moderation": {"model": "m"}}, 400, "moderation"),
+        ({"guided_json": {"type": "object"}}, 400, "guided_json"),
+        ({"guided_choice": ["yes", "no"]}, 400, "guided_choice"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, 400, "structured_outputs"),
+        ({"top_k": 5}, 400, "top_k"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs"),
+        ({"calibration": {"enabeld": False}}, 422, "calibration.enabeld"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 422, "top_logprobs"),
         ({"temperature": 2.1}, 422, "temperature"),
@@ -275,6 +324,8 @@ def test_a_chat_that_cannot_be_answered_is_refused_by_name(
         ({"prompt": [True]}, 422, "prompt.0"),
         ({"prompt": [5, 512]}, 422, "prompt"),
         ({"prompt": [[5], [512]]}, 422, "prompt"),
+        ({"guided_regex": "a|b"}, 400, "guided_regex"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"suffix": "end"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
         ({"echo": True, "prompt": [5]}, 400, "echo"),

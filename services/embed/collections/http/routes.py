@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, request_schema
+from services.core.http.request_fields import check_query
 from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
     CollectionListing,
@@ -104,7 +105,7 @@ class Collections(Protocol):
 
 def collections_router(collections: Collections, limits: CallLimits) -> APIRouter:
     """Create the routes of collections."""
-    router = APIRouter(tags=["collections"])
+    router = APIRouter(tags=["collections"], dependencies=[Depends(check_query)])
     _add_collection_routes(router, collections, limits)
     _add_image_routes(router, collections, limits)
     _add_search_route(router, collections, limits)

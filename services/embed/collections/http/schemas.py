@@ -7,6 +7,7 @@ import orjson
 from pydantic import BaseModel, Field, JsonValue
 
 from services.core.http.bodies import JsonList
+from services.core.http.request_fields import StrictRequest
 from services.core.images.references import JsonImage
 from services.embed.collections.answers import (
     CollectionStatus,
@@ -21,14 +22,14 @@ from services.embed.collections.storage.image_store import Added, StoredImage
 Metadata = dict[str, JsonValue]
 
 
-class CreateRequest(BaseModel):
+class CreateRequest(StrictRequest):
     """Conditions to index in a new or an existing collection."""
 
     model: str | None = Field(None, description="Checked against the served model.")
     conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
 
 
-class NewImage(BaseModel):
+class NewImage(StrictRequest):
     """One image to add."""
 
     id: str | None = Field(None, description="Id of the image. Default: the SHA-256 of its bytes.")
@@ -36,7 +37,7 @@ class NewImage(BaseModel):
     metadata: Metadata | None = None
 
 
-class AddRequest(BaseModel):
+class AddRequest(StrictRequest):
     images: JsonList[NewImage]
 
 
@@ -46,7 +47,7 @@ class FormMetadata(BaseModel):
     metadata: Annotated[dict[str, Metadata], Field(fail_fast=True)]
 
 
-class SearchRequest(BaseModel):
+class SearchRequest(StrictRequest):
     """A search. The query is exactly one of `image`, `text` and `id`."""
 
     image: JsonImage | None = Field(

@@ -21,7 +21,7 @@ def bytes_of(image: ImageToAdd) -> bytes:
 
 
 def test_a_collection_is_created_once_and_then_confirmed(client: TestClient, library: InMemory) -> None:
-    body = {"model": "tiny", "conditions": [COLOR, SHAPE], "a field that nobody knows": 1}
+    body = {"model": "tiny", "conditions": [COLOR, SHAPE]}
     created = client.put("/collections/birds", json=body)
     assert created.status_code == 201
     assert created.json()["name"] == "birds"
@@ -117,6 +117,8 @@ def test_every_path_answers_with_the_version_in_front(client: TestClient, path: 
         ({"json": {"conditions": COLOR}}, 422, "conditions"),
         ({"json": {"conditions": [COLOR, 3]}}, 422, "conditions.1"),
         ({"json": {"model": 3}}, 422, "model"),
+        ({"json": {"condition": [COLOR]}}, 422, "condition"),
+        ({"params": {"conditions": COLOR}}, 422, "conditions"),
         ({"json": []}, 422, None),
         ({"json": {"conditions": ["a", "b", "c", "d"]}}, 413, "conditions"),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, None),
@@ -129,6 +131,27 @@ def test_a_creation_that_does_not_fit_makes_nothing(
 ) -> None:
     assert error_of(client.put("/collections/birds", **options), status)["param"] == param
     assert "birds" not in library.stored
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "param"),
+    [
+        ("images", {"json": {"images": [{"image": "AAAA", "metdata": {}}]}}, "images.0.metdata"),
+        ("images", {"json": {"images": [], "wait": True}}, "wait"),
+        ("images", {"files": {"file": ("a.png", PHOTO)}, "data": {"metdata": "{}"}}, "metdata"),
+        ("images", {"files": {"file": ("a.png", PHOTO)}, "params": {"wiat": "true"}}, "wiat"),
+        ("search", {"json": {"text": "a", "conditon": COLOR}}, "conditon"),
+        ("search", {"json": {"text": "a"}, "params": {"top_k": 5}}, "top_k"),
+        ("search", {"files": {"file": PHOTO}, "data": {"filters": "{}"}}, "filters"),
+    ],
+)
+def test_a_field_that_a_route_has_not_is_refused(
+    client: TestClient, library: InMemory, path: str, options: dict[str, Any], param: str
+) -> None:
+    error = error_of(client.post(f"/collections/things/{path}", **options), 422)
+    assert error["param"] == param
+    assert "Unknown field; " in error["message"]
+    assert not library.added
 
 
 # --- adding images ---
@@ -188,7 +211,7 @@ def test_json_adds_images_with_or_without_ids_and_metadata(client: TestClient, l
     images = [
         {"id": "a", "image": as_base64(PHOTO), "metadata": {"n": [1, {"deep": None}]}},
         {"image": f"data:image/jpeg;base64,{as_base64(OTHER)}"},
-        {"id": None, "image": as_base64(PHOTO), "metadata": None, "unknown": 1},
+        {"id": None, "image": as_base64(PHOTO), "metadata": None},
     ]
     response = client.post("/collections/things/images", json={"images": images})
     assert response.status_code == 201

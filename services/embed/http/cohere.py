@@ -1,0 +1,133 @@
+"""Cohere's embed, in both of its versions."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, Field
+
+from services.core.errors import InvalidField, InvalidRequest
+from services.core.http.bodies import JsonList, validate
+from services.core.http.request_fields import OpenRequest, refuse_unsupported
+from services.core.images.inputs import image_input
+from services.core.images.references import JsonImage
+from services.embed.http.schemas import render_rows
+from services.embed.service import CallLimits, EmbedCall, Embedded, Input, TextInput
+
+Version = Literal["1", "2"]
+EmbeddingType = Literal["float", "base64"]
+# Fields that only Cohere's request has: they tell version 1 from Fovea's own form.
+COHERES = ("input_type", "embedding_types")
+UNSUPPORTED = {"max_tokens": ()}
+
+
+class CohereInput(BaseModel):
+    """One text or one image: `{"type": "text", "text": …}` or `{"type": "image_url", "image_url": {"url": …}}`."""
+
+    content: Annotated[JsonList[dict[str, Any]], Field(min_length=1)]
+
+
+class CohereRequest(OpenRequest):
+    """Texts, images, or inputs of either; `input_type` changes nothing here."""
+
+    model: str | None = Field(None, description="Checked against the served model.")
+    texts: JsonList[str] | None = None
+    images: JsonList[JsonImage] | None = None
+    inputs: JsonList[CohereInput] | None = Field(None, description="Version 2's; each of one text or one image.")
+    input_type: str | None = None
+    embedding_types: JsonList[EmbeddingType] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="`END` cuts long texts; without it they are refused. `START` is refused."
+    )
+    output_dimension: int | None = Field(None, description="Only the model's own width is accepted.")
+    condition: str | JsonList[str] | None = Field(None, description="For the images.")
+
+
+class CohereEmbeddings(BaseModel):
+    """Embeddings by type, those that were asked for; `float` by default."""
+
+    float_: list[list[float]] | None = Field(None, alias="float")
+    base64: list[str] | None = Field(None, description="Of little-endian float32.")
+
+
+class CohereMeta(BaseModel):
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+
+
+class CohereAnswer(BaseModel):
+    """Embeddings in the order of the inputs; version 1 has a plain list where no type was asked for."""
+
+    id: str
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+    embeddings: CohereEmbeddings | list[list[float]]
+    texts: list[str]
+    meta: CohereMeta
+
+
+@dataclass(frozen=True)
+class CohereCall(EmbedCall):
+    """A call that is answered in Cohere's form; without `embedding_types` version 1 gets a plain list."""
+
+    version: Version = "2"
+    embedding_types: Sequence[EmbeddingType] | None = None
+
+
+def is_cohere(body: dict[str, Any]) -> bool:
+    """Whether a body of `/embed` speaks version 1 of Cohere's dialect."""
+    return any(name in body for name in COHERES)
+
+
+def cohere_call(body: dict[str, Any], version: Version, limits: CallLimits) -> CohereCall:
+    """Convert Cohere's request into a call. Raises InvalidField and InvalidRequest for what does not fit."""
+    parsed = validate(CohereRequest, body)
+    refuse_unsupported(parsed.model_extra, UNSUPPORTED)
+    if parsed.truncate == "START":
+        raise InvalidRequest("truncate: Texts are cut at their end only.", param="truncate")
+    condition = parsed.condition
+    return CohereCall(
+        inputs=_inputs(parsed, limits),
+        conditions=[condition] if isinstance(condition, str) else condition or [],
+        model=parsed.model,
+        dimensions=parsed.output_dimension,
+        truncate=parsed.truncate == "END",
+        version=version,
+        embedding_types=parsed.embedding_types or (["float"] if version == "2" else None),
+    )
+
+
+def _inputs(parsed: CohereRequest, limits: CallLimits) -> list[Input]:
+    inputs: list[Input] = [TextInput(text, f"texts.{index}") for index, text in enumerate(parsed.texts or ())]
+    inputs += [image_input(image, f"images.{index}", limits.images) for index, image in enumerate(parsed.images or ())]
+    inputs += [_input(one, f"inputs.{index}.content", limits) for index, one in enumerate(parsed.inputs or ())]
+    if not inputs:
+        raise InvalidField("The request holds no input: give texts, images or inputs.", param="texts")
+    return inputs
+
+
+def _input(given: CohereInput, param: str, limits: CallLimits) -> Input:
+    if len(given.content) > 1:
+        raise InvalidRequest(f"{param}: Several parts make no one embedding here; send each alone.", param=param)
+    match given.content[0]:
+        case {"type": "text", "text": str(text)}:
+            return TextInput(text, f"{param}.0.text")
+        case {"type": "image_url"} as image:
+            return image_input(image, f"{param}.0", limits.images)
+    raise InvalidField(f"{param}.0: A part is a text or an image_url.", param=f"{param}.0")
+
+
+def render_cohere(embedded: Embedded, call: CohereCall) -> bytes:
+    """The JSON of a CohereAnswer."""
+    types = call.embedding_types
+    rows = {kind: render_rows(embedded.rows, kind) for kind in types or ("float",)}
+    units = {"input_tokens": embedded.prompt_tokens, "images": embedded.num_images}
+    answer = {
+        "id": f"embed-{uuid.uuid4().hex}",
+        "response_type": "embeddings_by_type" if types else "embeddings_floats",
+        "embeddings": rows if types else rows["float"],
+        "texts": [one.text for one in call.inputs if isinstance(one, TextInput)],
+        "meta": {"api_version": {"version": call.version}, "billed_units": units},
+    }
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
