@@ -32,7 +32,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.send_response(503 if is_loading else 200 if is_found else 404)
         self.end_headers()
         is_known = (NOTES.parent / "b-is-known").exists()
-        self.wfile.write(json.dumps({"checks": {"b": {"ok": is_known}}}).encode())
+        self.wfile.write(json.dumps({"checks": {"b": {"ok": is_known, "detail": "no b yet"}}}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -97,6 +97,19 @@ def test_a_model_that_the_store_has_not_is_told_in_one_line(arguments: list[str]
     assert len(told.splitlines()) == 1
 
 
+def test_a_calibration_that_would_be_kept_nowhere_is_refused_before_it_begins() -> None:
+    told = refusal("calibrate", "litm-facts")
+    assert "--publish NAME, --output FOLDER or --save FILE" in told
+
+
+def test_the_guides_keep_every_calibration_that_they_make() -> None:
+    pages = (Path(__file__).parents[1] / "docs" / "guide").glob("*.md")
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    commands = [line for line in lines if line.strip().startswith("fovea calibrate ")]
+    assert len(commands) > 1
+    assert all("--publish" in command or "--output" in command for command in commands)
+
+
 @pytest.mark.timeout(600)  # trains and evaluates
 @pytest.mark.slow
 def test_a_folder_that_was_begun_with_other_options_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -122,7 +135,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ["calibrate", "CHECKPOINT"],
+        ["calibrate", "CHECKPOINT", "--save", "RUN"],
         ["evaluate", "litm", "CHECKPOINT"],
         ["evaluate", "focallens", "colorshape", "--checkpoint", "CHECKPOINT", "--baseline", "CHECKPOINT"],
         ["train", "focallens", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],

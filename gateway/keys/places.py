@@ -1,4 +1,4 @@
-"""Where keys are kept: a file that the gateway follows, or the Secret that a cluster mounts as one."""
+"""Places of keys: a file that the gateway follows, or the Secret that a cluster mounts as one."""
 
 import base64
 import fcntl

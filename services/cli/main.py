@@ -6,18 +6,18 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from services.cli.one_line import errors_in_one_line, missing_module, needs
 
 EXAMPLES = """
 Try it:
   curl {gateway}/v1/models
-  curl '{gateway}/embed?condition=What+is+the+color+of+the+object%3F' \\
-       -H 'Content-Type: image/jpeg' --data-binary @photo.jpg
   curl {gateway}/generate -H 'Content-Type: application/json' \\
        -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
 Ctrl-C stops everything."""
@@ -26,7 +26,6 @@ app = typer.Typer(
     name="fovea",
     help="Serve, train and evaluate models that attend to what a request asks about.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
@@ -43,6 +42,22 @@ def main() -> None:
     # PID 1 of a container ignores signals without a handler. A server installs its own later.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app(prog_name="fovea")
+
+
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - called by typer
+    if is_wanted:
+        typer.echo(installed_version("fovea"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -65,8 +80,10 @@ def up(
     options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
 
+    names = _installed_programs(existing_names())
+
     async def supervise() -> int:
-        programs = plan_programs(existing_names(), environment)
+        programs = plan_programs(names, environment)
         policy = RestartPolicy(hung_after_s=restart_after)
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
         return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
@@ -76,6 +93,17 @@ def up(
     except (BadPort, PortTaken) as refused:
         typer.echo(refused, err=True)
         raise typer.Exit(1) from None
+
+
+def _installed_programs(names: Sequence[str]) -> list[str]:
+    """Leave out services whose packages are missing, and say so. Exits where that leaves no service, or no gateway."""
+    missing = {name: module for name in names if (module := missing_module(name)) is not None}
+    for name, module in missing.items():
+        typer.echo(needs(f"fovea up: {name} is left out", module, name), err=True)
+    installed = [name for name in names if name not in missing]
+    if installed[:1] != ["gateway"] or installed == ["gateway"]:
+        raise typer.Exit(1)
+    return installed
 
 
 def _drain_s(environment: Mapping[str, str]) -> float:
@@ -91,7 +119,8 @@ def serve(
 
     if service not in (names := existing_names()):
         raise typer.BadParameter(f"there is no {service!r}; available: {', '.join(names)}.")
-    runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
+    with errors_in_one_line(f"fovea serve {service}", service):
+        runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
 
 
 @app.command()
@@ -100,117 +129,134 @@ def version() -> None:
     typer.echo(installed_version("fovea"))
 
 
-def _delegate(group: typer.Typer, name: str, module: str, summary: str) -> None:
-    """Add a command whose arguments, including `--help`, are passed to the Typer app of a module imported on demand."""
+class _Delegate(TyperCommand):
+    """A command of another module, which is imported when it runs or when a shell completes its arguments."""
+
+    load: Callable[[], TyperCommand | TyperGroup]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        command, words = self.load(), list(ctx.args)
+        while words and words[0] in (commands := getattr(command, "commands", {})):
+            command = commands[words.pop(0)]
+        inner = command.make_context(command.name, words, resilient_parsing=True)
+        return command.shell_complete(inner, incomplete)
+
+
+def _delegate(group: typer.Typer, name: str, module: str, summary: str, extra: str | None) -> None:
+    """Add a command whose arguments, including `--help`, are passed to the Typer app of a module imported on demand.
+
+    `extra` is the one whose packages the module imports.
+    """
+
+    def load() -> Any:
+        command = typer.main.get_command(importlib.import_module(module).app)
+        # A module with several jobs has them as subcommands of its app, by the same names.
+        return getattr(command, "commands", {}).get(name, command)
 
     @group.command(
         name,
+        cls=type("_Delegate", (_Delegate,), {"load": staticmethod(load)}),
         help=summary,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def run_delegate(context: typer.Context) -> None:
-        command = typer.main.get_command(importlib.import_module(module).app)
-        # A module with several jobs has them as subcommands of its app, by the same names.
-        is_one_of_several = name in getattr(command, "commands", {})
-        arguments = [name, *context.args] if is_one_of_several else context.args
-        parent = context.parent.command_path if context.parent else "fovea"
-        with _refusals_in_one_line(f"{parent} {name}"):
-            command.main(arguments, prog_name=parent if is_one_of_several else f"{parent} {name}")
+        command = f"{context.parent.command_path if context.parent else 'fovea'} {name}"
+        with errors_in_one_line(command, extra):
+            load().main(context.args, prog_name=command)
 
 
-@contextmanager
-def _refusals_in_one_line(command: str) -> Iterator[None]:
-    """Print errors in a command's inputs or environment in one line, without a traceback, and exit with status 1."""
-    from safetensors import SafetensorError
-
-    from services.core.printable import printable
-    from services.core.store.errors import StoreError
-    from services.nn.refusals import Refused
-
-    try:
-        yield
-    except (Refused, StoreError, SafetensorError, OSError) as refused:
-        typer.echo(f"{command}: {printable(' '.join(str(refused).split()))}", err=True)
-        raise typer.Exit(1) from None
-
-
-_delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.")
-_delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.")
+_delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
+_delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
 _delegate(
     train,
     "litm",
     "services.generate.training.train",
     "Train a small Llama with positional bias, the generate starter.",
+    "train",
 )
 _delegate(
     train,
     "distill",
     "services.predict.training.train",
     "Train a small T5 on labels and a teacher's rationales.",
+    "train",
 )
 _delegate(
     train,
     "clip-scenes",
     "services.score.training.train",
     "Train a small CLIP on generated scenes, the base of the score starter.",
+    "train",
 )
 _delegate(
     train,
     "fsc-clip",
     "services.score.training.train",
     "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
+    "train",
 )
 _delegate(
     train,
     "wise-ft",
     "services.score.training.train",
     "Interpolate a CLIP before and after tuning, and publish the best.",
+    "train",
 )
 _delegate(
-    evaluate, "focallens", "services.embed.evaluation.evaluate", "Evaluate FocalLens by the dissertation's protocols."
+    evaluate,
+    "focallens",
+    "services.embed.evaluation.evaluate",
+    "Evaluate FocalLens by the dissertation's protocols.",
+    "evaluate",
 )
 _delegate(
     evaluate,
     "litm",
     "services.generate.evaluation.evaluate",
     "Evaluate Found-in-the-middle by the dissertation's protocols.",
+    "evaluate",
 )
 _delegate(
     evaluate,
     "distill",
     "services.predict.evaluation.evaluate",
     "Evaluate distilled students by the dissertation's protocol.",
+    "evaluate",
 )
 _delegate(
     evaluate,
     "compositionality",
     "services.score.evaluation.evaluate",
     "Evaluate caption scoring: SugarCrepe, VALSE, ARO and others.",
+    "evaluate",
 )
 _delegate(
     distill,
     "extract",
     "services.predict.extraction.command",
     "Collect rationales from a teacher; resumable.",
+    "predict",
 )
 _delegate(
-    convert, "fsc-clip", "services.score.training.convert", "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP."
+    convert,
+    "fsc-clip",
+    "services.score.training.convert",
+    "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
+    "score",
 )
 _delegate(
     app,
     "calibrate",
     "services.generate.calibrate.command",
     "Choose and measure a checkpoint's attention calibration.",
+    "generate",
 )
 _delegate(
-    app,
-    "embed-bulk",
-    "services.embed.bulk.command",
-    "Embed many images into a collection or into files.",
+    app, "embed-bulk", "services.embed.bulk.command", "Embed many images into a collection or into files.", "embed"
 )
-_delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.")
-_delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.")
+_delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.", None)
+_delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.", "gateway")
 
 
 if __name__ == "__main__":

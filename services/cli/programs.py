@@ -13,6 +13,7 @@ PACKAGES = {
     "embed": ("services.embed", 8103),
     "score": ("services.score", 8104),
 }
+WAIT, WAIT_S = "FOVEA_GATEWAY_WAIT_FOR_SERVICE_S", "30"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def existing_names() -> list[str]:
 def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[Program]:
     """Return the named processes, on the addresses that the environment gives them.
 
-    The gateway is given the services' addresses, unless the environment has them, and none for missing services.
+    The gateway is given the services' addresses, unless the environment has them, and none for missing services. It
+    lets requests wait for services that are starting.
     Port 0 becomes a free one. Raises BadPort.
     """
     services = [_program(name, environment) for name in names if name != "gateway"]
@@ -66,6 +68,8 @@ def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[
     urls = {service.name: service.url for service in services}
     upstreams = {f"FOVEA_GATEWAY_{name.upper()}_URLS": urls.get(name, "") for name in PACKAGES if name != "gateway"}
     told = {name: url for name, url in upstreams.items() if name not in environment}
+    # The first requests come while the services are still loading.
+    told |= {name: value for name, value in {WAIT: WAIT_S}.items() if name not in environment}
     gateway = _program("gateway", environment)
     gateway = replace(gateway, environment={**gateway.environment, **told}, needs=tuple(urls))
     return [gateway, *services]

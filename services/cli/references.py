@@ -29,11 +29,11 @@ def write_reference(kind: str, directory: Path) -> None:
     """Check a folder with its engine, and write `reference.json` into it. The check compares with an existing one,
     which is kept.
 
-    Raises InvalidCheckpoint for a folder that does not pass; NoReference for a kind that no service runs, and where
-    torch is not installed, the folder does not load here or can't be written to.
+    Raises InvalidCheckpoint for a folder that does not load or pass; NoReference for a kind that no service runs, and
+    where packages or memory are missing or the folder can't be written to.
     """
     if kind not in ENGINES:
-        raise NoReference(f"no service runs checkpoints of kind {kind!r}")
+        raise NoReference(f"no service of Fovea's own runs checkpoints of kind {kind!r}, only {', '.join(ENGINES)}")
     if find_spec("torch") is None:
         raise NoReference("torch is not installed")
     from services.nn.broken_model import BrokenModel
@@ -41,9 +41,12 @@ def write_reference(kind: str, directory: Path) -> None:
 
     try:
         engine = _load(kind, directory)
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, MemoryError) as error:
-        raise NoReference(
-            f"it can't be loaded here: {str(error).splitlines()[0] if str(error) else error!r}"
+    except (ImportError, MemoryError) as error:
+        raise NoReference(f"it can't be loaded here: {error!r}") from error
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InvalidCheckpoint(
+            f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"
         ) from error
     try:
         engine.self_check()

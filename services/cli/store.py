@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from services.cli.references import NoReference, write_reference
+from services.cli.references import ENGINES, NoReference, write_reference
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -118,7 +118,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="Kind of a model made by other tools, e.g. causal-lm for a Llama. Requires --name."),
+        typer.Option(help=f"Kind of a model made by other tools: {', '.join(ENGINES)}. Requires --name."),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -128,7 +128,8 @@ def publish(  # noqa: PLR0913 - one parameter an option
     audit_log: AuditOption = None,
     *,
     reference: Annotated[
-        bool, typer.Option(help="Run the model once and write its outputs to reference.json in the folder.")
+        bool,
+        typer.Option(help="Load and run the model, refuse what fails, and write its outputs to reference.json."),
     ] = True,
     as_json: AsJson = False,
 ) -> None:

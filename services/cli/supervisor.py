@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -116,18 +116,41 @@ class Supervisor:
 
     async def _announce(self, farewell: str) -> None:
         began_s = time.monotonic()
+        shown: list[_Child] = []
         while late := [child for child in self._children if not child.ready.is_set()]:
             try:
                 async with asyncio.timeout(self._remind_s):  # `wait_for` may lose a cancellation, until Python 3.12
                     await late[0].ready.wait()
             except TimeoutError:
-                names = ", ".join(child.program.name for child in late)
-                self._output.write(f"Not ready after {time.monotonic() - began_s:.0f} s: {names}\n")
-                self._output.flush()
-        self._output.write(f"\nReady in {time.monotonic() - began_s:.1f} s:\n")
-        for child in self._children:
-            self._output.write(f"  {child.program.name:<9}{child.program.url}\n")
-        self._output.write(f"{farewell}\n")
+                self._print(f"Not ready after {time.monotonic() - began_s:.0f} s:")
+                troubled = await self._tell_troubles(late)
+                well = [child for child in self._children if child not in troubled]
+                if well and well != shown:
+                    self._print("Ready:")
+                    self._tell_addresses(well)
+                    shown = well
+        self._print(f"\nReady in {time.monotonic() - began_s:.1f} s:")
+        self._tell_addresses(self._children)
+        self._print(farewell)
+
+    async def _tell_troubles(self, late: Sequence["_Child"]) -> Sequence["_Child"]:
+        """Print why programs are not ready, in their own words, and return them.
+
+        One that waits only for others in the list is not to blame.
+        """
+        names = {child.program.name for child in late}
+        troubles = {child: await _trouble(child.program, names - {child.program.name}) for child in late}
+        for child, trouble in troubles.items():
+            if trouble is not None:
+                self._print(f"  {child.program.name:<9}{printable(trouble)}")
+        return [child for child, trouble in troubles.items() if trouble is not None]
+
+    def _tell_addresses(self, children: Sequence["_Child"]) -> None:
+        for child in children:
+            self._print(f"  {child.program.name:<9}{child.program.url}")
+
+    def _print(self, line: str) -> None:
+        self._output.write(f"{line}\n")
         self._output.flush()
 
     async def _stop_all(self) -> None:
@@ -243,6 +266,17 @@ async def _is_ready(program: Program) -> bool:
     except (OSError, ValueError, KeyError):
         # Refused, cut off or timed out: not yet.
         return False
+
+
+async def _trouble(program: Program, others: Collection[str]) -> str | None:
+    """Return the reasons that `/readyz` gives for a program itself, not for others; None where it is ready."""
+    try:
+        status, body = await _get(program, "/readyz")
+        failing = {name: str(check["detail"]) for name, check in json.loads(body)["checks"].items() if not check["ok"]}
+    except (OSError, ValueError, KeyError):
+        return "starting"
+    own = [detail if status != 200 else f"{name}: {detail}" for name, detail in failing.items() if name not in others]
+    return "; ".join(dict.fromkeys(own)) or (None if status == 200 else "starting")
 
 
 async def _is_well(program: Program, path: str) -> bool:

@@ -74,7 +74,7 @@ def test_a_model_made_elsewhere_is_published_under_a_name_and_a_kind(
     directory = write_starter(tmp_path / "second", "toy", b"second")
     (directory / "checkpoint.json").unlink()
 
-    published = fovea_store.json("publish", str(directory), "--name", "vicuna", "--kind", "causal-lm")
+    published = fovea_store.json("publish", str(directory), "--name", "vicuna", "--kind", "causal-lm", "--no-reference")
 
     assert store.manifest("vicuna", published["id"]).kind == "causal-lm"
     assert store.resolve("vicuna") == published["id"]

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -166,10 +167,22 @@ def test_a_program_is_announced_once_what_it_needs_is_well_and_until_then_is_tol
 ) -> None:
     supervised = supervise(a="serve", needs={"a": ["b"]})
     until(lambda: "hello from a" in supervised.output())
-    until(lambda: supervised.output().count("s: a\n") >= 3)  # reminders, each longer than a look at the check
+    until(
+        lambda: supervised.output().count("  a        b: no b yet\n") >= 3
+    )  # reminders, each longer than a look at the check
     assert "all set" not in supervised.output()
     (supervised.folder / "b-is-known").touch()
     supervised.until_ready()
+
+
+def test_a_service_that_never_gets_ready_is_told_with_its_own_reason_and_the_others_with_their_addresses(
+    supervise: Supervise,
+) -> None:
+    supervised = supervise(a="serve", b="load", c="serve", needs={"a": ["b"]})
+    until(lambda: "  b        no b yet\n" in supervised.output())
+    listed = r"Ready:\n  a +http://127\.0\.0\.1:\d+\n  c +http://127\.0\.0\.1:\d+\n"
+    until(lambda: re.search(listed, supervised.output()) is not None)
+    assert "  a        b:" not in supervised.output()
 
 
 @pytest.mark.parametrize("how", ["terminated", "interrupted from the keyboard"])

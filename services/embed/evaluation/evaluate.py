@@ -45,7 +45,7 @@ from services.jobs.sugarcrepe import load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.refusals import readable_weights
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint to evaluate: a name in the store, or a folder.")]
 Baseline = Annotated[

@@ -28,7 +28,9 @@ CLIP_NAME = "clip-shapes"
 FOCALLENS_NAME = "focallens-shapes"
 HEAD_WIDTH = 32
 
-app = typer.Typer(help="Train and publish checkpoints of the embed service.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Train and publish checkpoints of the embed service.", no_args_is_help=True
+)
 
 
 @app.command()

@@ -82,6 +82,8 @@ def calibrate(
     store_url: StoreUrl = None,
 ) -> None:
     """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions."""
+    if output is None and publish is None and save is None:
+        raise typer.BadParameter("say where to keep the calibration: --publish NAME, --output FOLDER or --save FILE")
     plan = Plan(
         positions=parse_positions(positions, documents),
         num_prompts=prompts,

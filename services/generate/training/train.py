@@ -23,7 +23,7 @@ STATEMENT = (
 )
 TESTED = Naming(half_wrong=0.4)
 
-app = typer.Typer(help="Train and publish the starter checkpoint of the generate service.")
+app = typer.Typer(add_completion=False, help="Train and publish the starter checkpoint of the generate service.")
 
 
 @app.command()

@@ -48,7 +48,9 @@ CLIP_KIND = "open-clip"
 
 DataKind = Literal["scenes", "folder", "tars"]
 
-app = typer.Typer(help="Train and publish checkpoints of the score service.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Train and publish checkpoints of the score service.", no_args_is_help=True
+)
 app.command("wise-ft")(wise_ft)
 
 

@@ -1,0 +1,119 @@
+"""An installation without some of the extras, or of the gateway's image, works or names what to install."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from services.cli.one_line import MODULES
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What the gateway's image leaves out.
+SERVICES = [f"services.{name}" for name in ("nn", "jobs", "predict", "generate", "embed", "score")]
+
+
+OWNERS = {module: {canonicalize_name(each) for each in owners} for module, owners in packages_distributions().items()}
+
+
+def imported_by(extra: str) -> set[str]:
+    """Return the import names of the packages of an extra and of those that it includes."""
+    names: set[str] = set()
+    for requirement in map(Requirement, PROJECT["optional-dependencies"].get(extra, ())):
+        if requirement.name == "fovea":
+            names |= set().union(*map(imported_by, requirement.extras))
+        else:
+            names |= {module for module, owners in OWNERS.items() if canonicalize_name(requirement.name) in owners}
+    return names
+
+
+EXTRAS = set().union(*map(imported_by, ("gateway", "evaluate", "search")))
+GATEWAY_ONLY = [*EXTRAS - imported_by("gateway"), *SERVICES]
+
+
+def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cli.without_packages", ",".join(missing), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={"HOME": str(home), "PATH": "", "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("train clip --help", "train"),
+        ("train focallens --help", "train"),
+        ("train litm --help", "train"),
+        ("train distill --help", "train"),
+        ("train clip-scenes --help", "train"),
+        ("train fsc-clip --help", "train"),
+        ("train wise-ft --help", "train"),
+        ("evaluate focallens --help", "evaluate"),
+        ("evaluate litm --help", "evaluate"),
+        ("evaluate distill --help", "evaluate"),
+        ("evaluate compositionality --help", "evaluate"),
+        ("distill extract --help", "predict"),
+        ("convert fsc-clip --help", "score"),
+        ("calibrate --help", "generate"),
+        ("embed-bulk --help", "embed"),
+        ("keys create --help", "gateway"),
+        *((f"serve {name}", name) for name in MODULES),
+    ],
+)
+def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: str, extra: str, tmp_path: Path) -> None:
+    ended = fovea([*EXTRAS], *command.split(), home=tmp_path)
+    [line] = ended.stderr.splitlines()
+    assert line.endswith(f" is not installed; pip install 'fovea[{extra}]'")
+    assert line.startswith(f"fovea {' '.join(word for word in command.split() if word not in ('--help', 'create'))}: ")
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_up_without_any_extra_names_the_extra_of_each_process(tmp_path: Path) -> None:
+    ended = fovea([*EXTRAS], "up", home=tmp_path)
+    assert ended.returncode == 1
+    assert [line.rpartition("; ")[2] for line in ended.stderr.splitlines()] == [
+        f"pip install 'fovea[{name}]'" for name in MODULES
+    ]
+
+
+def test_what_up_looks_for_is_what_the_extras_install() -> None:
+    for name, modules in MODULES.items():
+        installed = set().union(*(OWNERS[module] for module in imported_by(name)))
+        assert set().union(*(OWNERS[module] for module in modules)) == installed
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "up --help", "serve --help", "train", "store --help"])
+def test_what_needs_no_extra_works_with_the_core_alone(arguments: str, tmp_path: Path) -> None:
+    ended = fovea([*EXTRAS, *SERVICES], *arguments.split(), home=tmp_path)
+    assert ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_store_is_listed_with_the_core_alone(tmp_path: Path) -> None:
+    assert fovea([*EXTRAS], "store", "ls", home=tmp_path).returncode == 0
+    assert fovea([*EXTRAS, *SERVICES], "store", "ls", home=tmp_path).returncode == 0
+
+
+def test_keys_are_made_listed_and_revoked_where_only_the_gateway_is_installed(tmp_path: Path) -> None:
+    made = fovea(GATEWAY_ONLY, "keys", "create", "--name", "website", "--scope", "embed", home=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "website" in fovea(GATEWAY_ONLY, "keys", "list", home=tmp_path).stdout
+    assert fovea(GATEWAY_ONLY, "keys", "revoke", "website", home=tmp_path).returncode == 0
+
+
+def test_a_job_that_the_gateways_image_leaves_out_is_told_in_one_line(tmp_path: Path) -> None:
+    ended = fovea(GATEWAY_ONLY, "train", "litm", "--help", home=tmp_path)
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.endswith("pip install 'fovea[train]'")
