@@ -16,6 +16,7 @@ INSTALLED := $(VENV)/.installed
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing Fovea with its development tools into $(VENV); the first time this takes several minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		--constraint constraints.txt --editable '.[dev]'

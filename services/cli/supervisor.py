@@ -122,7 +122,7 @@ class Supervisor:
                 async with asyncio.timeout(self._remind_s):  # `wait_for` may lose a cancellation, until Python 3.12
                     await late[0].ready.wait()
             except TimeoutError:
-                self._print(f"Not ready after {time.monotonic() - began_s:.0f} s:")
+                self._print(f"Still starting after {time.monotonic() - began_s:.0f} s:")
                 troubled = await self._tell_troubles(late)
                 well = [child for child in self._children if child not in troubled]
                 if well and well != shown:
