@@ -23,6 +23,7 @@ PACKAGES = (
 FOLDER = Path(sys.prefix) / "node"
 MODULES = {
     "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1",
+    "TriggerAuthentication": "@kubernetes-models/keda/keda.sh/v1alpha1",
     "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
     "PrometheusRule": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
     "Gateway": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",

@@ -59,7 +59,7 @@ def test_embeddings_are_written_and_what_was_skipped_is_told_by_the_status(tmp_p
     assert run(*command).exit_code == 3
     refused = run(*command, "--dtype", "float16")
     assert refused.exit_code == 1
-    assert 'dtype was "float32", and is "float16"' in refused.stderr
+    assert 'dtype was "float32" and is now "float16"' in refused.stderr
     (source / "002.jpg").unlink()
     assert run(*command, "--overwrite").exit_code == 0
 

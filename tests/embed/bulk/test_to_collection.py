@@ -209,7 +209,7 @@ async def test_the_command_prints_what_was_skipped_and_ends_with_status_3(
     process = await run_command(server, str(source), "--collection", "photos")
     stdout, stderr = await process.communicate()
     assert (process.returncode, stdout) == (3, b'{"id": "04.jpg", "reason": "The image is damaged."}\n'), stderr
-    assert b"9 added, 0 there already, 1 skipped: photos" in stderr
+    assert b"9 added, 0 already present, 1 skipped: photos" in stderr
     (source / "04.jpg").unlink()
     process = await run_command(server, str(source), "--collection", "photos")
     stdout, stderr = await process.communicate()

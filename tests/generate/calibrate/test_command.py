@@ -225,7 +225,7 @@ def test_what_is_missing_or_unknown_is_told_without_a_traceback(
     arguments: list[str], message: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     given = [str(checkpoint) if one == "CHECKPOINT" else one for one in arguments]
-    result = run(*given, "--store-url", f"file://{tmp_path / 'store'}")
+    result = run(*given, "--output", str(tmp_path / "out"), "--store-url", f"file://{tmp_path / 'store'}")
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output

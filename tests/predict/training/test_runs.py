@@ -140,7 +140,7 @@ def test_generated_data_has_rationales_and_the_numbers_asked_for() -> None:
         ({"task": "other"}, "the data is one of esnli"),
         ({"folder": None}, "svamp needs the folder"),
         ({"task": "inferences"}, "inferences is generated"),
-        ({"task": "cqa", "augment": True}, "augment svamp alone, not cqa"),
+        ({"task": "cqa", "augment": True}, "augment only svamp, not cqa"),
         ({"fraction": 0.0}, "above 0 and at most 1"),
         ({"fraction": 1.5}, "above 0 and at most 1"),
     ],

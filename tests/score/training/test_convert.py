@@ -203,7 +203,7 @@ def test_missing_misshapen_and_broken_weights_are_refused_by_name(convert: Calla
         ({**state, "visual.proj": torch.ones(3, EMBEDDING_WIDTH)}, f"visual.proj is [3, {EMBEDDING_WIDTH}], in the"),
         ({**state, "logit_scale": torch.tensor(math.nan)}, "logit_scale has numbers that are not finite"),
         ({"epoch": 3, "state_dict": {}}, "contains no state dict"),
-        ({"epoch": 3, "name": "run"}, "epoch, name is no weight"),
+        ({"epoch": 3, "name": "run"}, "epoch, name is not a weight"),
         ([1, 2], "contains no state dict"),
     ):
         result = convert(content)

@@ -98,6 +98,6 @@ def test_endless_data_want_a_number_of_steps() -> None:
 
 
 def test_a_batch_must_be_shareable(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="can't share"):
+    with pytest.raises(ValueError, match="can't evenly split"):
         Recipe(steps=3, batch_size=10).run(tmp_path, None, seed=0, accumulate=4)
     assert Recipe(steps=3, batch_size=12).run(tmp_path, None, seed=0, accumulate=4).num_examples == 3

@@ -218,7 +218,7 @@ def test_webdataset_shards_tune_a_model_by_a_published_recipe(base: Path, tmp_pa
         (["--data", "video"], "video"),
         (["--data", "folder"], "one table"),
         (["--data", "tars", "--images", "none.tar"], r"none\.tar"),
-        (["--batch-size", "5", "--accumulate", "2"], "can't share"),
+        (["--batch-size", "5", "--accumulate", "2"], "can't evenly split"),
         (["--negatives", "negation"], "negation"),
     ],
 )
