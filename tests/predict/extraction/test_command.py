@@ -182,7 +182,7 @@ def test_a_signal_lets_the_answers_on_their_way_come(
     with extracting(server, inputs) as process:
         assert server.was_asked.wait(60)
         process.send_signal(number)
-        wait_until_told(process, "once more")
+        wait_until_told(process, "press again")
         server.may_answer.set()
         assert process.wait(60) == 130
         assert process.stderr is not None and "Run the same command to continue" in process.stderr.read()
@@ -197,7 +197,7 @@ def test_a_second_signal_waits_for_nobody(server: TeacherServer, inputs: Path) -
     with extracting(server, inputs) as process:
         assert server.was_asked.wait(60)
         process.terminate()
-        wait_until_told(process, "once more")
+        wait_until_told(process, "press again")
         process.terminate()
         assert process.wait(60) == 130
     assert records(inputs) == []
