@@ -245,7 +245,7 @@ def test_a_source_that_changed_is_refused_with_the_images_in_question(
     with pytest.raises(OutputError, match=r"images 8 to 15 of the source changed: .* between 008\.jpg and 015\.jpg"):
         embed_into_files(request, list_images([str(source)]), bars)
     (source / "019.jpg").rename(source / "0000.jpg")
-    with pytest.raises(OutputError, match=r"images 0 to 7 .*: they were 000\.jpg to 007\.jpg, and are 000\.jpg to 006"):
+    with pytest.raises(OutputError, match=r"they were 000\.jpg to 007\.jpg and are now 000\.jpg to 006"):
         embed_into_files(request, list_images([str(source)]), bars)
     (source / "0000.jpg").unlink()
     with pytest.raises(OutputError, match="num_images was 20 and is now 19"):
@@ -259,7 +259,7 @@ def test_embeddings_without_a_plan_are_not_taken_for_finished(tmp_path: Path, ch
         (tmp_path / "out" / "bulk.json").unlink()
         if content is not None:
             (tmp_path / "out" / "bulk.json").write_bytes(content)
-        with pytest.raises(OutputError, match=r"no bulk\.json|no plan of ours|other arguments"):
+        with pytest.raises(OutputError, match=r"no bulk\.json|not a valid plan|other arguments"):
             embed_into_files(request_for(tmp_path / "out", checkpoint), listing, bars)
         embed_into_files(request_for(tmp_path / "out", checkpoint, overwrite=True), listing, bars)
         assert read_embeddings(tmp_path / "out").shape == (3, 2, EMBEDDING_WIDTH)
