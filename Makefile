@@ -6,8 +6,8 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 # Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
 SERVICE ?=
-# Of `make test`: its tests wait for other processes about half of the time.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
+# Of `make test`, one more than processors: its tests wait for other processes about half of the time.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
