@@ -6,8 +6,6 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 # Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
 SERVICE ?=
-# Of `make test`, one more than processors: its tests wait for other processes about half of the time.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
@@ -31,7 +29,7 @@ check: lint
 		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
 
 test: lint
-	$(BIN)/python -m pytest -m "" --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

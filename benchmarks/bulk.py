@@ -24,11 +24,11 @@ from benchmarks.embed import PlainLoop
 from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from services.embed.bulk.image_sources import list_images
-from services.embed.bulk.progress import Bars
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.embed.evaluation.colorshape import rendered
 from services.embed.model.checkpoint import load_focallens
 from services.jobs.colorshape import sample_scenes
+from services.jobs.progress import Bars
 
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"
 STARTER_SIDE = 64

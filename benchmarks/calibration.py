@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.random_llama import VOCABULARY, save_random_llama
 from benchmarks.record import record, summary
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.generation.bias import BiasJob, EstimateKind, TreeOptions, estimate_bias
+from services.generate.generation.bias import BiasJob, DummyOptions, EstimateKind, estimate_bias
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.prompts.templates import Prompt
@@ -37,9 +37,9 @@ TEMPERATURE = 1e-4
 SLOWEST = ("exact", "exact, K + 1 unbatched passes")
 PASSES = ("prefill", "measure", "transformers", "output_attentions")
 SAVINGS = {
-    "tree": TreeOptions(),
-    "tree, dummies of 16 tokens": TreeOptions(dummy_tokens=16),
-    "tree, window of 256": TreeOptions(window=256),
+    "tree": DummyOptions(),
+    "tree, dummies of 16 tokens": DummyOptions(dummy_tokens=16),
+    "tree, window of 256": DummyOptions(window=256),
 }
 
 
@@ -48,11 +48,8 @@ def random_prompt(num_documents: int, generator: torch.Generator) -> Prompt:
     length = 2 * QUESTION_TOKENS + num_documents * DOCUMENT_TOKENS
     input_ids = torch.randint(300, VOCABULARY, (length,), generator=generator).tolist()
     starts = [QUESTION_TOKENS + document * DOCUMENT_TOKENS for document in range(num_documents)]
-    return Prompt(
-        input_ids=tuple(input_ids),
-        spans=tuple((start, start + DOCUMENT_TOKENS) for start in starts),
-        tail_start=length - QUESTION_TOKENS,
-    )
+    spans = tuple((start, start + DOCUMENT_TOKENS) for start in starts)
+    return Prompt(tuple(input_ids), spans, length - QUESTION_TOKENS, contents=tuple((span,) for span in spans))
 
 
 class Bench:
@@ -64,7 +61,9 @@ class Bench:
         self.filler = (300, 301, 302)
         self.cache = model.new_cache(4 * len(prompt.input_ids))
 
-    def first_token(self, bias: EstimateKind | Literal["cached"] | None, options: TreeOptions, num_layers: int) -> None:
+    def first_token(
+        self, bias: EstimateKind | Literal["cached"] | None, options: DummyOptions, num_layers: int
+    ) -> None:
         """Prefill, and with a bias everything that a calibrated first token needs."""
         slot = self.cache.open(len(self.prompt.input_ids) + NUM_DECODED)
         spans = self.prompt.spans if bias else ()
@@ -84,7 +83,7 @@ class Bench:
             slot = self.cache.open(len(self.prompt.input_ids))
             self.model.prefill([Prefill(slot, self.prompt.input_ids, self.prompt.spans)])
             self.cache.close(slot)
-        self.first_token("cached", TreeOptions(), self.model.config.num_layers)
+        self.first_token("cached", DummyOptions(), self.model.config.num_layers)
 
     def decode(self, *, is_calibrated: bool) -> float:
         """Measure seconds per token."""
@@ -117,13 +116,13 @@ def compare(model: LanguageModel, num_documents: int, num_rounds: int) -> dict[s
     bench = Bench(model, random_prompt(num_documents, torch.Generator().manual_seed(num_documents)))
     depth = model.config.num_layers
     ways: dict[str, Callable[[], object]] = {
-        "vanilla": lambda: bench.first_token(None, TreeOptions(), depth),
-        "cached": lambda: bench.first_token("cached", TreeOptions(), depth),
-        "single": lambda: bench.first_token("single", TreeOptions(), depth),
+        "vanilla": lambda: bench.first_token(None, DummyOptions(), depth),
+        "cached": lambda: bench.first_token("cached", DummyOptions(), depth),
+        "single": lambda: bench.first_token("single", DummyOptions(), depth),
         **{name: lambda o=options: bench.first_token("tree", o, depth) for name, options in SAVINGS.items()},  # type: ignore[misc]
-        "tree, rel of half the layers": lambda: bench.first_token("tree", TreeOptions(), depth // 2),
-        "tree, all three": lambda: bench.first_token("tree", TreeOptions(16, 256), depth // 2),
-        "exact": lambda: bench.first_token("exact", TreeOptions(), depth),
+        "tree, rel of half the layers": lambda: bench.first_token("tree", DummyOptions(), depth // 2),
+        "tree, all three": lambda: bench.first_token("tree", DummyOptions(dummy_tokens=16, window=256), depth // 2),
+        "exact": lambda: bench.first_token("exact", DummyOptions(), depth),
         "exact, K + 1 unbatched passes": bench.unbatched_passes,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -12,9 +12,11 @@ from typing import Any
 
 from gateway.settings import Level, Scope, Service
 from services.core.errors import FoveaError, MethodNotAllowed
+from services.core.http.docs_page import DOCS_PATHS
+from services.core.http.health import PROBE_PATHS
 
 # Answered by the gateway itself without a key; everything else needs one once keys are configured.
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/docs", "/openapi.json"})
+PUBLIC_PATHS = PROBE_PATHS | DOCS_PATHS | {"/openapi.json"}
 # The gateway's own paths that need a particular permission.
 OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
 # A search is a POST, since its query may be an image, but only reads.

@@ -18,6 +18,7 @@ from gateway.admission import Gate, RecentRequests, RetryBudget
 from gateway.client_session import Attempt
 from gateway.settings import Destination, GatewaySettings
 from services.core.admission.admission import PLACES_HEADER
+from services.core.caller import Caller
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
@@ -37,6 +38,7 @@ MAX_ONE_WRITE_BYTES = 2**20
 
 log = structlog.get_logger(__name__)
 # For the gateway's own requests: readiness, models, documentation.
+GATEWAY = Caller("gateway")
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 
@@ -336,7 +338,7 @@ class Upstream:
     def _get(self, address: Address, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(
             address.url + path,
-            headers={"Host": address.authority},
+            headers={"Host": address.authority, **GATEWAY.headers()},
             server_hostname=address.tls_name,
             timeout=PROBE_TIMEOUT,
         )

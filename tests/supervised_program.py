@@ -1,8 +1,8 @@
 """A process as `fovea up` starts them, in little: `/readyz` on a port, and notes of what befell it in a file.
 
 The notes get a line at each start, signal and end. `/readyz` has a check named `b`, which is well once a file
-`b-is-known` lies beside the notes. PROGRAM_MODE: `serve`, `fail` (end at once), `stubborn` (ignore SIGTERM), `load`
-(never get to its end).
+`b-is-known` lies beside the notes. PROGRAM_MODE: `serve`, `fail` (end at once), `misset` (end for its settings),
+`stubborn` (ignore SIGTERM), `load` (never get to its end).
 """
 
 import http.server
@@ -12,6 +12,8 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+
+from services.core.settings import SettingsError
 
 NAME = os.environ["PROGRAM_NAME"]
 NOTES = Path(os.environ["PROGRAM_NOTES"])
@@ -44,6 +46,9 @@ def main() -> int:
         print(f"hello from {NAME}")
         print("cannot go on")
         return 7
+    if MODE == "misset":
+        note("started")
+        raise SettingsError("FOVEA_NOSUCH: there is no such setting")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PROGRAM_PORT"])), Ready)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

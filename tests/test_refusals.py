@@ -117,7 +117,9 @@ def test_a_folder_that_was_begun_with_other_options_is_refused_in_one_line(tmp_p
     job: list[str | Path] = ["train", "litm", *tiny, "--questions", "1", "--no-publish", "--output", tmp_path / "run"]
     assert run(*job).exit_code == 0
     told = refusal(*job, "--seed", "1")
-    assert told.startswith(f"fovea train litm: {tmp_path}/run/resume.pt belongs to a run with other arguments")
+    assert told.startswith(
+        f"fovea train litm: {tmp_path}/run/resume.pt belongs to a run with other arguments (--seed was 0, and is 1)"
+    )
     assert len(told.splitlines()) == 1
 
 

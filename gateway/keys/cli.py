@@ -19,7 +19,12 @@ from services.core.audit import AuditFailed, AuditLog
 from services.core.caller import DEFAULT_TENANT
 from services.core.printable import printable
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Create, list and revoke the gateway's keys.",
+)
 
 FileOption = Annotated[Path, typer.Option("--file", envvar="FOVEA_GATEWAY_KEYS_FILE", help="The gateway's keys file.")]
 SecretOption = Annotated[

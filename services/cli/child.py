@@ -29,4 +29,12 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with_starter, name="starter-watch", daemon=True).start()
     package = sys.argv[1]
     sys.argv = sys.argv[1:]
-    runpy.run_module(package, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(package, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        from services.core.settings import SettingsError
+
+        if not isinstance(ended, SettingsError):
+            raise
+        print(ended, file=sys.stderr)  # noqa: T201 as Python prints it
+        sys.exit(os.EX_CONFIG)  # a status that tells the parent not to try again

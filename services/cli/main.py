@@ -23,15 +23,22 @@ Try it:
 Ctrl-C stops everything."""
 
 app = typer.Typer(
+    rich_markup_mode=None,
     name="fovea",
     help="Serve, train and evaluate models that attend to what a request asks about.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-train = typer.Typer(no_args_is_help=True, help="Train a checkpoint and publish it to the model store.")
-evaluate = typer.Typer(no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol.")
-distill = typer.Typer(no_args_is_help=True, help="Collect a language model's rationales to train students.")
-convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints of other projects.")
+train = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Train a checkpoint and publish it to the model store."
+)
+evaluate = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol."
+)
+distill = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Collect a language model's rationales to train students."
+)
+convert = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Convert checkpoints of other projects.")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(distill, name="distill")
@@ -129,7 +136,7 @@ def version() -> None:
     typer.echo(installed_version("fovea"))
 
 
-class _Delegate(TyperCommand):
+class Delegate(TyperCommand):
     """A command of another module, which is imported when it runs or when a shell completes its arguments."""
 
     load: Callable[[], TyperCommand | TyperGroup]
@@ -155,7 +162,7 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str, extra: s
 
     @group.command(
         name,
-        cls=type("_Delegate", (_Delegate,), {"load": staticmethod(load)}),
+        cls=type("Delegate", (Delegate,), {"load": staticmethod(load)}),
         help=summary,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -163,7 +170,12 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str, extra: s
     def run_delegate(context: typer.Context) -> None:
         command = f"{context.parent.command_path if context.parent else 'fovea'} {name}"
         with errors_in_one_line(command, extra):
-            load().main(context.args, prog_name=command)
+            try:
+                loaded = load()
+            except KeyboardInterrupt:
+                typer.echo("Stopped before the work began.", err=True)
+                raise typer.Exit(128 + signal.SIGINT) from None
+            loaded.main(context.args, prog_name=command)
 
 
 _delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
@@ -228,8 +240,15 @@ _delegate(
     evaluate,
     "compositionality",
     "services.score.evaluation.evaluate",
-    "Evaluate caption scoring: SugarCrepe, VALSE, ARO and others.",
+    "Evaluate caption scoring: SugarCrepe, VALSE, Winoground and others.",
     "evaluate",
+)
+_delegate(
+    evaluate,
+    "visitor",
+    "services.jobs.visitor.command",
+    "Ask a running Fovea what a visitor types and draws first: a held-out suite.",
+    "embed",
 )
 _delegate(
     distill,

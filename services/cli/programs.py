@@ -1,6 +1,7 @@
 """The processes that make up Fovea: their packages, addresses and ports."""
 
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -13,7 +14,9 @@ PACKAGES = {
     "embed": ("services.embed", 8103),
     "score": ("services.score", 8104),
 }
+# The first requests come while the services are still loading.
 WAIT, WAIT_S = "FOVEA_GATEWAY_WAIT_FOR_SERVICE_S", "30"
+LOG_FORMAT = "FOVEA_LOG_FORMAT"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Program:
 
 
 class BadPort(ValueError):
-    """An invalid port; the message names the variable and its value."""
+    """An invalid port, or one that two processes share; the message names the variables and the value."""
 
 
 def existing_names() -> list[str]:
@@ -59,20 +62,28 @@ def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[
     """Return the named processes, on the addresses that the environment gives them.
 
     The gateway is given the services' addresses, unless the environment has them, and none for missing services. It
-    lets requests wait for services that are starting.
-    Port 0 becomes a free one. Raises BadPort.
+    lets requests wait for services that are starting. Port 0 becomes a free one. Raises BadPort.
     """
     services = [_program(name, environment) for name in names if name != "gateway"]
     if "gateway" not in names:
-        return services
+        return _on_their_own_ports(services)
     urls = {service.name: service.url for service in services}
     upstreams = {f"FOVEA_GATEWAY_{name.upper()}_URLS": urls.get(name, "") for name in PACKAGES if name != "gateway"}
-    told = {name: url for name, url in upstreams.items() if name not in environment}
-    # The first requests come while the services are still loading.
-    told |= {name: value for name, value in {WAIT: WAIT_S}.items() if name not in environment}
+    defaults = {**upstreams, WAIT: WAIT_S}
+    told = {name: value for name, value in defaults.items() if name not in environment}
     gateway = _program("gateway", environment)
     gateway = replace(gateway, environment={**gateway.environment, **told}, needs=tuple(urls))
-    return [gateway, *services]
+    return _on_their_own_ports([gateway, *services])
+
+
+def _on_their_own_ports(programs: list[Program]) -> list[Program]:
+    """Return the programs. Raises BadPort if two have the same port, even of different addresses."""
+    first: dict[int, Program] = {}
+    for program in programs:
+        other = first.setdefault(program.port, program)
+        if other is not program:
+            raise BadPort(f"{other.port_variable} and {program.port_variable} are both {program.port}.")
+    return programs
 
 
 def _program(name: str, environment: Mapping[str, str]) -> Program:
@@ -84,10 +95,14 @@ def _program(name: str, environment: Mapping[str, str]) -> Program:
     if not given.isdecimal() or int(given) > 65535:
         raise BadPort(f"{port_variable} must be a port number, not {given!r}.")
     port = int(given) or _free_port(host)
-    settings = {f"{own_prefix}HOST": host, port_variable: str(port)}
-    # These logs are for a person; a log collector can set another format.
-    settings["FOVEA_LOG_FORMAT"] = environment.get("FOVEA_LOG_FORMAT", "console")
+    settings = {f"{own_prefix}HOST": host, port_variable: str(port), **_log_format(environment)}
     return Program(name, package, host, port, port_variable, settings)
+
+
+def _log_format(environment: Mapping[str, str]) -> dict[str, str]:
+    """The processes write to a pipe, so `auto` is decided by where this process's output goes."""
+    is_unset = environment.get(LOG_FORMAT, "auto") == "auto"
+    return {LOG_FORMAT: "console"} if is_unset and sys.stdout.isatty() else {}
 
 
 def _free_port(host: str) -> int:

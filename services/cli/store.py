@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
-from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
 from services.core.store.garbage import Removal
 from services.core.store.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
@@ -41,6 +42,7 @@ class OneLineErrors(TyperGroup):
 
 
 app = typer.Typer(
+    rich_markup_mode=None,
     cls=OneLineErrors,
     help="List, publish, promote, roll back and verify checkpoints.",
     no_args_is_help=True,
@@ -86,6 +88,9 @@ def list_models(
         raise NotFoundInStore(f"{store.label} has no model {name!r}")
     if as_json:
         _print_json([{**asdict(version), "aliases": aliases} for version, aliases in listed])
+        return
+    if not listed:
+        typer.echo(printable(f"No models in {store.label}."))
         return
     _print_table(
         ("model", "version", "aliases", "published", "files", "size"),
@@ -139,6 +144,11 @@ def publish(  # noqa: PLR0913 - one parameter an option
         raise typer.BadParameter("--kind requires --name.")
     description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
     if reference:
+        # a kind of one's own may be stored, a misspelt one would take the alias from a version that serves
+        if description.kind not in ENGINES and (meant := get_close_matches(description.kind, ENGINES, 1)):
+            raise InvalidCheckpoint(
+                f"kind: {description.kind!r} is unknown; did you mean {meant[0]!r}? (--no-reference: publish unchecked)"
+            )
         try:
             write_reference(description.kind, directory)
         except NoReference as missing:

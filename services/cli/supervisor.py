@@ -27,8 +27,9 @@ COLOURS = (36, 32, 33, 35, 34)  # ANSI foregrounds that are legible on dark and 
 class RestartPolicy:
     """Timing of restarts: delays double from `first_delay_s` to `max_delay_s`, and are reset after `stable_after_s`.
 
-    A program that ends `max_failed_starts` times without ever having been ready ends everything. One that has started
-    and whose `/livez` then goes unanswered, or fails, for `hung_after_s` is restarted; 0: never.
+    A program that ends `max_failed_starts` times without ever having been ready ends everything, and so does one that
+    ends for its settings, with status EX_CONFIG. One that has started and whose `/livez` then goes unanswered, or
+    fails, for `hung_after_s` is restarted; 0: never.
     """
 
     first_delay_s: float = 0.5
@@ -83,6 +84,9 @@ class Supervisor:
         announcement = asyncio.create_task(self._announce(farewell))
         await self._stopping.wait()
         announcement.cancel()
+        if not self._has_failed:
+            limit = f"up to {self._drain_timeout_s:g} s"
+            self._print(f"Stopping; requests in progress have {limit}. Another Ctrl-C stops at once.")
         await self._stop_all()
         await asyncio.gather(*keepers)
         return 1 if self._has_failed else 0
@@ -102,8 +106,10 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             failed_starts = 0 if child.was_ready else failed_starts + 1
-            if failed_starts == self._policy.max_failed_starts:
-                child.say(f"exited with status {status} {failed_starts} times before it was ready; giving up")
+            is_hopeless = status == os.EX_CONFIG
+            if failed_starts == self._policy.max_failed_starts or is_hopeless:
+                times = "for its settings" if is_hopeless else f"{failed_starts} times before it was ready"
+                child.say(f"exited with status {status} {times}; giving up")
                 self._has_failed = True
                 self._stopping.set()
                 return
@@ -122,35 +128,18 @@ class Supervisor:
                 async with asyncio.timeout(self._remind_s):  # `wait_for` may lose a cancellation, until Python 3.12
                     await late[0].ready.wait()
             except TimeoutError:
-                self._print(f"Still starting after {time.monotonic() - began_s:.0f} s:")
-                troubled = await self._tell_troubles(late)
-                well = [child for child in self._children if child not in troubled]
+                troubles = await _troubles(late)
+                told = [f"  {child.program.name:<9}{printable(trouble)}" for child, trouble in troubles.items()]
+                well = [child for child in self._children if child not in troubles]
                 if well and well != shown:
-                    self._print("Ready:")
-                    self._tell_addresses(well)
+                    told += ["Ready:", *_addresses(well)]
                     shown = well
-        self._print(f"\nReady in {time.monotonic() - began_s:.1f} s:")
-        self._tell_addresses(self._children)
-        self._print(farewell)
+                self._print(f"Still starting after {time.monotonic() - began_s:.0f} s:", *told)
+        self._print(f"\nReady in {time.monotonic() - began_s:.1f} s:", *_addresses(self._children), farewell)
 
-    async def _tell_troubles(self, late: Sequence["_Child"]) -> Sequence["_Child"]:
-        """Print why programs are not ready, in their own words, and return them.
-
-        One that waits only for others in the list is not to blame.
-        """
-        names = {child.program.name for child in late}
-        troubles = {child: await _trouble(child.program, names - {child.program.name}) for child in late}
-        for child, trouble in troubles.items():
-            if trouble is not None:
-                self._print(f"  {child.program.name:<9}{printable(trouble)}")
-        return [child for child, trouble in troubles.items() if trouble is not None]
-
-    def _tell_addresses(self, children: Sequence["_Child"]) -> None:
-        for child in children:
-            self._print(f"  {child.program.name:<9}{child.program.url}")
-
-    def _print(self, line: str) -> None:
-        self._output.write(f"{line}\n")
+    def _print(self, *lines: str) -> None:
+        """Print lines that no program's line comes between."""
+        self._output.write("".join(f"{line}\n" for line in lines))
         self._output.flush()
 
     async def _stop_all(self) -> None:
@@ -276,7 +265,19 @@ async def _trouble(program: Program, others: Collection[str]) -> str | None:
     except (OSError, ValueError, KeyError):
         return "starting"
     own = [detail if status != 200 else f"{name}: {detail}" for name, detail in failing.items() if name not in others]
-    return "; ".join(dict.fromkeys(own)) or (None if status == 200 else "starting")
+    told = [one for one in dict.fromkeys(own) if not any(other.startswith(f"{one} ") for other in own)]
+    return "; ".join(told) or (None if status == 200 else "starting")
+
+
+async def _troubles(late: Sequence["_Child"]) -> dict["_Child", str]:
+    """Return why programs are not ready, in their own words; one that only waits for others is not to blame."""
+    names = {child.program.name for child in late}
+    troubles = [(child, await _trouble(child.program, names - {child.program.name})) for child in late]
+    return {child: trouble for child, trouble in troubles if trouble is not None}
+
+
+def _addresses(children: Sequence["_Child"]) -> list[str]:
+    return [f"  {child.program.name:<9}{child.program.url}" for child in children]
 
 
 async def _is_well(program: Program, path: str) -> bool:

@@ -9,14 +9,13 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from services.core.printable import printable
+from services.core.console_log import console_line
 from services.core.settings import ProcessSettings
 
 _SECRET_NAMES = re.compile(r"authorization|api_?key|password|secret|token$", re.IGNORECASE)
 # user:password@ in an address, and what follows an authentication scheme.
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=Bearer )\S+", re.IGNORECASE)
 REDACTED = "[redacted]"
-TAB = "\t"
 # C1 controls, line separators and direction marks, none of which JSON escapes.
 _JSON_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -24,14 +23,15 @@ _JSON_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206
 def configure_logging(settings: ProcessSettings) -> None:
     """Send this process's structlog and standard library logs to stdout; called once, before the first line."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    is_for_people = settings.log_format == "console" or (settings.log_format == "auto" and sys.stdout.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_for_people else "iso", utc=not is_for_people),
     ]
     if settings.telemetry:
         shared.append(_trace_adder())
-    rendering = _rendering(settings)
+    rendering = _rendering(is_for_people=is_for_people)
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -48,8 +48,9 @@ def configure_logging(settings: ProcessSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # `services.core.serving.server` logs starting and stopping itself, in one line each.
-    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+    # `services.core.serving.server` logs starting and stopping itself; faiss logs each build of it that is missing.
+    for library in ("uvicorn.error", "faiss.loader"):
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
 
 
 def _trace_adder() -> Processor:
@@ -100,9 +101,9 @@ class _StderrLogger:
     debug = info = warning = error = critical = exception = msg
 
 
-def _rendering(settings: ProcessSettings) -> list[Processor]:
-    if settings.log_format == "console":
-        return [structlog.processors.format_exc_info, redact, escape, structlog.dev.ConsoleRenderer(colors=False)]
+def _rendering(*, is_for_people: bool) -> list[Processor]:
+    if is_for_people:
+        return [structlog.processors.format_exc_info, redact, console_line]
     return [
         structlog.processors.format_exc_info,
         redact,
@@ -115,28 +116,6 @@ def _json(event: Any, **_: Any) -> str:
     line = orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     # ASCII's controls are escaped in JSON strings already; terminals and some line readers act on others too.
     return line if line.isascii() else _JSON_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
-
-
-def escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Escape text from clients and stores, so that it can't move the terminal's cursor or pass for a line of ours.
-
-    Lines of a traceback stay lines, indented, so that none begins as a log line does.
-    """
-    for name in ("exception", "stack"):
-        if isinstance(text := event.get(name), str):
-            event[name] = "\n".join(f"  {printable(line, keep=TAB)}" for line in text.split("\n"))
-    return {
-        printable(name): value if name in ("exception", "stack") or _is_plain(value) else _escaped(value)
-        for name, value in event.items()
-    }
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
-def _escaped(value: object) -> str:
-    return printable(value if isinstance(value, str) else repr(value))
 
 
 def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -35,6 +35,7 @@ COMMAND_LINE_VARIABLES = frozenset(
 PROCESS_ONLY_FIELDS = frozenset({"port"})
 
 MEBIBYTE = 1024 * 1024
+DEFAULT_CHECKPOINT_CACHE_BYTES = 100 * 1024 * MEBIBYTE
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DEFAULT_STORE_URL = "file://~/.fovea/store"
@@ -68,8 +69,10 @@ class ProcessSettings(BaseSettings):
         "`*`: all.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum severity to log.")
-    log_format: Literal["json", "console"] = Field(
-        "json", description="`json`: one JSON object per line. `console`: coloured text for people."
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto",
+        description="`json`: one JSON object per line. `console`: short lines for people. `auto`: `console` at a "
+        "terminal, otherwise `json`.",
     )
     request_timeout_s: float = Field(60.0, gt=0, description="Default deadline of a request, in seconds.")
     max_request_timeout_s: float = Field(
@@ -167,7 +170,7 @@ class ServiceSettings(ProcessSettings):
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
     checkpoint_cache_max_bytes: int = Field(
-        100 * 2**10 * MEBIBYTE,
+        DEFAULT_CHECKPOINT_CACHE_BYTES,
         gt=0,
         description="Bytes that these copies may take together; those used longest ago make room for a new one.",
     )

@@ -1,4 +1,4 @@
-"""`python -m services.embed`: serve embeddings with the settings that the environment gives."""
+"""`python -m services.embed`: serve embeddings with settings from the environment."""
 
 import sys
 

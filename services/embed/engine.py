@@ -1,7 +1,7 @@
-"""A FocalLens checkpoint on a device: images under conditions and texts in, unit vectors out.
+"""A FocalLens checkpoint on a device: from images, conditions and texts to unit vectors.
 
-A batch mixes the items of different requests. Each distinct image and each distinct condition of it is encoded once,
-and every (image, condition) pair once, for all requests that have it.
+A batch mixes the items of different requests. Each distinct image, each distinct condition and each distinct (image,
+condition) pair is encoded once for all requests that contain it.
 
 Shapes: B images, E embedding width, W text tokens.
 """
@@ -27,17 +27,17 @@ from services.nn.clip_texts import InputIds, Text, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
-# To read a number of a state from memory, to widen it and to attend to it takes a CPU about as long as this many
+# Reading a number of a state from memory, widening it and attending to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
-# Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
+# Rounding makes two orders of summation of a dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Distinct images of a batch side by side in host memory, ready for the device: `data` (B, …) uint8 are pixels
-    or states, `place_of` finds an image by its digest."""
+    """Distinct images of a batch in one array in host memory, ready for the device: `data` (B, …) uint8 are pixels or
+    states, `place_of` maps an image's digest to its place."""
 
     place_of: dict[str, int]
     data: Tensor
@@ -45,7 +45,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class CollatedBatch:
-    """A batch with what it needs of images."""
+    """A batch together with its stacked images."""
 
     items: Sequence[Item]
     pixels: Stack
@@ -53,7 +53,7 @@ class CollatedBatch:
 
 
 class EmbedEngine:
-    """Runs one checkpoint; what takes tensors runs on one thread at a time, `prepare_*` on any."""
+    """Runs one checkpoint; methods that take tensors run on one thread at a time, `prepare_*` on any."""
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
@@ -66,7 +66,7 @@ class EmbedEngine:
         blocks = checkpoint.model.clip.visual.transformer.resblocks
         self._share_of_blocks: float = 1 - checkpoint.model.condition_layer / len(blocks)
         width = checkpoint.model.condition_projection.out_features
-        num_weights = 12 * width**2 * len(blocks)  # of attention and of an MLP four times as wide
+        num_weights = 12 * width**2 * len(blocks)  # of attention and an MLP four times as wide
         self._directory: Path | None = None
         self._state_cost: int = math.ceil(STATE_READ_COST * (checkpoint.model.state_size or 0) / num_weights)
 
@@ -86,27 +86,27 @@ class EmbedEngine:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a text, its start and end included."""
+        """Maximum number of tokens of a text, including start and end."""
         return self._tokenizer.context_length
 
     @property
     def embedding_width(self) -> int:
-        """Numbers in one embedding."""
+        """Number of dimensions of an embedding."""
         return int(self._model.clip.visual.proj.shape[1])
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) that every image is brought to."""
+        """(height, width) to which every image is transformed."""
         return self._transform.size
 
     @property
     def visibility(self) -> str:
-        """`full` or `readout`: what may attend to a condition."""
+        """`full` or `readout`: which tokens attend to a condition."""
         return self._model.visibility
 
     @property
     def dtype_name(self) -> str:
-        """The dtype of the forward pass, e.g. `bfloat16`; embeddings are float32 always."""
+        """The dtype of the forward pass, e.g. `bfloat16`; embeddings are always float32."""
         return str(self._dtype).removeprefix("torch.")
 
     @property
@@ -115,7 +115,7 @@ class EmbedEngine:
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of an image's state; None where nothing can be kept that is cheaper to read than the image."""
+        """Bytes of an image's state; None if no state is cheaper to read than the image."""
         return self._encoder.state_bytes
 
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
@@ -125,20 +125,20 @@ class EmbedEngine:
     def prepare_image(
         self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
     ) -> list[ImageItem]:
-        """`prepare_pixels` of an RGB image."""
+        """Transform an RGB image and call `prepare_pixels`."""
         return self.prepare_pixels(self.transform(image), digest, conditions, keeps_state=keeps_state)
 
     def transform(self, image: Image.Image) -> Pixels:
-        """An RGB image as the model wants it, still bytes: (height, width, 3)."""
+        """Transform an RGB image to the model's input size, still as bytes: (height, width, 3)."""
         return self._transform(image)
 
     def prepare_pixels(
         self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
     ) -> list[ImageItem]:
-        """Items that together read a transformed image under every condition, in order.
+        """Make the items that together read a transformed image under every condition, in order.
 
-        One item where a single pass serves all conditions (`readout`), one a condition where each costs a pass; the
-        first is to return the state.
+        One item if a single pass serves all conditions (`readout`), one per condition if each needs its own pass; the
+        first returns the state.
         """
         if self.visibility == "readout":
             return [ImageItem(digest, pixels, tuple(conditions), keeps_state)]
@@ -148,8 +148,8 @@ class EmbedEngine:
         ]
 
     def cost(self, item: Item) -> int:
-        """Tokens that a tower sees: a text's, or an image's patches with what each condition adds; from a state, what
-        the condition adds and what reading the state takes."""
+        """Count the tokens that a tower processes: a text's, or an image's patches and what each condition adds; for a
+        state, what the condition adds and an equivalent of reading the state."""
         if isinstance(item, Text):
             return item.num_tokens
         num_conditions = len(item.conditions)
@@ -160,11 +160,11 @@ class EmbedEngine:
         return math.ceil(num_tokens * self._share_of_blocks) + self._state_cost
 
     def run_batch(self, items: Sequence[Item]) -> list[Reading]:
-        """A reading of each item. Raises BrokenModel where a number of its rows is not finite."""
+        """Run a batch and return a reading of each item. Raises BrokenModel if one of its numbers is not finite."""
         return self.run_collated(self.collate(items))
 
     def collate(self, items: Sequence[Item]) -> CollatedBatch:
-        """Put the images of a batch side by side, in page-locked memory where the device is CUDA; on any thread."""
+        """Stack the images of a batch, in page-locked memory if the device is CUDA; runs on any thread."""
         return CollatedBatch(
             items,
             pixels=self._stack({item.digest: item.pixels for item in items if isinstance(item, ImageItem)}),
@@ -172,7 +172,7 @@ class EmbedEngine:
         )
 
     def run_collated(self, batch: CollatedBatch) -> list[Reading]:
-        """Run a collated batch, with the answers of `run_batch`."""
+        """Run a collated batch with the same result as `run_batch`."""
         readings: dict[int, Reading] = {}
         with torch.inference_mode():
             if images := [item for item in batch.items if isinstance(item, ImageItem)]:
@@ -184,15 +184,15 @@ class EmbedEngine:
         return [readings[id(item)] for item in batch.items]
 
     def warm_up(self) -> None:
-        """Run every kind of item once, alone and mixed, so that no request pays for first calls."""
+        """Run each kind of item once, alone and mixed, so that no request waits for first-call costs."""
         batch = self._sample_batch()
         kept = self._from_states(batch, self.run_batch(batch)).values()
         for items in ([self._sample_text()], [self._sample_image(0)], list(kept), [*batch, *kept]):
             self.run_batch(items)
 
     def self_check(self) -> None:
-        """Raises BrokenModel unless embeddings are unit vectors that depend neither on what shares their batch nor,
-        much, on whether they are read from pixels or from a state."""
+        """Raises BrokenModel unless embeddings are unit vectors that do not depend on the rest of the batch, and hardly
+        on whether they are read from pixels or from a state."""
         batch = self._sample_batch()
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
@@ -209,7 +209,7 @@ class EmbedEngine:
         check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:
-        """A text, or the seed of an image of noise under a condition or none."""
+        """Return texts, and seeds of noise images with or without a condition."""
         return [
             {"image": 0},
             {"image": 1, "condition": "what color is it?"},
@@ -218,7 +218,7 @@ class EmbedEngine:
         ]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """The embedding of each."""
+        """Compute the embedding of each input."""
         return [self.run_batch([self._reference_item(one)])[0].rows[0].tolist() for one in inputs]
 
     def _reference_item(self, one: Any) -> Item:
@@ -274,7 +274,7 @@ class EmbedEngine:
         return ImageItem(f"sample-{seed}", pixels, (condition,), keeps_state=True)
 
     def _from_states(self, items: Sequence[Item], readings: Sequence[Reading]) -> dict[int, StateItem]:
-        """The images of a batch, by their place in it, to be read again from the states that came out of it."""
+        """Make items that read the images of a batch again from the states it returned, by their place in the batch."""
         return {
             place: StateItem(item.digest, reading.state, item.conditions)
             for place, (item, reading) in enumerate(zip(items, readings, strict=True))
@@ -283,7 +283,7 @@ class EmbedEngine:
 
 
 def _difference(some: Sequence[Reading], others: Sequence[Reading]) -> float:
-    """The largest between numbers of the same rows."""
+    """Return the largest difference between numbers of the same rows."""
     return max((float(np.abs(a.rows - b.rows).max()) for a, b in zip(some, others, strict=True)), default=0.0)
 
 

@@ -1,6 +1,6 @@
 """FocalLens-CLIP: image embeddings conditioned on a text (dissertation, chapter 5).
 
-    φ(image, instruction) = normalise(proj(ln_post(CLS))), where the ViT sees one token more: the condition.
+        φ(image, instruction) = normalise(proj(ln_post(CLS))), where the ViT has one additional token: the condition.
 
 The condition token is the pooled feature of a second, trainable text tower (a copy of CLIP's own) mapped to the
 ViT's width. φ is compared with T(answer), the frozen CLIP text tower, so images and texts share one space.
@@ -12,7 +12,7 @@ Two visibilities of the condition token:
               values of the patches do not depend on the condition, so that one pass over an image serves any
               number of conditions
 
-What no condition touches can be kept as an image's state, from which a new condition is read later on.
+Activations that do not depend on a condition can be kept as an image's state, from which new conditions are read later.
 
 Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions, D ViT
 width, E embedding width, W text tokens, A answers. Features are float of the towers' dtype.
@@ -36,7 +36,7 @@ Visibility = Literal["full", "readout"]
 class Readouts:
     """Pairs of images and conditions to read.
 
-    `image_index` (R,) int64 points into the batch of images, None where readout i is of image i; `condition_index`
+    `image_index` (R,) int64 points into the batch of images, or is None if readout i is of image i; `condition_index`
     (R,) int64 points into the batch of conditions, −1 for the unconditional embedding.
     """
 
@@ -49,7 +49,7 @@ class FocalLens(nn.Module):
 
     `clip` is an open_clip model with a plain ViT (class token pooling for `readout`); its text tower is frozen in
     place. `condition_layer` n inserts the token before block n: 0 is the paper, n > 0 leaves the blocks below
-    untouched by any condition. Raises ValueError for an image tower that has no such place.
+    untouched by any condition. Raises ValueError for an image tower without such a place.
     """
 
     def __init__(self, clip: Any, *, condition_layer: int = 0, visibility: Visibility = "full") -> None:
@@ -66,15 +66,15 @@ class FocalLens(nn.Module):
             parameter.requires_grad_(False)
 
     def text_parameters(self) -> list[nn.Parameter]:
-        """The frozen tower T: everything of `clip` but its image tower."""
+        """Return the parameters of the frozen tower T: everything in `clip` except its image tower."""
         return [p for name, p in self.clip.named_parameters() if not name.startswith("visual.")]
 
     def encode_texts(self, input_ids: Tensor) -> Tensor:
-        """T(y): (B, W) int64 → (B, E), L2-normalised."""
+        """Compute T(y): (B, W) int64 → (B, E), L2-normalised."""
         return F.normalize(encode_text(self.clip, input_ids), dim=-1)
 
     def encode_conditions(self, input_ids: Tensor) -> Tensor:
-        """Condition tokens: (C, W) int64 → (C, D), in the scale that the ViT's first block expects."""
+        """Compute condition tokens: (C, W) int64 → (C, D), in the scale that the ViT's first block expects."""
         pooled = encode_text(self.condition_tower, input_ids)
         token: Tensor = self.clip.visual.ln_pre(self.condition_projection(pooled))
         return token
@@ -82,15 +82,16 @@ class FocalLens(nn.Module):
     def encode_images(
         self, pixels: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None
     ) -> Tensor:
-        """φ: (B, 3, height, width) and condition tokens (C, D) → (R, E), L2-normalised.
+        """Compute φ: (B, 3, height, width) and condition tokens (C, D) → (R, E), L2-normalised.
 
-        Without `readouts` image i is read under condition i (C = B), or all under none where `conditions` is None.
+        Without `readouts` image i is read under condition i (C = B), or all without a condition if `conditions` is
+        None.
         """
         return self._tower.encode(pixels, self._questions(conditions, readouts))
 
     @property
     def state_size(self) -> int | None:
-        """S, None where nothing can be kept: in `full`, a condition that joins at block 0 touches everything."""
+        """S, or None if nothing can be kept: in `full`, a condition that joins at block 0 affects all activations."""
         return self._tower.state_size
 
     def encode_images_and_states(
@@ -101,7 +102,7 @@ class FocalLens(nn.Module):
         *,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Encode as `encode_images`, and return from the same pass each image's state: (R, E) and (B, S) of `dtype`.
+        """Encode like `encode_images`, and return each image's state from the same pass: (R, E), (B, S) of `dtype`.
 
         Raises ValueError for a model whose images have no state.
         """
@@ -111,9 +112,9 @@ class FocalLens(nn.Module):
         return self._tower.encode(pixels, self._questions(conditions, readouts), states), states
 
     def read_states(self, states: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None) -> Tensor:
-        """Encode as `encode_images`, from images' states: (B, S), maybe of a narrower dtype than the towers → (R, E).
+        """Encode like `encode_images`, but from states (B, S), possibly of a narrower dtype than the towers → (R, E).
 
-        Raises ValueError for states that are not this model's.
+        Raises ValueError for states that are not from this model.
         """
         if states.ndim != 2 or states.shape[1] != self.state_size:
             raise ValueError(f"states of the shape {list(states.shape)} are not this model's: (B, {self.state_size})")
@@ -144,12 +145,12 @@ def unique_answer_loss(
     *,
     symmetric: bool = False,
 ) -> Tensor:
-    """Eq. 5.1 where many rows share an answer: the softmax runs over the distinct answers, so that a row with the
-    same answer is no false negative.
+    """Compute eq. 5.1 for rows that share answers: the softmax is over the distinct answers, so that rows with the same
+    answer are not false negatives.
 
     (R, E) features, (A, E) features of the distinct answers (of the batch, or a bank of all answers) and
-    `answer_index` (R,) int64 into them. Symmetric adds the answers' side, whose target is spread evenly over
-    the rows that gave the answer; answers of the bank that no row gave drop out of it. Returns a scalar.
+    `answer_index` (R,) int64 into them. If symmetric, the answers' side is added: its target is spread evenly over the
+    rows that gave the answer, and answers of the bank that no row gave are left out. Returns a scalar.
     """
     logits = logit_scale * image_features @ answer_features.T  # (R, A)
     rows = F.cross_entropy(logits, answer_index)
@@ -176,10 +177,10 @@ def _check_image_tower(visual: Any, condition_layer: int, visibility: str) -> No
 
 
 def _copy_of_text_tower(clip: Any) -> Any:
-    """A trainable copy that ends before the projection into the shared space."""
+    """Make a trainable copy that ends before the projection into the shared space."""
     if hasattr(clip, "text"):
         tower = copy.deepcopy(clip.text)
-    else:  # open_clip.CLIP holds its text tower's parts itself, beside the image tower
+    else:  # open_clip.CLIP holds the parts of its text tower itself, next to the image tower
         visual, clip.visual = clip.visual, None
         tower = copy.deepcopy(clip)
         clip.visual = visual

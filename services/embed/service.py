@@ -1,7 +1,7 @@
-"""The way of a call to its vectors: cache, decoding threads, batches.
+"""The path of a call from its inputs to its embeddings: cache, decoding threads, batches.
 
-A call is worked on in slices, so that the largest takes no more memory or queue than a few small ones and shares the
-device with them.
+A call is processed in slices, so that the largest call needs no more memory or queue places than a few small ones and
+shares the device with them.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
 EMBEDDINGS_PER_INPUT = 4
-# Below this, hashing and tokenising take less time than waking a thread for them.
+# Below this size, hashing and tokenising take less time than handing them to a thread.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
@@ -37,7 +37,7 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
-    """The engine of a checkpoint, as service and collections use it. Everything except batches runs on any thread."""
+    """The engine of a checkpoint, as used by service and collections. Everything except batches runs on any thread."""
 
     @property
     def context_length(self) -> int: ...
@@ -66,7 +66,7 @@ ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
 
 @dataclass(frozen=True)
 class CallLimits:
-    """Limits of one call; what is over is refused, naming limit and value."""
+    """Limits of one call; a call that exceeds one is rejected with an error that names the limit and the value."""
 
     max_inputs: int = 4096
     max_conditions: int = 64
@@ -90,9 +90,9 @@ Input = ImageInput | TextInput
 
 @dataclass(frozen=True)
 class EmbedCall:
-    """Inputs in the order of the request. Every image is read under each of `conditions`, or under none.
+    """Inputs in the order of the request. Each image is embedded under each of `conditions`, or without any.
 
-    `is_tei` calls are answered in TEI's dialect.
+    `is_tei` calls are answered in TEI's format.
     """
 
     inputs: Sequence[Input] = ()
@@ -106,7 +106,7 @@ class EmbedCall:
 
 @dataclass(frozen=True)
 class Embedded:
-    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions; `conditions` for each.
+    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions, and the condition of each.
 
     `model` is the `name@version` that computed them.
     """
@@ -120,7 +120,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class _Job:
-    """One call on its way: `conditions` as every image is read under them."""
+    """A call in progress; `conditions` are those under which each image is embedded."""
 
     served: ServedEmbed
     conditions: tuple[Text | None, ...]
@@ -130,7 +130,7 @@ class _Job:
 
 @dataclass(frozen=True, eq=False)
 class _Image:
-    """An image that is named but not decoded."""
+    """An image with a digest that is not decoded yet."""
 
     data: bytes
     digest: str
@@ -141,7 +141,7 @@ _Known = _Image | Text
 
 
 class Embedder:
-    """Answers calls, whose images `inputs` reads."""
+    """Computes the embeddings of calls; `inputs` reads their images."""
 
     def __init__(self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics) -> None:
         self._cache = cache
@@ -149,10 +149,10 @@ class Embedder:
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
 
     async def embed(self, served: ServedEmbed, call: EmbedCall, context: RequestContext) -> Embedded:
-        """All embeddings of a call.
+        """Compute all embeddings of a call.
 
-        Raises what is wrong with one of its inputs, naming it in `param`, or Overloaded; what was computed by then
-        is in the cache for the next attempt.
+        Raises the error of an invalid input, with its place in `param`, or Overloaded; what was computed before remains
+        in the cache for the next attempt.
         """
         named = await self._tokenise_conditions(served.engine, call.conditions)
         job = _Job(served, tuple(named) or (None,), call.truncate, context)
@@ -181,7 +181,7 @@ class Embedder:
         return await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise)
 
     async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
-        """The rows of some inputs, and how many tokens their texts have."""
+        """Compute the rows of some inputs, and count the tokens of their texts."""
         known = await self._identify(job, inputs)
         wanted = [(one, c) for one in known for c in (job.conditions if isinstance(one, _Image) else (None,))]
         engine = job.served.engine
@@ -197,7 +197,7 @@ class Embedder:
         return rows, sum(one.num_tokens for one in known if isinstance(one, Text))
 
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
-        """Fetch URLs, hash images, tokenise texts: what a look-up needs, and nothing costlier."""
+        """Fetch URLs, hash images, tokenise texts: only what a cache lookup needs."""
         images = [one for one in inputs if isinstance(one, ImageInput)]
         fetched = await all_or_first_failure([self._inputs.bytes_of(image.reference, image.param) for image in images])
         data_of = dict(zip(map(id, images), fetched, strict=True))
@@ -225,7 +225,7 @@ class Embedder:
             return engine.prepare_text(text, truncate=truncate)
 
     async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
-        """The rows that the cache lacks, each as little-endian float32."""
+        """Compute the rows that the cache lacks, each as little-endian float32."""
         engine = job.served.engine
         needs = [
             (one, [condition for _, condition in pairs]) for one, pairs in groupby(wanted, key=lambda pair: pair[0])
@@ -255,7 +255,7 @@ class Embedder:
 
 @dataclass(frozen=True)
 class EmbedService:
-    """Answers calls by the checkpoint that serves; `batch_limits` are those of its batcher."""
+    """Answers calls with the served checkpoint; `batch_limits` are those of its batcher."""
 
     checkpoint: ServedCheckpoint[EmbedModel]
     embedder: Embedder
@@ -264,10 +264,10 @@ class EmbedService:
     metrics: Metrics
 
     async def embed(self, call: EmbedCall, context: RequestContext) -> Embedded:
-        """All embeddings of a call.
+        """Compute all embeddings of a call.
 
-        Raises NotFound for a model that is not the served one, InvalidField for a width that it does not have, and
-        what `Embedder.embed` raises.
+        Raises NotFound for a model that is not the served one, InvalidField for an embedding width that it does not
+        have, and what `Embedder.embed` raises.
         """
         with self.checkpoint.lease() as served:
             context.model = served.label
@@ -283,5 +283,5 @@ def _are_few_and_short(texts: Sequence[str]) -> bool:
 
 
 def _cache_digest(one: _Known) -> str:
-    """A text's tokens and an image's bytes never meet under one key."""
+    """Compute a cache key that is never equal for a text and an image."""
     return f"image:{one.digest}" if isinstance(one, _Image) else f"text:{one.digest}"

@@ -12,7 +12,7 @@ GIBIBYTE = 1024 * MEBIBYTE
 
 
 class EmbedSettings(ImageSettings):
-    """Settings of the embed service besides those of every service."""
+    """Settings of the embed service in addition to those of all services."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
 

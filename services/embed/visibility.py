@@ -1,11 +1,11 @@
-"""The two visibilities of a condition token: how images pass a ViT under conditions, and what can be kept of them.
+"""The two visibilities of a condition token: how images pass through a ViT under conditions, and what can be kept.
 
-Activations that no condition touches are the same under each, and may be kept as an image's state: S numbers, made
-from its tokens before block n, where the condition joins them.
+Activations that do not depend on the condition may be kept as an image's state: S numbers, computed from its tokens
+before block n, where the condition joins them.
 
-    Full      the activations of class token and patches, (1 + P, D); nothing for n = 0, where the pixels say as much
-    Readout   the patches' keys and values in block n and each one behind it, (L − n, 2, H, P, D/H), and for n > 0
-              the class token, (D,)
+        Full      the activations of class token and patches, (1 + P, D); nothing for n = 0, where pixels are equivalent
+        Readout   the patches' keys and values in block n and all later ones, (L − n, 2, H, P, D/H), and for n > 0 the
+                  class token, (D,)
 
 Shapes: B images, R readouts (an image under a condition, or under none), P patches, T tokens of a readout, D width,
 L blocks, H heads, E embedding width. Features are float of the tower's dtype.
@@ -35,9 +35,9 @@ from services.nn.vision_transformer import (
 class Questions:
     """R readouts of a batch of B images.
 
-    `image_index` (R,) int64 tells the image of each, None where readout i is of image i; `tokens` (R, D) are the
-    condition tokens, None where there is no condition at all; `has_token` (R,) bool tells which readouts have one,
-    None where all or none of them do.
+    `image_index` (R,) int64 holds the image of each, or is None if readout i is of image i; `tokens` (R, D) are the
+    condition tokens, None without any condition; `has_token` (R,) bool is true for the readouts that have one, None if
+    all or none of them do.
     """
 
     image_index: Tensor | None = None
@@ -49,18 +49,18 @@ class Questions:
         return x if self.image_index is None else x[self.image_index]
 
     def join(self, x: Tensor) -> Tensor:
-        """The condition behind the tokens of each readout: (R, T, D) → (R, T + 1, D), or as it is without any."""
+        """Append the condition to each readout's tokens: (R, T, D) → (R, T + 1, D), or unchanged without conditions."""
         return x if self.tokens is None else torch.cat([x, self.tokens[:, None].to(x.dtype)], dim=1)
 
     def mask(self, num_others: int) -> Tensor | None:
-        """(R, 1, 1, others + 1), false where the condition behind the other tokens is none; None if that is nowhere."""
+        """(R, 1, 1, others + 1), false for readouts without a condition in the last place; None to mask nothing."""
         if self.has_token is None:
             return None
         return F.pad(self.has_token[:, None], (num_others, 0), value=True)[:, None, None, :]
 
 
 class Full:
-    """Every token attends to the condition, so that images pass block n and those behind it once a condition."""
+    """Every token attends to the condition, so images pass through block n and all later ones once per condition."""
 
     def __init__(self, visual: Any, condition_layer: int) -> None:
         self._visual = visual
@@ -69,12 +69,12 @@ class Full:
 
     @property
     def state_size(self) -> int | None:
-        """S, or None where there is nothing to keep."""
+        """S, or None if there is nothing to keep."""
         num_tokens, width = self._visual.positional_embedding.shape
         return int(num_tokens * width) if len(self._below) else None
 
     def encode(self, pixels: Tensor, questions: Questions, states: Tensor | None = None) -> Tensor:
-        """(B, 3, height, width) → (R, E); fills `states` (B, S), of any float dtype, where it is given."""
+        """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given."""
         x = embed(self._visual, pixels)
         for block in self._below:
             x = advance(block, x, attend(*by_head(block, project(block, x))))
@@ -83,12 +83,12 @@ class Full:
         return self._condition(x, questions)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
+        """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         visual = self._visual
         return self._condition(states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype), questions)
 
     def _condition(self, x: Tensor, questions: Questions) -> Tensor:
-        """Activations in front of block n (B, 1 + P, D) → (R, E)."""
+        """Run block n and all later ones: activations before block n (B, 1 + P, D) → (R, E)."""
         num_read, mask = num_pooled(self._visual), questions.mask(x.shape[1])
         x = questions.join(questions.of_images(x))
         *blocks, last = self._blocks
@@ -100,7 +100,7 @@ class Full:
 
 
 class Readout:
-    """Class token and condition attend to everything, patches to patches alone: one pass of the patches serves any
+    """Class token and condition attend to everything, patches only to patches: one pass over the patches serves any
     number of conditions, each of which costs two tokens."""
 
     def __init__(self, visual: Any, condition_layer: int) -> None:
@@ -117,14 +117,14 @@ class Readout:
         return 2 * num_layers * self._num_patches * self._width + (self._width if self._condition_layer else 0)
 
     def encode(self, pixels: Tensor, questions: Questions, states: Tensor | None = None) -> Tensor:
-        """(B, 3, height, width) → (R, E); fills `states` (B, S), of any float dtype, where it is given.
+        """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given.
 
-        The patches and the tokens that read them pass each weight together, which halves what a small batch reads
-        from memory.
+        The patches and the tokens that read them are multiplied by each weight together, which halves the memory reads
+        of a small batch.
         """
         keys_and_values, kept_cls = self._take_apart(states) if states is not None else (None, None)
         x, patches = torch.split(embed(self._visual, pixels), [1, self._num_patches], dim=1)
-        asked = Questions()  # below block n the class token of each image
+        asked = Questions()  # before block n the class token of each image
         for depth, block in enumerate(self._blocks):
             if depth == self._condition_layer:
                 if kept_cls is not None:
@@ -142,7 +142,7 @@ class Readout:
         return pool(self._visual, x)
 
     def read(self, states: Tensor, questions: Questions) -> Tensor:
-        """Encode from the images' states, with the answers of `encode`: (B, S) → (R, E)."""
+        """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         dtype = self._visual.proj.dtype
         keys_and_values, cls = self._take_apart(states)
         if cls is None:
@@ -157,7 +157,7 @@ class Readout:
         return pool(self._visual, x)
 
     def _take_apart(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Views of states (B, S): keys and values (B, L − n, 2, H, P, D/H), and the class token (B, D) for n > 0."""
+        """View states (B, S) as keys and values (B, L − n, 2, H, P, D/H), and class token (B, D) for n > 0."""
         num_heads = self._blocks[0].attn.num_heads
         shape = (len(states), -1, 2, num_heads, self._num_patches, self._width // num_heads)
         if not self._condition_layer:
@@ -166,15 +166,15 @@ class Readout:
 
 
 def _look(own: QueriesKeysValues, patch_keys: Tensor, patch_values: Tensor, questions: Questions) -> Tensor:
-    """Attend from each readout's own tokens to the patches of its image and to one another: (R, H, T, D/H) and
-    (B, H, P, D/H), which may be of a narrower dtype → (R, T, D)."""
+    """Attend from each readout's own tokens to the patches of its image and to each other: (R, H, T, D/H) and (B, H, P,
+    D/H), possibly of a narrower dtype → (R, T, D)."""
     keys = torch.cat([questions.of_images(patch_keys), own.key], dim=2)
     values = torch.cat([questions.of_images(patch_values), own.value], dim=2)
     return attend(own.query, keys, values, questions.mask(keys.shape[2] - 1))
 
 
 def _project_together(block: Any, patches: Tensor, x: Tensor) -> tuple[QueriesKeysValues, QueriesKeysValues]:
-    """(B, P, D) and (R, T, D) through one product."""
+    """Project (B, P, D) and (R, T, D) in one matrix product."""
     num_rows = patches.shape[0] * patches.shape[1]
     projected = project(block, torch.cat([patches.flatten(0, 1), x.flatten(0, 1)]))
     return (
@@ -186,7 +186,7 @@ def _project_together(block: Any, patches: Tensor, x: Tensor) -> tuple[QueriesKe
 def _advance_together(
     block: Any, tokens: tuple[Tensor, Tensor], attended: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Run both kinds of tokens through the rest of a block, side by side."""
+    """Run both kinds of tokens through the rest of a block."""
     advanced = advance(
         block, torch.cat([x.flatten(0, 1) for x in tokens]), torch.cat([x.flatten(0, 1) for x in attended])
     )

@@ -1,4 +1,4 @@
-"""`python -m services.generate`: serve answers and rankings with the settings that the environment gives."""
+"""`python -m services.generate`: serve answers and rankings with the settings of the environment."""
 
 import sys
 

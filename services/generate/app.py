@@ -1,4 +1,4 @@
-"""The generate service: how its parts are put together."""
+"""The application of the generate service."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CHECKPOINT_KIND = "causal-lm"
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:
-    """The service, which asks its store for nothing before it is started."""
+    """Create the application. It does not access the store until it is started."""
     host = ModelService("generate", settings, kind=CHECKPOINT_KIND)
     options = EngineOptions(
         DeviceOptions(settings.device, settings.dtype, settings.num_threads),

@@ -1,38 +1,37 @@
 """Found-in-the-middle calibration: documents are attended by their relevance, not by their position.
 
-A document's attention Attn(k) is taken to be relevance plus a bias of its position (Eq. 3.2, Hsieh et al. 2024). What
-a dummy in its place is paid is that bias, so the difference is relevance (Eq. 3.4). A softmax of it, α, says how the
-documents should be attended, and Eq. 3.5 rescales the weights of document k by
+A document's attention Attn(k) is modelled as relevance plus a bias of its position (Eq. 3.2, Hsieh et al. 2024). The
+attention to a dummy in its place is that bias, so the difference is relevance (Eq. 3.4). Its softmax, α, is the desired
+attention to the documents, and Eq. 3.5 rescales the weights of document k by
 
     c_k = α_k C / Attn(k)        with C = Σ_j N_j Attn(j) / Σ_j N_j α_j
 
-so that the documents together keep their weight, every row its sum, and every other token its weight. With S_k the
-weight on document k as a whole, that is
+so that the documents' total weight, the sum of every row, and the weight of every other token do not change. With S_k
+the total weight on document k, that is
 
     log c_k = log(N_k α_k / Σ_j N_j α_j) − log(S_k / Σ_j S_j)
 
-the share of the documents' weight that k should have over the share that it has: a difference of two log-softmaxes,
-of log α_k + log N_k and of LSE_k, the log of document k's summed exponentials. The partition function cancels, so
-adding log c_k to the logits of k's tokens before the softmax is exactly Eq. 3.5. C belongs to a row of a
-head of a layer; taken anywhere else, rows would no longer sum to 1.
+the share of the documents' weight that k should have, divided by the share that it has: a difference of two
+log-softmaxes, of log α_k + log N_k and of LSE_k, the log of document k's summed exponentials. The partition function
+cancels, so adding log c_k to the logits of k's tokens before the softmax is exactly Eq. 3.5. C must be computed for
+each row of each head of each layer; otherwise rows would no longer sum to 1.
 
-Relevance is one vector a prompt by default, its mean over layers and heads, or one vector a head ("per_head").
+Relevance is by default one vector per prompt, its mean over layers and heads, or one vector per head ("per_head").
 
 Whole prompts go through torch's SDPA, which returns no weights. Only the few rows that are measured or calibrated have
-their scores computed a second time, (B, H, Q, T) with a handful of Q. With these at hand, `attend_calibrated` takes the
-softmax itself and applies Eq. 3.5 to its weights, or adds log c_k to the scores where weights run out of digits. SDPA
-gives the same with log c_k in an additive mask (`score_change`), but needs one as wide as the keys for each layer, head
-and row. (FlexAttention could add log c_k inside its kernel, but needs it beforehand, which takes the same scores; and
-it has to be compiled, on a CPU with a C++ compiler at hand.)
+their scores computed a second time, (B, H, Q, T) with a small Q. From these, `attend_calibrated` computes the softmax
+itself and applies Eq. 3.5 to its weights, or adds log c_k to the scores if weights would lose precision. SDPA gives the
+same with log c_k in an additive mask (`score_change`), but needs one as wide as the keys for each layer, head and row.
+(FlexAttention could add log c_k inside its kernel, but needs it in advance, which requires the same scores; and it has
+to be compiled, on a CPU with a C++ compiler.)
 
 Grouped queries: head h reads the keys of group h // (H / H'), so the heads of a group are stacked as rows of one
 matrix product and keys are never repeated.
 
 Shapes: B batch, L layers, H query heads, H' key heads, D' head width, Q rows, T tokens that a row may see, K documents,
 N tokens of the longest of them.
-Everything is float32, or float64 where the input is; half precision is widened before anything is summed. A document
-is empty where it has no tokens, and unseen where a row's mask hides all of them: it is then left out, and the others
-share the weight.
+Everything is float32, or float64 if the input is; half precision is widened before any sum. A document is empty if it
+has no tokens, and unseen if a row's mask hides all of them: it is then left out, and the others share the weight.
 """
 
 import functools
@@ -46,13 +45,13 @@ from torch import Tensor
 
 Scope = Literal["mean", "per_head"]
 
-LIGHTEST = 1e-30  # of a row's weight; what is lighter nears the end of float32, where weights lose their digits
-MAX_SCORES = 1 << 24  # of rows that are measured, at a time: 64 MiB of float32
+LIGHTEST = 1e-30  # share of a row's weight; smaller values near the limit of float32, where they lose precision
+MAX_SCORES = 1 << 24  # scores of measured rows in memory at once: 64 MiB of float32
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Positions of the documents of B rows: unequal numbers of them, of unequal lengths, padded.
+    """Positions of the documents of B rows, padded for different numbers of documents and lengths.
 
     `index` (B, K, N) int64 are their tokens' places on the token axis, `mask` (B, K, N) bool tells which of these are
     real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap.
@@ -64,7 +63,7 @@ class Documents:
 
     @classmethod
     def of(cls, spans: Sequence[Sequence[tuple[int, int]]], device: torch.device | str = "cpu") -> "Documents":
-        """Make them from each row's half-open token spans; a row may have none, and a span may be empty.
+        """Create from each row's half-open token spans; a row may have none, and a span may be empty.
 
         Raises ValueError for a span that starts below 0 or ends before it starts.
         """
@@ -82,7 +81,7 @@ class Documents:
         return cls(index.to(device), mask.to(device), num_tokens.to(device))
 
     def without_first(self, num_dropped: int) -> "Documents":
-        """The same documents once the first tokens are no longer kept; what is gone of one still counts in its N."""
+        """The same documents without the axis's first tokens; dropped tokens of a document still count in its N."""
         if num_dropped == 0:
             return self
         mask = self.mask & (self.index >= num_dropped)
@@ -93,7 +92,7 @@ class Documents:
         """(B, E) int64, the document that each token belongs to, K for none; E is where the last document ends."""
         num_rows, num_documents, longest = self.index.shape
         end = int(torch.where(self.mask, self.index + 1, 0).max()) if self.index.numel() else 0
-        places = torch.where(self.mask, self.index, end).flatten(1)  # padding goes to one place more, cut off below
+        places = torch.where(self.mask, self.index, end).flatten(1)  # padding goes to one extra place, cut off below
         documents = torch.arange(num_documents, device=self.index.device).repeat_interleave(longest)
         of_token = self.index.new_full((num_rows, end + 1), num_documents)
         return of_token.scatter_(1, places, documents.expand(num_rows, -1))[:, :end].contiguous()
@@ -130,11 +129,11 @@ def document_log_mass(scores: Tensor, documents: Tensor, documents_mask: Tensor)
     `documents_mask` (B, K, N) bool as in `Documents`, with B = 1 for the same documents in every row. Returns
     (B, …, K), −inf for a document that is empty or unseen.
 
-    Each document is summed on the scale of its own largest logit: one whose weight underflows next to the rest of the
-    row still has its LSE, and may be scaled up again.
+    Each document is summed relative to its own largest logit: a document whose weight underflows in its row still has
+    an LSE, and can be scaled up again.
     """
     logits = _gather(scores, documents, documents_mask, padding=-torch.inf)
-    # in place and without torch.logsumexp, which is a dozen small operations: this runs for each token generated
+    # in place and without torch.logsumexp, which is a dozen small operations: this runs for every generated token
     largest = logits.amax(dim=-1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
     return logits.sub_(largest).exp_().sum(dim=-1).log_().add_(largest.squeeze(-1))
 
@@ -150,7 +149,7 @@ def document_attention(log_mass: Tensor, log_total: Tensor, num_tokens: Tensor) 
 
 
 def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
-    """Attn(k) of attention weights that are at hand: (B, …, T) → (B, …, K); 0 for an empty document."""
+    """Attn(k) of given attention weights: (B, …, T) → (B, …, K); 0 for an empty document."""
     sums = _gather(weights, documents.index, documents.mask, padding=0.0).sum(dim=-1)
     return sums / _over_rows(documents.num_tokens, weights).clamp_min(1)
 
@@ -158,7 +157,7 @@ def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
 def relevance(
     attention: Tensor, dummy_attention: Tensor, *, layers: Sequence[int] | None = None, scope: Scope = "mean"
 ) -> Tensor:
-    """rel(k) = Attn(doc, k) − Attn(dummy, k), Eq. 3.4, up to a constant that α does not see.
+    """rel(k) = Attn(doc, k) − Attn(dummy, k), Eq. 3.4, up to a constant that does not affect α.
 
     Both (…, L, H, K): Attn(k) of the last prompt row with the document in place, and with the dummy. `layers` are those
     that count, None for all. Returns (…, K), the mean over layers and heads, or with `per_head` (…, L, H, K), where L
@@ -173,9 +172,9 @@ def relevance(
 def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
     """log α = log softmax(rel / t), over the documents that are not empty; −inf for those that are.
 
-    `rel` (…, K); `temperature` t in the unit of `rel`, mean weight a token; `num_tokens` (…, K) or broadcastable.
-    Returns (…, K); all −inf where every document is empty. The largest `rel` is subtracted before the division, so
-    that t → 0 ends at log one-hot rather than at ∞ − ∞. Raises ValueError for a temperature that is not above 0.
+    `rel` (…, K); `temperature` t in the unit of `rel`, mean weight per token; `num_tokens` (…, K) or broadcastable.
+    Returns (…, K); all −inf if every document is empty. The largest `rel` is subtracted before the division, so that
+    t → 0 gives log one-hot rather than ∞ − ∞. Raises ValueError for a temperature that is not above 0.
     """
     if not temperature > 0:
         raise ValueError(f"the temperature must be above 0, not {temperature}")
@@ -189,11 +188,11 @@ def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
 
 
 def log_rescale(log_alpha: Tensor, log_mass: Tensor, num_tokens: Tensor) -> Tensor:
-    """log c_k of Eq. 3.5, what to add to the logits of document k's tokens.
+    """log c_k of Eq. 3.5, to be added to the logits of document k's tokens.
 
     `log_alpha` and `num_tokens` (…, K), broadcastable to `log_mass` (…, K), one row of one head of one layer each.
     Returns (…, K); 0 for an empty or unseen document, −inf where α is 0. Unseen documents do not count in Σ_j N_j α_j:
-    the weight that they cannot take stays with the others, so that the documents' total is kept.
+    the weight that they cannot receive stays with the others, so that the documents' total is preserved.
     """
     is_unseen = log_mass == -torch.inf
     wanted = (log_alpha + num_tokens.to(log_mass.dtype).log()).masked_fill(is_unseen, -torch.inf)
@@ -201,10 +200,10 @@ def log_rescale(log_alpha: Tensor, log_mass: Tensor, num_tokens: Tensor) -> Tens
 
 
 def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """c_k and C of Eq. 3.5 in the paper's own terms, from attention weights.
+    """c_k and C of Eq. 3.5 as in the paper, from attention weights.
 
-    `weights` (B, …, T); `alpha` (B, K), or of as many dimensions as c. Returns c (B, …, K), 1 for an empty or unseen
-    document, and C (B, …). Not stable where weights underflow; `log_rescale` is.
+    `weights` (B, …, T); `alpha` (B, K), or with the dimensions of c. Returns c (B, …, K), 1 for an empty or unseen
+    document, and C (B, …). Unstable if weights underflow; `log_rescale` is stable.
     """
     attention = mean_weight(weights, documents)
     alpha = (_over_rows(alpha, attention) if alpha.dim() == 2 else alpha).to(attention.dtype)
@@ -216,11 +215,11 @@ def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tenso
 
 
 def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor) -> bool:
-    """Eq. 3.5 in place, in few operations and without a second exponential: what decoding does at every token.
+    """Apply Eq. 3.5 in place, in few operations and without a second exponential, as decoding does at every token.
 
-    `weights` (B, R, T) of R rows, float32 or float64; `log_alpha` (B, 1, K) or (B, R, K). False, with nothing changed,
-    where a document that has tokens holds less than `LIGHTEST` of a row, be it unseen or underflown: then `log_rescale`
-    is what tells how to scale it.
+    `weights` (B, R, T) of R rows, float32 or float64; `log_alpha` (B, 1, K) or (B, R, K). Returns False and changes
+    nothing if a non-empty document has less than `LIGHTEST` of a row, because it is unseen or underflows: `log_rescale`
+    is needed then.
     """
     membership = documents.membership.to(weights.dtype)
     inside = weights[..., : membership.shape[-1]]
@@ -235,30 +234,30 @@ def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor)
 
 
 def spread(values: Tensor, documents: Documents) -> Tensor:
-    """Spread each document's value to its tokens: (B, …, K) → (B, …, E), 0 on tokens of none.
+    """Spread each document's value to its tokens: (B, …, K) → (B, …, E), 0 on tokens outside documents.
 
-    E is where the last document ends: no token behind it has anything.
+    E is where the last document ends; later tokens have no value.
     """
     places = _over_rows(documents.document_of_token, values)
     return F.pad(values, (0, 1)).gather(-1, places.expand(*values.shape[:-1], places.shape[-1]))
 
 
 def rank(rel: Tensor) -> Tensor:
-    """Order documents from the most relevant to the least: (…, K) → (…, K) int64; of equals, the earlier first."""
+    """Order documents from the most relevant to the least: (…, K) → (…, K) int64; of equal ones, the earlier first."""
     return rel.argsort(dim=-1, descending=True, stable=True)
 
 
 def row_scores(query: Tensor, key: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
     """Compute the logits of the softmax: (B, H, Q, D') and (B, H', T, D') → (B, H, Q, T), −inf where hidden.
 
-    `mask` (B, 1, T) or (B, Q, T) bool, true where a row sees a key, None where every row sees all. Products of half
-    precision are accumulated and kept in float32; float32 and float64 stay what they are.
+    `mask` (B, 1, T) or (B, Q, T) bool, true where a row sees a key, None if every row sees all. Products of half
+    precision are accumulated and returned in float32; float32 and float64 do not change.
     """
     num_batch, num_heads, num_rows, width = query.shape
     rows = query.reshape(-1, num_heads // key.shape[1] * num_rows, width)
     columns = key.flatten(0, 1).transpose(1, 2)
     if key.is_cuda and key.dtype in (torch.bfloat16, torch.float16):
-        products = torch.bmm(rows, columns, out_dtype=torch.float32)  # no wide copy of the keys
+        products = torch.bmm(rows, columns, out_dtype=torch.float32)  # avoids a float32 copy of the keys
     else:
         products = torch.bmm(widen(rows), widen(columns))
     scores = products.mul_(scaling).view(num_batch, num_heads, num_rows, -1)
@@ -284,7 +283,7 @@ def measure_rows(
 ) -> Tensor:
     """`measure_scores` of the rows' scores, a few groups of heads at a time: → (B, H, Q, K).
 
-    At most `max_scores` scores exist at once, or those of one group where these are more.
+    At most `max_scores` scores are in memory at once, unless a single group has more.
     """
     num_groups = key.shape[1]
     heads_per_group = query.shape[1] // num_groups
@@ -308,9 +307,9 @@ def measure_rows(
 def score_change(scores: Tensor, documents: Documents, log_alpha: Tensor) -> Tensor:
     """Compute the addition of calibration to its rows' scores: (B, H, Q, T) → (B, H, Q, E), log c_k on k's tokens.
 
-    `log_alpha` (B, K), or one per head (B, H, K). 0 on tokens of no document; E is where the last document ends, and
-    nothing is added behind it. As SDPA's additive mask, padded to T and −inf where a row does not see, it gives what
-    `attend_calibrated` gives.
+    `log_alpha` (B, K), or one per head (B, H, K). 0 on tokens outside documents; E is where the last document ends, and
+    nothing is added after it. As SDPA's additive mask, padded to T and −inf for hidden keys, it gives the result of
+    `attend_calibrated`.
     """
     rows = log_alpha[:, None, None] if log_alpha.dim() == 2 else log_alpha[:, :, None]
     log_mass = document_log_mass(scores, documents.index, documents.mask)
@@ -328,12 +327,12 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
 ) -> Tensor:
     """Attention of a few rows with their documents' weights rescaled by Eq. 3.5: → (B, H, Q, D'), as `query`.
 
-    Shapes as in `row_scores` and `score_change`, `value` (B, H', T, D'). A row without documents, or whose documents
-    are all empty, is attended as without calibration. Raises nothing; a row that sees no key at all is NaN.
+    Shapes as in `row_scores` and `score_change`, `value` (B, H', T, D'). A row without documents, or with only empty
+    ones, is attended as without calibration. Raises nothing; a row that sees no key is NaN.
     """
     scores = row_scores(query, key, scaling, mask)
     weights = scores.softmax(dim=-1)
-    # on a GPU, where asking whether weights suffice would wait for all queued work, always by the scores
+    # on a GPU always by the scores, because checking whether weights suffice would wait for all queued work
     if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
         change = score_change(scores, documents, log_alpha)
         scores[..., : change.shape[-1]] += change
@@ -343,22 +342,22 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
 
 
 def _of_rows(log_alpha: Tensor, query: Tensor) -> Tensor:
-    """(B, K) → (B, 1, K), and (B, H, K) → (B, H · Q, K)."""
+    """Expand to rows: (B, K) → (B, 1, K), and (B, H, K) → (B, H · Q, K)."""
     return log_alpha[:, None] if log_alpha.dim() == 2 else log_alpha.repeat_interleave(query.shape[2], dim=1)
 
 
 def widen(x: Tensor) -> Tensor:
-    """Half precision as float32, anything else as it is."""
+    """Convert half precision to float32, and nothing else."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _over_rows(x: Tensor, like: Tensor) -> Tensor:
-    """(B, n) with the dimensions that `like` (B, …, n) has between them, of size 1."""
+    """Insert in (B, n) the dimensions that `like` (B, …, n) has in between, with size 1."""
     return x.reshape(x.shape[0], *(1,) * (like.dim() - 2), x.shape[-1])
 
 
 def _tokens_over_rows(x: Tensor, like: Tensor) -> Tensor:
-    """(B, K, N) with the dimensions that `like` (B, …, n) has between them, of size 1."""
+    """Insert in (B, K, N) the dimensions that `like` (B, …, n) has in between, with size 1."""
     return x.reshape(x.shape[0], *(1,) * (like.dim() - 2), *x.shape[1:])
 
 

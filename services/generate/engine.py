@@ -1,4 +1,4 @@
-"""A language model's checkpoint behind the queue: generations and rankings in, steps of answers out."""
+"""Inference with a language model's checkpoint: from generations and rankings to steps of answers."""
 
 import itertools
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ Event = tuple[Item, Outcome, bool]
 
 
 class GenerateEngine:
-    """Runs one checkpoint, on one thread at a time; `processor` makes its items, on any thread.
+    """Runs one checkpoint, on one thread at a time; `processor` creates its items, on any thread.
 
-    A SteppingEngine (`services.core.batching`). A generation's outcomes are Progress, a job's is one Ranking.
+    Implements SteppingEngine (`services.core.batching`). A generation's outcomes are Progress, a job's is one Ranking.
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:
-        """Raises BadProfile for a profile that names layers which the model does not have."""
+        """Raises BadProfile for a profile with layers that the model does not have."""
         context_length = min(model.config.max_model_len, options.max_cached_tokens)
         self.processor = InputProcessor(model.tokenizer, model.config, profile, context_length)
         self._model = model
@@ -51,13 +51,13 @@ class GenerateEngine:
             headroom_tokens=options.headroom_tokens,
         )
         self._preparations: Preparations[Item, list[Event]] = Preparations()
-        # Of reordered generations: what runs in place of each, by its identity, and the reverse with the order.
+        # The substitutes that run for reordered generations, by identity, and the reverse mapping with the order.
         self._stand_ins: dict[int, Item] = {}
         self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions) -> "GenerateEngine":
-        """Read a Hugging Face directory, and the calibration profile beside its weights; off where there is none.
+        """Read a Hugging Face directory with its calibration profile; calibration is off without one.
 
         Raises what `LanguageModel.load` does, and BadProfile.
         """
@@ -68,18 +68,18 @@ class GenerateEngine:
 
     @property
     def num_running(self) -> int:
-        """Items that have not ended."""
+        """Number of items that have not ended."""
         return self._batch.num_running + len(self._without_slot())
 
     @property
     def preparing(self) -> list[Item]:
-        """The items for which `prepare` works next."""
+        """The items that the next `prepare` works on."""
         return [self._given(item) for item in self._preparations.first]
 
     def has_room(self, items: Sequence[Item], without: Sequence[Item] = ()) -> bool:
-        """Whether the running batch takes all of these now, beside those that are prepared for it.
+        """Whether the running batch has room for all of these now, in addition to those being prepared.
 
-        A ranking takes no place in it, but of rankings there are no more at a time.
+        A ranking takes no place in the batch, but the number of rankings has the same limit.
         """
         leaving = set(map(id, without))
         everything = [item for item in self._without_slot() if id(self._given(item)) not in leaving]
@@ -90,19 +90,19 @@ class GenerateEngine:
         return has_places and self._batch.has_room(*generations, without=stopping)
 
     def room_share(self, items: Sequence[Item]) -> float:
-        """Return the share of the running batch that everything that runs needs together with these."""
+        """Return the share of the running batch that these need together with everything that is running."""
         everyone = (*self._without_slot(), *map(self._standing_in, items))
         return self._batch.room_share(*(item for item in everyone if isinstance(item, Generation)))
 
     def lacking_room(self) -> list[Item]:
-        """Answers that take no step before others have left; the room of all others grows with them."""
+        """Answers that must wait until others have left; the slots of all others grow as needed."""
         waiting = [item for item in self._without_slot() if isinstance(item, Generation)]
         return [self._given(one) for one in self._batch.grow(waiting)]
 
     def admit(self, items: Sequence[Item]) -> list[Event]:
-        """Rank what is to be ranked and let generations run; brings rankings whole and first tokens.
+        """Admit rankings and generations; returns complete rankings and first tokens.
 
-        What takes many passes comes later, by `prepare`.
+        Results that need many passes come later, from `prepare`.
         """
         jobs = [item for item in items if isinstance(item, RankingJob)]
         is_long = [num_ranking_tokens(job, self.processor.profile) > MAX_PASS_TOKENS for job in jobs]
@@ -122,21 +122,21 @@ class GenerateEngine:
         return [*events, *self._run(running)]
 
     def step(self) -> list[Event]:
-        """Generate one token more for each generation that has its first."""
+        """Generate one more token for each generation that has its first."""
         return self._told(self._batch.step())
 
     def prepare(self) -> list[Event]:
-        """Run one pass for the items that are `preparing`."""
+        """Run one pass for the `preparing` items."""
         return self._preparations.advance() or []
 
     def pause(self, item: Item) -> None:
-        """Free the room of an item now. Admitted again, an answer goes on where it was; all else begins anew."""
+        """Free an item's room now. When admitted again, an answer continues where it was; anything else starts over."""
         running = self._standing_in(item)
         if not (isinstance(running, Generation) and self._batch.pause(running)):
             self.cancel(item)
 
     def cancel(self, item: Item) -> None:
-        """Free what an item holds, now."""
+        """Free an item's resources now."""
         running = self._stand_ins.pop(id(item), item)
         self._reordered.pop(id(running), None)
         self._preparations.cancel(running)
@@ -144,7 +144,7 @@ class GenerateEngine:
             self._batch.cancel(running)
 
     def warm_up(self) -> None:
-        """Answer once plainly and once calibrated, alone and together, so that no request pays for first calls."""
+        """Answer with and without calibration, alone and together, so that no request pays for first calls."""
         plain = self._sample(OFF)
         for generations in ([plain], [self._sample(self.processor.profile), self._sample(OFF)]):
             self._batch.admit(generations)
@@ -158,7 +158,7 @@ class GenerateEngine:
         check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:
-        """Texts to be continued."""
+        """Return texts to be continued."""
         return ["The first page tells who lit the lighthouse in", "Water boils at a hundred"]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
@@ -174,26 +174,26 @@ class GenerateEngine:
     # Running
 
     def _without_slot(self) -> list[Item]:
-        """Return the items that are prepared and have no place in the running batch yet."""
+        """Return the items that are being prepared and have no place in the running batch yet."""
         waiting = self._preparations.items
         return [item for item in waiting if not (isinstance(item, Generation) and self._batch.holds(item))]
 
     def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[Event]:
-        """Return first tokens of those that need few passes; prepare the others, `is_next` before all that wait."""
+        """Return first tokens of those that need few passes; prepare the others, with `is_next` before waiting ones."""
         long = [one for one in generations if needs_many_passes(one) and not self._batch.is_paused(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
         for one in reversed(long) if is_next else long:
             passes = self._answering(one)
-            next(passes)  # estimates that it may share are kept for it from here on
+            next(passes)  # from now on, estimates that it may share are kept
             self._preparations.add([one], passes, is_next=is_next, has_begun=True)
         return events
 
     def _standing_in(self, item: Item) -> Item:
-        """Return what runs for an item."""
+        """Return the substitute that runs for an item, or the item itself."""
         return self._stand_ins.get(id(item), item)
 
     def _given(self, running: Item) -> Item:
-        """The item that something runs for."""
+        """The original item of a running one."""
         return self._reordered.get(id(running), (running,))[0]
 
     def _answering(self, generation: Generation) -> Passes[list[Event]]:
@@ -211,7 +211,7 @@ class GenerateEngine:
         return (yield from self._batch.giving_back(reordering(self._model, *asked, profile))).order
 
     def _answering_in_order(self, group: Sequence[Item]) -> Passes[list[Event]]:
-        """Answer the items of a group that still wait once the order is known."""
+        """Answer the still waiting items of a group once the order is known."""
         first = group[0]
         assert isinstance(first, ReorderedGeneration)
         order = yield from self._ordering(first)
@@ -219,7 +219,7 @@ class GenerateEngine:
         return self._run(self._in_order(waiting, order), is_next=True)
 
     def _in_order(self, group: Sequence[Generation], order: tuple[int, ...]) -> list[Generation]:
-        """Make what runs for each of these. Raises TooLarge where an order leaves no room for an answer."""
+        """Make the substitute for each of these. Raises TooLarge if an order leaves no room for an answer."""
         stand_ins = [one.in_order(order) if isinstance(one, ReorderedGeneration) else one for one in group]
         for generation, stand_in in zip(group, stand_ins, strict=True):
             self._stand_ins[id(generation)] = stand_in
@@ -227,7 +227,7 @@ class GenerateEngine:
         return stand_ins
 
     def _told(self, came: Sequence[Progress]) -> list[Event]:
-        """Progress of the generations as they were given."""
+        """Convert progress of running generations to events of the original ones."""
         events: list[Event] = []
         for progress in came:
             running = progress.generation

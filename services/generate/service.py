@@ -1,4 +1,4 @@
-"""Answers in steps and rankings by the checkpoint that serves."""
+"""Stepwise answers and rankings by the served checkpoint."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -30,9 +30,9 @@ ServedGenerate = Served[GenerateEngine, GenerateStepper]
 
 @dataclass(frozen=True)
 class CallLimits:
-    """Limits of one request; what is over is refused, naming limit and value.
+    """Limits of one request; a request beyond them is rejected with the limit and its value.
 
-    `max_waiting` answers and `max_queue_cost` tokens are what an empty queue takes.
+    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue.
     """
 
     max_documents: int = 256
@@ -43,7 +43,7 @@ class CallLimits:
 
 
 class Charged(NamedTuple):
-    """An answer to be generated, and what it is charged for its place in the queue."""
+    """An answer to be generated, and its charge for a place in the queue."""
 
     generation: Generation
     cost: int
@@ -51,7 +51,7 @@ class Charged(NamedTuple):
 
 @dataclass(frozen=True)
 class RankCall:
-    """Documents to be ranked for a query; those of more tokens than `max_document_tokens` are cut."""
+    """Documents to be ranked for a query; those with more than `max_document_tokens` tokens are cut."""
 
     query: str
     documents: Sequence[Document]
@@ -71,7 +71,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class GenerateService:
-    """Answers calls. The checkpoint is leased once a call and kept until the call is answered."""
+    """Answers calls. The checkpoint is leased once per call and kept until the call is answered."""
 
     checkpoint: ServedCheckpoint[GenerateEngine, GenerateStepper]
     limits: CallLimits
@@ -80,14 +80,14 @@ class GenerateService:
     async def generate(
         self, model: str | None, prepare: Callable[[InputProcessor], Sequence[Charged]], context: RequestContext
     ) -> AsyncGenerator[tuple[int, Progress], None]:
-        """The steps of all answers that `prepare` asks for, as they come, each with the place of its answer.
+        """Yield the steps of all answers that `prepare` returns, as they arrive, each with the place of its answer.
 
         `prepare` runs in a thread. Closing the generator frees the places of its answers within one step. Raises what
         `_lease`, `prepare`, `Stepper.submit` and its streams raise.
         """
         with self._lease(model, context) as served:
             asked = await self._prepare(lambda: prepare(served.engine.processor), context)
-            # at the same time only one may add to the request's `Server-Timing`
+            # only one of the concurrent answers may add to the request's `Server-Timing`
             runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
             if len(runs) > 1:
                 async with aclosing(interleaved(runs)) as steps:
@@ -101,7 +101,7 @@ class GenerateService:
     async def tokenize(
         self, model: str | None, tokens: Callable[[InputProcessor], list[int]], context: RequestContext
     ) -> tuple[list[int], int]:
-        """The tokens that `tokens` finds in a thread, and the limit of a prompt and its answer together."""
+        """Return the result of `tokens`, run in a thread, and the limit of a prompt and its answer together."""
         with self._lease(model, context) as served:
             processor = served.engine.processor
             return await self._prepare(lambda: tokens(processor), context), processor.context_length
@@ -128,10 +128,10 @@ class GenerateService:
 
     @contextmanager
     def _lease(self, model: str | None, context: RequestContext) -> Iterator[ServedGenerate]:
-        """The version that answers this call.
+        """Lease the version that answers this call.
 
-        Raises NotFound for a model that is not the served one, Overloaded while there is none, and where the request
-        would wait too long: nothing was done for it then.
+        Raises NotFound for a model that is not the served one, Overloaded while there is none, and if the request would
+        wait too long, before any work is done for it.
         """
         with self.checkpoint.lease() as served:
             context.model = served.label
@@ -140,7 +140,7 @@ class GenerateService:
             yield served
 
     async def _prepare(self, work: Callable[[], T], context: RequestContext) -> T:
-        """Tokenise in a thread, so that the event loop serves others meanwhile; a cancelled request ends there, too."""
+        """Tokenise in a thread, so that the event loop can serve other requests; cancelling a request ends its work."""
         began = asyncio.get_running_loop().time()
         prepared = await in_thread(work)
         seconds = asyncio.get_running_loop().time() - began
@@ -151,7 +151,7 @@ class GenerateService:
     async def _run(
         self, served: ServedGenerate, asked: Charged, context: RequestContext, *, is_timed: bool
     ) -> AsyncGenerator[Progress, None]:
-        """The steps of one answer until its last. Submits at the first step."""
+        """Yield the steps of one answer until its last. Submits at the first step."""
         previous: Event[Outcome] | None = None
         num_tokens = 0
         generation = replace(asked.generation, tenant=current_caller().tenant)
@@ -188,15 +188,15 @@ def _add_timing(context: RequestContext, event: Event[Outcome], previous: Event[
 
 
 def _shortened(tokenizer: Any, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:
-    """The places and texts of those that are longer."""
+    """The places and shortened texts of documents that are too long."""
     texts = [shorten(tokenizer, document.text, max_tokens) for document in documents]
     return {index: text for index, text in enumerate(texts) if text is not None}
 
 
 async def interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield what all streams yield, each with the place of its stream, until all have ended.
+    """Yield the items of all streams, each with the place of its stream, until all have ended.
 
-    Raises what the first of them raises. All are closed however it ends.
+    Raises the first stream's exception. All streams are closed in any case.
     """
     async with AsyncExitStack() as stack:
         for stream in streams:
@@ -220,12 +220,12 @@ async def _as_they_come(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
     finally:
         for task in coming:
             task.cancel()
-        # a stream is closed only once nobody reads it
+        # a stream can only be closed once nothing reads it
         await asyncio.gather(*coming, return_exceptions=True)
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> list[T]:
-    """The next item alone; empty after the last."""
+    """Return a list of the next item; empty after the last."""
     try:
         return [await anext(stream)]
     except StopAsyncIteration:

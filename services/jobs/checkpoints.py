@@ -1,4 +1,4 @@
-"""Sources of a job's checkpoint, a folder or a name in the model store, and the device that it runs on."""
+"""Sources of a job's checkpoint, a folder or a name in the model store, and the device on which it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,13 @@ from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
 from services.nn.devices import DeviceName
 
-# not among `services.jobs.options`, which import no torch
+# not in `services.jobs.options`, which does not import torch
 Device = Annotated[DeviceName, typer.Option(help="Device to run on.")]
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A local folder, and what a table calls it: its own name, or `name@version` for a version of the store.
+    """A local folder and its name in a table: its own, or `name@version` for a version of the store.
 
     Only a version of the store has a manifest.
     """
@@ -36,14 +36,15 @@ def open_store(url: str | None) -> Store:
 def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointSource:
     """Find a folder, or else fetch the verified local copy of `name`, `name@alias` or `name@version` from the store.
 
-    The packaged starters are published first where the store is empty. Raises StoreError where there is no such one.
+    The packaged starters are published first if the store is empty, and the named one if the store lacks it. Raises
+    StoreError if the name does not exist.
     """
     directory = Path(reference)
     if directory.is_dir():
         return CheckpointSource(directory, directory.resolve().name)
     name, _, version = reference.partition("@")
     store = open_store(store_url)
-    store.publish_starters(packaged_starters())
+    store.publish_starters(packaged_starters(), [name])
     version = store.resolve(name, version or "latest")
     settings = ServiceSettings(port=0)
     fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)

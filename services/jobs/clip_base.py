@@ -5,10 +5,10 @@ from services.nn.clip_model import ClipModel, load_clip
 
 
 def load_base(reference: str, pretrained: str | None, store_url: str | None) -> tuple[ClipModel, str]:
-    """Load a CLIP to tune, in evaluation mode, and say how a manifest names it.
+    """Load a CLIP to tune, in evaluation mode, and return its name for a manifest.
 
     It is what `find_checkpoint` finds or, with `pretrained` weights, a name that open_clip knows. Raises StoreError or
-    ValueError where there is none.
+    ValueError if there is none.
     """
     if pretrained is not None:
         clip, name = load_clip(reference, pretrained), f"{reference}:{pretrained}"

@@ -1,7 +1,7 @@
-"""ColorShape: rendered scenes whose every attribute is known, and what can be said and asked about them.
+"""ColorShape: rendered scenes whose attributes are all known, and their captions and questions.
 
-The dissertation's toy data set (section 5.4.1: 4 colours × 4 shapes) with backgrounds, textures, sizes, positions,
-two objects and continuous colours added. Scenes are drawn as tensors, so that a batch renders on any device.
+The dissertation's toy data set (section 5.4.1: 4 colors × 4 shapes), extended by backgrounds, textures, sizes,
+positions, two objects and continuous colors. Scenes are drawn as tensors, so a batch can be rendered on any device.
 
 Shapes: B scenes, N = 2 object slots, S image side in pixels.
 """
@@ -39,19 +39,19 @@ ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "center", "right")
 RELATIONS = ("left of", "right of", "above", "below")
 
-# Radii as fractions of the image side: the two sizes do not overlap.
+# Radii as fractions of the image side; the ranges of the two sizes do not overlap.
 SIZE_RADII = ((0.10, 0.14), (0.20, 0.26))
 TEXTURE_AMPLITUDE = 0.12
 PIXEL_NOISE = 0.02
 
-# Each colour is never drawn with one of the last four shapes while training: what is left out is the combination,
-# every colour and every shape is seen.
+# Each color is never drawn with one of the last four shapes in training: only the combination is held out, and every
+# color and every shape is seen.
 NUM_SHAPES_KEPT_WHOLE = 4
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of scenes. Slot 1 is unused where `num_objects` is 1; `color` is −1 for a colour without a name."""
+    """A batch of scenes. Slot 1 is unused if `num_objects` is 1; `color` is −1 for a color without a name."""
 
     num_objects: Tensor  # (B,) int64, 1 or 2
     shape: Tensor  # (B, N) int64
@@ -62,7 +62,7 @@ class Scenes:
     center: Tensor  # (B, N, 2) float32 (x, y), fraction of the side
     angle: Tensor  # (B, N) float32, radians
     cell: Tensor  # (B,) int64: row × 3 + column of the first object
-    relation: Tensor  # (B,) int64: of the first object to the second
+    relation: Tensor  # of the first object relative to the second
     background: Tensor  # (B,) int64
     texture: Tensor  # (B,) int64
     noise_seed: Tensor  # (B,) float32 in 0..1
@@ -78,25 +78,26 @@ class Scenes:
 
 
 def is_held_out(color: Tensor, shape: Tensor) -> Tensor:
-    """Tell which colours and shapes are never drawn together for training: any shape (…) int64 → (…) bool."""
+    """Tell which colors and shapes are never drawn together in training: any shape (…) int64 → (…) bool."""
     return shape == NUM_SHAPES_KEPT_WHOLE + color % (len(SHAPES) - NUM_SHAPES_KEPT_WHOLE)
 
 
 def sample_scenes(num_scenes: int, generator: torch.Generator, *, pair_fraction: float = 0.0) -> Scenes:
-    """Draw scenes for training: every attribute uniform, held-out combinations left out.
+    """Draw scenes for training with uniform attributes, without held-out combinations.
 
-    `pair_fraction` of the scenes hold two objects of different colour and shape, side by side or one above the other.
+    `pair_fraction` of the scenes have two objects of different shape and nearly always different color, side by side or
+    one above the other.
     """
 
     def draw(high: int, *size: int) -> Tensor:
         return torch.randint(high, size, generator=generator)
 
     color, shape = draw(len(COLORS), num_scenes, 2), draw(len(SHAPES), num_scenes, 2)
-    # the second object differs in colour and in shape, so that "a red circle and a blue square" tells them apart
+    # the second object has another color and shape, so that "a red circle and a blue square" distinguishes them
     color[:, 1] = (color[:, 0] + 1 + draw(len(COLORS) - 1, num_scenes)) % len(COLORS)
     shape[:, 1] = (shape[:, 0] + 1 + draw(len(SHAPES) - 1, num_scenes)) % len(SHAPES)
     held_out = is_held_out(color, shape)
-    # a step of 8 colours keeps the held-out shape of a colour, so the step is odd
+    # colors 4 or 8 apart have the same held-out shape, the next color has another one
     color = torch.where(held_out, (color + 1) % len(COLORS), color)
     is_pair = torch.rand(num_scenes, generator=generator) < pair_fraction
     return compose_scenes(color, shape, generator, is_pair=is_pair)
@@ -105,9 +106,9 @@ def sample_scenes(num_scenes: int, generator: torch.Generator, *, pair_fraction:
 def sample_classes(
     pairs: list[tuple[int, int]], num_per_class: int, generator: torch.Generator, *, is_plain: bool = False
 ) -> Scenes:
-    """`num_per_class` single-object scenes for each (colour, shape) pair, class by class; all else uniform.
+    """Draw `num_per_class` single-object scenes for each (color, shape) pair, in class order; all else is uniform.
 
-    `is_plain` draws them all on a plain white background, as the dissertation's figure shows them.
+    `is_plain` draws them all on a plain white background, as in the dissertation's figure.
     """
     color = torch.tensor([pair[0] for pair in pairs]).repeat_interleave(num_per_class)
     shape = torch.tensor([pair[1] for pair in pairs]).repeat_interleave(num_per_class)
@@ -119,7 +120,7 @@ def sample_classes(
 
 
 def sample_continuous(num_scenes: int, generator: torch.Generator) -> Scenes:
-    """Single-object scenes whose colours are uniform in RGB and have no name."""
+    """Draw single-object scenes whose colors are uniform in RGB and have no name."""
     shape = torch.randint(len(SHAPES), (num_scenes, 2), generator=generator)
     scenes = compose_scenes(torch.zeros_like(shape), shape, generator)
     scenes.color.fill_(-1)
@@ -130,7 +131,7 @@ def sample_continuous(num_scenes: int, generator: torch.Generator) -> Scenes:
 def compose_scenes(
     color: Tensor, shape: Tensor, generator: torch.Generator, *, is_pair: Tensor | None = None
 ) -> Scenes:
-    """Scenes of given colours and shapes, (B, N) int64 each; all else uniform. `is_pair` (B,) bool, default no."""
+    """Compose scenes of given colors and shapes, (B, N) int64 each; the rest is uniform. `is_pair` (B,), default no."""
     num_scenes = color.shape[0]
 
     def draw(high: int, *size: int) -> Tensor:
@@ -168,7 +169,7 @@ def compose_scenes(
 
 
 def render(scenes: Scenes, side: int = 64) -> Tensor:
-    """Scenes → (B, S, S, 3) uint8, on the device of the scenes; the same scenes give the same pixels."""
+    """Render scenes → (B, S, S, 3) uint8, on the device of the scenes; equal scenes have equal pixels."""
     device = scenes.rgb.device
     axis = (torch.arange(side, device=device) + 0.5) / side
     y, x = torch.meshgrid(axis, axis, indexing="ij")  # (S, S)
@@ -182,9 +183,9 @@ def render(scenes: Scenes, side: int = 64) -> Tensor:
 
 
 def covering_objects(scenes: Scenes, grid_side: int) -> Tensor:
-    """Index of the object that each patch of a square grid shows: (B, P) int64, row by row; −1 where it shows none.
+    """Index the object that each patch of a square grid shows: (B, P) int64, row by row; −1 if it shows none.
 
-    An object counts where the patch's centre is within its radius and a third of a patch.
+    An object counts if the patch's centre is within its radius plus a third of a patch.
     """
     axis = (torch.arange(grid_side, device=scenes.rgb.device) + 0.5) / grid_side
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -196,7 +197,7 @@ def covering_objects(scenes: Scenes, grid_side: int) -> Tensor:
 
 
 def _pair_centers(relation: Tensor, generator: torch.Generator) -> Tensor:
-    """Centres (B, 2, 2) of two objects such that the first is `relation` the second."""
+    """Draw centres (B, 2, 2) of two objects such that the first is `relation` the second."""
     num_scenes = relation.shape[0]
     jitter = 0.05 * (2 * torch.rand(num_scenes, 2, 2, generator=generator) - 1)
     offset = torch.tensor([[-0.25, 0.0], [0.25, 0.0], [0.0, -0.25], [0.0, 0.25]])[relation]  # y grows downwards
@@ -204,7 +205,7 @@ def _pair_centers(relation: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _cell_centers(cell: Tensor, radius: Tensor, generator: torch.Generator) -> Tensor:
-    """Centres (B, 2, 2) inside a cell of a 3 × 3 grid, moved inwards where the object would leave the image."""
+    """Draw centres (B, 2, 2) inside a cell of a 3 × 3 grid, moved inwards if the object would leave the image."""
     jitter = 0.07 * (2 * torch.rand(cell.shape[0], 2, generator=generator) - 1)
     grid = torch.stack([cell % 3, cell // 3], dim=1)  # (column, row)
     center = (grid + 0.5) / 3 + jitter
@@ -224,7 +225,7 @@ def _background(scenes: Scenes, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _coverage(scenes: Scenes, slot: int, x: Tensor, y: Tensor, side: int) -> Tensor:
-    """Share of each pixel that the object covers, (B, S, S) in 0..1: its outline in polar coordinates, smoothed."""
+    """Compute each pixel's share covered by the object, (B, S, S) in 0..1, from its outline in polar coordinates."""
     dx = x - scenes.center[:, slot, 0, None, None]
     dy = y - scenes.center[:, slot, 1, None, None]
     radius = scenes.radius[:, slot, None, None]
@@ -241,7 +242,7 @@ def _coverage(scenes: Scenes, slot: int, x: Tensor, y: Tensor, side: int) -> Ten
 
 
 def _outlines(device: torch.device, num_angles: int = 720) -> Tensor:
-    """Distance of each shape's outline from its centre by angle, (shape, angle); 1 is the circle's radius."""
+    """Compute each shape's outline by angle, (shape, angle): its distance from the centre, in radii of the circle."""
     theta = torch.arange(num_angles, device=device) / num_angles * 2 * math.pi  # 0 is right, π/2 is down
     circle = torch.ones_like(theta)
 
@@ -253,16 +254,16 @@ def _outlines(device: torch.device, num_angles: int = 720) -> Tensor:
     square = polygon(4, math.pi / 4, 1.2)
     triangle = polygon(3, -math.pi / 2, 1.3)
     diamond = polygon(4, 0.0, 1.2) * (0.72 + 0.28 * torch.sin(theta).abs())
-    # a straight edge from a tip at 1.3 to a notch at 0.55, a tenth of a turn further
+    # a straight edge from a tip at 1.3 to a notch at 0.55, a tenth of a turn away
     tenth = math.pi / 5
     turn = (torch.remainder(theta + math.pi / 2 + tenth, 2 * tenth) - tenth).abs()
     star = 1.3 * 0.55 * math.sin(tenth) / (1.3 * torch.sin(turn) + 0.55 * torch.sin(tenth - turn))
-    # an arm reaches 1.15, the notch between two arms is where both half-widths meet
+    # an arm reaches 1.15; the notch between two arms is where their half-widths meet
     arm = 0.38
     quarter = torch.remainder(theta + math.pi / 4, math.pi / 2) - math.pi / 4
     cross = torch.minimum(1.15 / torch.cos(quarter), arm / torch.sin(quarter.abs()).clamp(min=arm / 2))
     cross = torch.maximum(cross, torch.full_like(cross, arm))
-    # two lobes, and below them a corner that points down
+    # two lobes, and a corner below them that points down
     across, down = torch.cos(theta).abs(), torch.sin(theta)
     toward = 0.42 * across - 0.25 * down
     lobes = toward + torch.sqrt((toward**2 - 0.42**2 - 0.25**2 + 0.5**2).clamp(min=0))
@@ -272,6 +273,6 @@ def _outlines(device: torch.device, num_angles: int = 720) -> Tensor:
 
 
 def _noise(seed: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Pixel noise in −1..1 from the position and the scene alone, so that no random state travels with a scene."""
+    """Compute pixel noise in −1..1 only from the position and the scene, so that scenes carry no random state."""
     value = torch.sin(x * 1279.8 + y * 3183.1 + seed * 977.7) * 4375.85
     return 2 * (value - value.floor()) - 1

@@ -1,6 +1,6 @@
-"""A large model behind an OpenAI-compatible address: each request is sent again until it is answered, or too often not.
+"""A client of a large model behind an OpenAI-compatible address, with a limited number of retries.
 
-Where the endpoint asks for patience, all requests have it, not only the one that was told.
+If the endpoint asks to wait, all requests wait, not only the one that was told.
 """
 
 import asyncio
@@ -18,22 +18,23 @@ import stamina
 MAX_RETRY_AFTER_S = 120.0
 CONNECT_TIMEOUT_S = 10.0
 MAX_MESSAGE_CHARACTERS = 500
+STOPPED = "stopped before it was answered"
 PAST = 0.0  # on the clock of an event loop
 
 Api = Literal["chat", "completions"]
 
 _PATHS: Mapping[Api, str] = {"chat": "chat/completions", "completions": "completions"}
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
-# Errors about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model is about all.
+# Errors about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model affects all.
 _REFUSING_STATUSES = frozenset({400, 413, 415, 422, 451})
 _CODES_ABOUT_ALL = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
 
 class EndpointError(Exception):
-    """A request without an answer; the message is fit to be shown.
+    """A request that failed; the message can be shown to users.
 
-    `status` is HTTP's where the endpoint answered and no repetition would mend it; `is_about_all` says that no other
-    request would be answered either.
+    `status` is the HTTP status if the endpoint answered and a retry would not help; `is_about_all` means that all other
+    requests would fail too.
     """
 
     def __init__(self, message: str, *, status: int | None = None, is_about_all: bool = False) -> None:
@@ -43,12 +44,12 @@ class EndpointError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the endpoint does not take this one request."""
+        """Whether the endpoint rejects only this request."""
         return self.status in _REFUSING_STATUSES and not self.is_about_all
 
 
 class Busy(Exception):
-    """An answer that asks to come again, in `retry_after_s` seconds where it says when."""
+    """A response that asks to retry, in `retry_after_s` seconds if it says when."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
@@ -61,7 +62,7 @@ _PASSING = (aiohttp.ClientError, TimeoutError, Busy)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address such as `http://127.0.0.1:8080/v1`, the route below it, and the key that opens it."""
+    """An address such as `http://127.0.0.1:8080/v1`, the route below it, and its key."""
 
     base_url: str
     api: Api = "chat"
@@ -70,7 +71,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Patience:
-    """Attempts at one request, the time that each may take, and the waits between them, which double up to the longest
+    """Attempts at one request, the time limit of each, and the waits between them, which double up to the longest
     unless the endpoint names one."""
 
     attempts: int = 10
@@ -81,7 +82,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's text, why it ended, the model's name at the endpoint, and the numbers of tokens.
+    """The model's text, the reason for its end, the endpoint's name of the model, and the numbers of tokens.
 
     A field that the endpoint leaves out is None.
     """
@@ -94,13 +95,13 @@ class Answer:
 
 
 class EndpointClient:
-    """Use it as a context manager; `ask` may be called many times at once."""
+    """A client to be used as a context manager; `ask` may be called concurrently."""
 
     def __init__(self, endpoint: Endpoint, patience: Patience) -> None:
         self._endpoint = endpoint
         self._patience = patience
         self._url = f"{endpoint.base_url.rstrip('/')}/{_PATHS[endpoint.api]}"
-        self._has_answered = False  # anything, at any time
+        self._has_answered = False  # to any request
         self._not_before = 0.0  # on the monotonic clock
         self._is_stopped = False
         self._waits: set[asyncio.Timeout] = set()
@@ -121,7 +122,7 @@ class EndpointClient:
         await self._session.close()
 
     def stop(self) -> None:
-        """Send nothing any more; requests that are on their way still get their answers."""
+        """Stop sending requests; those already sent still get their answers."""
         self._is_stopped = True
         for wait in self._waits:
             _end(wait)
@@ -129,18 +130,18 @@ class EndpointClient:
     async def ask(self, body: Mapping[str, Any]) -> Answer:
         """Return the answer to a request's JSON.
 
-        Raises EndpointError: at once where nobody has ever listened and for what no repetition would mend, else after
-        the last attempt, or when the client is stopped.
+        Raises EndpointError: at once if a connection fails and nothing has ever answered, or if a retry would not help;
+        otherwise after the last attempt, or when the client is stopped.
         """
         content = orjson.dumps(body)
-        with suppress(TimeoutError):  # of a wait that `stop` has ended
+        with suppress(TimeoutError):  # raised when `stop` ends a wait
             async with asyncio.timeout(None) as wait:
                 self._may_end(wait)
                 try:
                     return await self._send_until_answered(content, wait)
                 finally:
                     self._waits.discard(wait)
-        raise EndpointError("stopped before it was answered", is_about_all=True)
+        raise EndpointError(STOPPED, is_about_all=True)
 
     async def _send_until_answered(self, content: bytes, wait: asyncio.Timeout) -> Answer:
         patience = self._patience
@@ -155,6 +156,8 @@ class EndpointClient:
         try:
             async for attempt in attempts:
                 await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+                if self._is_stopped:  # since this task was woken, too late to end the wait
+                    raise EndpointError(STOPPED, is_about_all=True)
                 with attempt, self._on_its_way(wait):
                     return await self._send(content)
         except _NO_ADDRESS:
@@ -168,7 +171,7 @@ class EndpointClient:
 
     @contextmanager
     def _on_its_way(self, wait: asyncio.Timeout) -> Iterator[None]:
-        """Keep `stop` from ending this request before it is answered or has failed."""
+        """Prevent `stop` from ending this request before it is answered or has failed."""
         self._waits.discard(wait)
         try:
             yield
@@ -176,13 +179,13 @@ class EndpointClient:
             self._may_end(wait)
 
     def _may_end(self, wait: asyncio.Timeout) -> None:
-        """Have `stop` end what is awaited next, also where it was called before."""
+        """Let `stop` end the next await, also if it was called before."""
         self._waits.add(wait)
         if self._is_stopped:
             _end(wait)
 
     def _wait_s(self, error: Exception) -> bool | float:
-        """Whether to send again after an error, and after how many seconds where the endpoint says."""
+        """Decide whether to retry after an error, and after how many seconds if the endpoint says so."""
         if isinstance(error, _NO_ADDRESS) or not isinstance(error, _PASSING):
             return False
         if isinstance(error, aiohttp.ClientConnectorError) and not self._has_answered:
@@ -229,13 +232,13 @@ class EndpointClient:
 
 
 def _end(wait: asyncio.Timeout) -> None:
-    """Let a wait time out now; one that does so already can't be changed."""
+    """Let a wait time out now; one that has timed out can't be changed."""
     if not wait.expired():
         wait.reschedule(PAST)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Read how long an answer asks to wait, in seconds up to MAX_RETRY_AFTER_S; None where it does not say."""
+    """Read how long a response asks to wait, in seconds up to MAX_RETRY_AFTER_S; None if it does not say."""
     for header, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return min(max(float(headers[header]) * unit_s, 0.0), MAX_RETRY_AFTER_S)
@@ -252,7 +255,7 @@ def _text_of(content: Any) -> str:
 
 
 def _error(received: bytes) -> tuple[str | None, str | None]:
-    """Read message and code of an error; a proxy before the endpoint may answer in its own way."""
+    """Read message and code of an error; a proxy in front of the endpoint may respond in another format."""
     try:
         error = orjson.loads(received)["error"]
         if isinstance(error, str):

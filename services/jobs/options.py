@@ -1,6 +1,6 @@
-"""Options of jobs and what reads them: what would only fail when the work is done is refused before it begins.
+"""Options of jobs and their parsers: values that would fail only at the end of the work are rejected before it begins.
 
-A callback takes an option's value and returns it, or raises BadParameter; None, an option that was not given, is fine.
+A callback takes an option's value and returns it, or raises BadParameter; None, a missing option, is accepted.
 """
 
 import math
@@ -16,19 +16,19 @@ NumberT = TypeVar("NumberT", int, float)
 
 StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.")]
 
-# Seeds that torch and numpy both take, with room for the numbers that jobs add to them.
+# Seeds that torch and numpy both accept, with room for the numbers that jobs add to them.
 MAX_SEED = 2**31
 
 
 def output_folder(path: Path | None) -> Path | None:
-    """A folder that files can be written into, or that can be made."""
+    """Accept a folder in which files can be written, or that can be made."""
     if path is not None:
         _check_writable(path)
     return path
 
 
 def output_file(path: Path | None) -> Path | None:
-    """A file that can be written or replaced, in a folder that is there or can be made."""
+    """Accept a file that can be written or replaced, in a folder that exists or can be made."""
     if path is not None:
         if path.is_dir():
             raise typer.BadParameter(f"{path} is a folder, not a file")
@@ -37,7 +37,7 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def results_file(load: Callable[[Sequence[Path]], object]) -> Callable[[Path | None], Path | None]:
-    """An `output_file` that `load` reads where it is there already, so that more can be kept beside what it holds."""
+    """Make an `output_file` that `load` can read if it exists, so that results can be added to it."""
 
     def check(path: Path | None) -> Path | None:
         output_file(path)
@@ -52,21 +52,21 @@ def results_file(load: Callable[[Sequence[Path]], object]) -> Callable[[Path | N
 
 
 def finite(value: float | None) -> float | None:
-    """Refuse infinity and NaN, which no range keeps out."""
+    """Reject infinity and NaN, which ranges do not exclude."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
 
 
 def positive(value: float | None) -> float | None:
-    """A finite number above 0."""
+    """Accept a finite number above 0."""
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value} is not a finite number above 0")
     return value
 
 
 def multiple_of(unit: int) -> Callable[[int], int]:
-    """A positive multiple of `unit`."""
+    """Accept a positive multiple of `unit`."""
 
     def check(value: int) -> int:
         if value < 1 or value % unit:
@@ -77,12 +77,12 @@ def multiple_of(unit: int) -> Callable[[int], int]:
 
 
 def split(text: str) -> tuple[str, ...]:
-    """Split at commas, and keep each part once."""
+    """Split at commas and remove duplicates."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def among(text: str, known: Sequence[NameT], option: str) -> tuple[NameT, ...]:
-    """Read names between commas, in the order of `known`. Raises BadParameter for none, and for an unknown one."""
+    """Read comma-separated names, in the order of `known`. Raises BadParameter for none, and for an unknown one."""
     wanted = split(text)
     for name in wanted or (text,):
         if name not in known:
@@ -91,7 +91,7 @@ def among(text: str, known: Sequence[NameT], option: str) -> tuple[NameT, ...]:
 
 
 def parse_numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT, ...]:
-    """Read numbers between commas, each once. Raises BadParameter for none, and for what is no such number."""
+    """Read comma-separated numbers without duplicates. Raises BadParameter for none, and for invalid numbers."""
     try:
         found = tuple(dict.fromkeys(kind(part) for part in split(text)))
     except ValueError:
@@ -103,7 +103,7 @@ def parse_numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT,
 
 
 def _check_writable(folder: Path) -> None:
-    """Check that the folder, or the nearest one above where it is to be made, takes files."""
+    """Check that files can be written in the folder, or in its nearest existing parent if it has to be made."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise typer.BadParameter(f"{existing} is a file, not a folder")

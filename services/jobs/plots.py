@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 PANEL_SIZE = 4.4, 3.2  # inches, without the legend
 LEGEND_LINE = 0.22
-MARK_RADIUS = 3.0  # points, as all radii are
-# Okabe and Ito's, told apart with every kind of colour vision; marks tell the curves apart in grey as well
+MARK_RADIUS = 3.0  # points, like all radii
+# Okabe and Ito's palette, suitable for all kinds of color vision; marks distinguish the curves in grey as well
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = ("o", "s", "^", "D")
-# The same file from the same values: text stays text, and no identifier is drawn by chance.
+# Reproducible files: text stays text, and identifiers are not random.
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fovea",
-    "font.sans-serif": ["DejaVu Sans"],  # which matplotlib brings along
+    "font.sans-serif": ["DejaVu Sans"],  # included with matplotlib
     "font.size": 9,
     "text.parse_math": False,
     "axes.grid.axis": "y",
@@ -41,9 +41,9 @@ STYLE = {
 class Curve:
     """Points (x, y) in the order in which they are joined.
 
-    `errors` holds, for each point, how far its error bar reaches up and down; None, or no `errors` at all, for none. A
-    curve that `is_level` has one point, whose x does not count, and crosses the whole panel. Marks of
-    another than the usual radius let others shine through.
+    `errors` holds the lengths of each point's error bar, up and down; None, or no `errors` at all, for no bars. A curve
+    that `is_level` has one point, whose x is ignored, and spans the whole panel. Marks with another radius than the
+    usual one are translucent.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. With `has_zero` the vertical one starts at 0.
+    """A pair of axes. With `has_zero` the vertical axis starts at 0.
 
-    The horizontal axis reaches over `x_range`, else from the first point to the last, and names the x of every point,
-    by `x_names` where that knows it. With `is_x_logarithmic`, equal ratios of x are equally far apart.
+    The horizontal axis spans `x_range`, or else the range of the points, and labels every point's x, with `x_names`
+    where they have an entry. With `is_x_logarithmic`, equal ratios of x are equally far apart.
     """
 
     title: str
@@ -74,9 +74,9 @@ class Panel:
 def draw(panels: Sequence[Panel], *, columns: int = 2) -> str:
     """Draw the panels as one SVG document, `columns` in a row.
 
-    Raises ValueError without panels, without points, and where errors are not as many as points.
+    Raises ValueError without panels, without points, and if the numbers of errors and points differ.
     """
-    # the only lines that need matplotlib, which takes long to import
+    # imported here because only this function needs matplotlib, which takes long to import
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -104,7 +104,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         axes.minorticks_off()
     for number, curve in enumerate(panel.curves):
         _draw_curve(axes, curve, COLORS[number % len(COLORS)], MARKS[number % len(MARKS)])
-    # every x has its name: they are few, and none of them may be guessed at
+    # label every x: there are few, and readers should not have to guess any
     positions = sorted({x for curve in panel.curves if not curve.is_level for x, _ in curve.points})
     axes.set_xticks(positions, [panel.x_names.get(x, f"{x:g}") for x in positions])
     if panel.x_range is not None:

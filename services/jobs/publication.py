@@ -1,4 +1,4 @@
-"""Publication of the checkpoints that jobs made."""
+"""Publication of checkpoints created by jobs."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.manifest import CheckpointInfo, check_model_name
 from services.jobs.checkpoints import open_store
 
-# options that mean nothing on another machine
+# options that are meaningless on another machine
 LOCAL_OPTIONS = ("output", "publish", "store_url")
 
 
 def check_publication(name: str, store_url: str | None, *, is_wanted: bool) -> None:
-    """Check before the work that the store accepts such a name and answers. Raises StoreError."""
+    """Check before the work that the store accepts the name and responds. Raises StoreError."""
     if is_wanted:
         check_model_name(name)
         open_store(store_url).names()
@@ -26,12 +26,12 @@ def check_publication(name: str, store_url: str | None, *, is_wanted: bool) -> N
 def publish_trained(
     directory: Path, name: str, kind: str, options: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> None:
-    """Print what a training measured, and describe and publish its checkpoint folder as its options say.
+    """Print a training's measurements, and describe and publish its checkpoint folder according to its options.
 
-    The options `seed`, `base` and `licence` have fields of their own in the manifest. Raises StoreError.
+    The options `seed`, `base` and `licence` have their own fields in the manifest. Raises StoreError.
     """
     kept = {key: value for key, value in options.items() if key not in LOCAL_OPTIONS}
-    training = json.loads(json.dumps(kept, default=str))  # paths become texts
+    training = json.loads(json.dumps(kept, default=str))  # paths become strings
     info = CheckpointInfo(
         kind=kind,
         base=training.pop("base", None),
@@ -49,7 +49,7 @@ def publish_trained(
 def publish_described(
     directory: Path, name: str, info: CheckpointInfo, store_url: str | None, console: Console, *, is_wanted: bool
 ) -> None:
-    """Publish a checkpoint folder where that is wanted, and write its description beside the weights.
+    """Publish a checkpoint folder if requested, and write its description next to the weights.
 
     Raises StoreError.
     """

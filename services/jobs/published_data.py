@@ -1,19 +1,16 @@
-"""Images of the benchmarks where their owners' archives put them, and what to say when a file is not there."""
+"""Benchmark images in the layout of their owners' archives, and error messages for missing files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 
-T = TypeVar("T")
+from services.jobs.progress import watched
 
 
 class MissingData(Exception):
-    """A file of a data set is not where it belongs; the message says which, and where the data set comes from."""
+    """A file of a data set is missing; the message names it and the source of the data set."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +21,22 @@ class Source:
     address: str
 
     def existing(self, path: Path) -> Path:
-        """The path. Raises MissingData where nothing is there."""
+        """Return the path. Raises MissingData if nothing is there."""
         if not path.exists():
             raise MissingData(f"{path} is missing. It belongs to {self.name}, available from {self.address}")
         return path
 
     def images(self, paths: Sequence[Path], description: str) -> Iterator[Image.Image]:
-        """The files as RGB images, one at a time, with a progress bar of that name.
+        """Yield the files as RGB images, one at a time, with a progress bar of that name.
 
-        Raises MissingData before the first is read, if any is not there.
+        Raises MissingData before the first is read if any is missing.
         """
         for path in paths:
             self.existing(path)
-        return map(read_image, progress(paths, description))
+        return map(read_image, watched(paths, description, len(paths)))
 
 
 def read_image(path: Path) -> Image.Image:
-    """A file as an RGB image."""
+    """Read a file as an RGB image."""
     with Image.open(path) as image:
         return image.convert("RGB")
-
-
-def progress(items: Sequence[T], description: str) -> Iterable[T]:
-    """The items, with a bar on a terminal's standard error that goes when it is done."""
-    return track(items, description, console=Console(stderr=True), transient=True)

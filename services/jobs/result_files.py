@@ -1,4 +1,4 @@
-"""Results of evaluations in files: a JSON list of records, so that several runs come together in one table."""
+"""Results of evaluations in files: a JSON list of records, so that several runs can be combined in one table."""
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,10 +16,10 @@ ResultT = TypeVar("ResultT", bound="DataclassInstance")
 
 
 class ResultFiles(Generic[ResultT]):
-    """Files of results of one kind, a dataclass whose fields JSON can hold.
+    """Files of results of one kind, a dataclass with fields that JSON can represent.
 
-    Results are of the same thing where `subject` gives the same value. Of two such, `combine` makes one where they have
-    the same `settings`; else the later one takes the place of the earlier.
+    Results have the same subject if `subject` gives the same value. Two of them are combined by `combine` if they have
+    the same `settings`; otherwise the later one replaces the earlier.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ResultFiles(Generic[ResultT]):
         self._combine = combine
 
     def merge(self, results: Iterable[ResultT]) -> list[ResultT]:
-        """Combine results of the same thing, in the order of their first appearance."""
+        """Combine results of the same subject, in the order of their first appearance."""
         merged: dict[Hashable, ResultT] = {}
         for result in results:
             subject = self._subject(result)
@@ -45,7 +45,7 @@ class ResultFiles(Generic[ResultT]):
         return list(merged.values())
 
     def load(self, paths: Iterable[Path]) -> list[ResultT]:
-        """Read and merge the results of files that `save` wrote. Raises OSError, or ValueError for another content."""
+        """Read and merge the results of files that `save` wrote. Raises OSError, or ValueError for other content."""
         results = []
         for path in paths:
             try:
@@ -55,14 +55,14 @@ class ResultFiles(Generic[ResultT]):
         return self.merge(results)
 
     def save(self, results: Sequence[ResultT], path: Path) -> None:
-        """Write results, beside those that the file holds already, into a folder that is made where it is missing.
+        """Add results to those that the file holds already; its folder is made if it is missing.
 
-        The file is whole at any time. Raises OSError, and ValueError where it holds something else.
+        The file is always complete. Raises OSError, and ValueError if it holds something else.
         """
         earlier = self.load([path]) if path.is_file() else []
         self.write(self.merge([*earlier, *results]), path)
 
     def write(self, results: Sequence[ResultT], path: Path) -> None:
-        """Write results in place of what the file holds. Raises OSError."""
+        """Replace the file's content with results. Raises OSError."""
         entries = [asdict(result) for result in results]
         write_durably(path, [json.dumps(entries, indent=2).encode() + b"\n"])

@@ -1,4 +1,4 @@
-"""SugarCrepe's files: an image and two captions that differ by little, one of them true, in seven types."""
+"""SugarCrepe's files: an image and two similar captions, one of them true, in seven types."""
 
 import json
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class CaptionPair:
 def load_sugarcrepe(
     directory: Path, *, swap_obj: Path | None = None, limit: int | None = None
 ) -> dict[str, list[CaptionPair]]:
-    """The choices of each type: `<type>.json`, records by id. Raises MissingData.
+    """Load the pairs of each type: `<type>.json`, records by id. Raises MissingData.
 
-    `swap_obj` is another file for that type: the dissertation's chapter 4 counts one choice more than the authors
-    publish now. `limit` takes the first ones of each type.
+    `swap_obj` is another file for that type: the dissertation's chapter 4 counts one pair more than the authors publish
+    now. `limit` takes the first ones of each type.
     """
     files = {kind: SOURCE.existing(directory / f"{kind}.json") for kind in KINDS}
     if swap_obj is not None:

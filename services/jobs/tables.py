@@ -1,4 +1,4 @@
-"""Tables of results, written for a terminal, as Markdown and as LaTeX."""
+"""Tables of results, for a terminal, as Markdown and as LaTeX."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ LATEX = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
 
 class Cell(NamedTuple):
-    """Text, and whether it is the best or the second of its column."""
+    """Text, and whether it is the best or second best of its column."""
 
     text: str
     mark: Mark = ""
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 class Table:
     """Cells by row and column; `num_names` columns from the left are names, the others numbers.
 
-    A heading `group\\nname` has two lines; neighbours of one group are shown under it together.
+    A heading `group\\nname` has two lines; adjacent columns of one group share its heading.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Table:
         return "\n".join([*([f"### {self.title}", ""] if self.title else []), *lines, ""])
 
     def to_latex(self) -> str:
-        """Write a `table` with booktabs' rules."""
+        """Write a `table` with rules of booktabs."""
         groups, names = zip(*(heading.rpartition("\n")[::2] for heading in self.header), strict=True)
         columns = "l" * self.num_names + "r" * (len(names) - self.num_names)
         lines = [
@@ -83,7 +83,7 @@ class Table:
 
 
 def ranked(values: Sequence[float | None], texts: Sequence[str]) -> list[Cell]:
-    """Mark the best and the second of a column's values, where they are not all the same; None has no value."""
+    """Mark the best and second best of a column's values unless all are equal; None means no value."""
     ranking = sorted({value for value in values if value is not None}, reverse=True)
     marks: dict[float, Mark] = {ranking[0]: "best", ranking[1]: "second"} if len(ranking) > 1 else {}
     return [
@@ -93,7 +93,7 @@ def ranked(values: Sequence[float | None], texts: Sequence[str]) -> list[Cell]:
 
 
 def with_error(value: float, error: float | None, digits: int = 2) -> str:
-    """Write a number and, where it is known, how far it may be off: `61.00 ± 1.25`."""
+    """Format a number and, if known, its error: `61.00 ± 1.25`."""
     return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 

@@ -1,38 +1,43 @@
-"""The loop that every training job of this service runs: batches by step number, resume, several processes.
+"""The training loop of several services' jobs: batches by step number, resume, several processes.
 
-Batch t is a function of t alone, and a resume state holds model, optimizer and step, so a killed run that is started
-again with the same arguments ends with the same weights (bit for bit on a CPU).
+Batch t depends only on t, and a resume state holds model, optimizer and step, so a killed run that is restarted with
+the same arguments ends with the same weights (bit for bit on a CPU). Ctrl-C saves one after the current step.
 """
 
 import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
 
+from services.jobs.interruption import Stopping, ignore_interrupts
+from services.jobs.progress import standard_bars
+from services.jobs.resumption import differences, option_names
 from services.nn.refusals import Refused
 
 Precision = Literal["no", "bf16", "fp16"]
+# Stages whose number of steps is the option --steps.
+LAST_STAGES = ("training", "contrastive", "tuning")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Length, speed and place of a stage of training; a job's stages run one after the other.
+    """Length, speed and folder of a training stage; a job's stages run one after the other.
 
     `batch_size` counts the examples of one optimizer step over all processes, `learning_rate` is the peak of a
     cosine after a linear warm-up over `warmup_ratio` of the steps, `precision` is accelerate's (no, bf16, fp16).
-    Raises Refused for a batch that the processes and their micro-batches can't share.
+    Raises Refused for a batch that cannot be divided among the processes and their micro-batches.
     """
 
     output: Path
@@ -60,12 +65,12 @@ class Run:
 
     @property
     def num_examples(self) -> int:
-        """Examples in one micro-batch of one process."""
+        """Number of examples in one micro-batch of one process."""
         return self.batch_size // (world_size() * self.accumulate)
 
 
 class Batch(Protocol):
-    """Batch of a job, which can move to the device that trains."""
+    """A job's batch, which can be moved to the training device."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -74,7 +79,7 @@ BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class _Steps(Dataset[BatchT]):
-    """Micro-batches by number, for a loader that may make them in any worker."""
+    """Micro-batches by number, for a loader that makes them in any worker process."""
 
     def __init__(self, make_batch: Callable[[int], BatchT], num_batches: int) -> None:
         self.make_batch = make_batch
@@ -88,39 +93,42 @@ class _Steps(Dataset[BatchT]):
 
 
 def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> None:
-    """Minimise `loss(batch)` over `run.num_steps` steps, from the last saved one on if there is one.
+    """Minimise `loss(batch)` over `run.num_steps` steps, starting at the last saved one if there is one.
 
     Only parameters that require a gradient are trained; `loss` ends on the CPU, in evaluation mode, with the final
-    weights. Raises Refused for a resume state of other arguments, and for a precision that this machine has not.
+    weights. Raises Refused for a resume state with other arguments, and for a precision that this machine does not
+    support; Stopped at Ctrl-C, with the state saved.
     """
     accelerator = _accelerator(run)
     model, optimizer = accelerator.prepare(loss, _optimizer(run, loss))
     first_step = _resume(run, accelerator.unwrap_model(model), optimizer)
+    if 0 < first_step < run.num_steps and accelerator.is_main_process:
+        standard_bars().say(f"{run.stage}: continuing at step {first_step} of {run.num_steps}")
     batches = _batches(run, accelerator, make_batch, first_step)
     is_main: bool = accelerator.is_main_process
-    writer = SummaryWriter(run.output / "tensorboard" / run.stage, purge_step=first_step) if is_main else None
+    log = closing(_Log(run, first_step)) if is_main else nullcontext()
+    bar = standard_bars().bar(run.stage, total=run.num_steps, done=first_step, shown=is_main)
     model.train()
-    with _progress(disable=not is_main) as progress:
-        task = progress.add_task(run.stage, total=run.num_steps, completed=first_step, loss="")
+    with log as writer, bar as shown, Stopping() as stopping:
         for step in range(first_step, run.num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run, step)
             value = _optimizer_step(run, accelerator, model, optimizer, batches)
-            progress.advance(task)
-            if writer is not None and (step % run.log_every == 0 or step + 1 == run.num_steps):
-                progress.update(task, loss=f"loss {value.item():.4f}")
-                writer.add_scalar("loss", value.item(), step)
-                writer.add_scalar("learning_rate", learning_rate(run, step), step)
-            if is_main and ((step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps):
+            is_last = step + 1 == run.num_steps
+            told = None
+            if writer is not None and (step % run.log_every == 0 or is_last):
+                told = writer.add(step, value.item())
+            shown.advance(told=told)
+            is_asked = stopping.is_asked(greatest(accelerator))
+            if is_main and ((step + 1) % run.checkpoint_every == 0 or is_last or is_asked):
                 _save_resume(run, accelerator.unwrap_model(model), optimizer, step + 1)
-    if writer is not None:
-        writer.close()
+            stopping.check(step + 1, run.num_steps, run.stage)
     accelerator.wait_for_everyone()
     loss.to("cpu").eval()
 
 
 def learning_rate(run: Run, step: int) -> float:
-    """Linear warm-up over `warmup_ratio` of the steps, then a cosine to zero."""
+    """Compute a linear warm-up over `warmup_ratio` of the steps, then a cosine decay to zero."""
     num_warmup = max(1, round(run.warmup_ratio * run.num_steps))
     if step < num_warmup:
         return run.learning_rate * (step + 1) / num_warmup
@@ -128,23 +136,47 @@ def learning_rate(run: Run, step: int) -> float:
     return run.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class _Log:
+    """The losses of a stage, for TensorBoard."""
+
+    def __init__(self, run: Run, first_step: int) -> None:
+        self._run = run
+        self._writer = SummaryWriter(run.output / "tensorboard" / run.stage, purge_step=first_step)
+
+    def add(self, step: int, loss: float) -> str:
+        """Log a step, and return its text for a progress bar."""
+        self._writer.add_scalar("loss", loss, step)
+        self._writer.add_scalar("learning_rate", learning_rate(self._run, step), step)
+        return f"loss {loss:.4f}"
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def greatest(accelerator: Accelerator) -> Callable[[int], int]:
+    """Make a function for the greatest of all processes' numbers; all must call it after the same step."""
+    if accelerator.num_processes == 1:
+        return int
+    return lambda number: int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
+
+
 def world_size() -> int:
-    """Processes that train together, as torchrun tells them."""
+    """Number of processes that train together, set by torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """This process's number among them, 0 where it is alone."""
+    """Number of this process among them, 0 if it is alone."""
     return int(os.environ.get("RANK", "0"))
 
 
 def gather(x: Tensor) -> Tensor:
-    """Rows of all processes, with gradient, in the order of ranks; every process gives as many."""
+    """Gather the rows of all processes, with gradient, in rank order; all must have the same number of rows."""
     return x if world_size() == 1 else torch.cat(all_gather(x))  # type: ignore[no-untyped-call]
 
 
 def gather_rows(x: Tensor) -> tuple[Tensor, int]:
-    """Rows (R, W) of all processes, which may give different numbers, and where this process's own begin."""
+    """Gather the rows (R, W) of all processes, whose numbers may differ, and return where this process's rows begin."""
     if world_size() == 1:
         return x, 0
     parts: list[Tensor] = [x] * world_size()
@@ -164,7 +196,7 @@ def _accelerator(run: Run) -> Accelerator:
 
 
 def _optimizer(run: Run, loss: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with CLIP's constants; vectors and scalars do not decay."""
+    """Create AdamW with CLIP's constants; vectors and scalars have no weight decay."""
     trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": run.weight_decay},
@@ -179,7 +211,7 @@ def _optimizer_step(
     """Run one optimizer step over `run.accumulate` micro-batches; returns the last one's loss."""
     value = torch.zeros(())
     for _ in range(run.accumulate):
-        # fused attention is slow in the backward pass of a CPU: the plain one is several times faster there
+        # fused attention has a slow backward pass on a CPU: the plain one is several times faster there
         attention = SDPBackend.MATH if accelerator.device.type == "cpu" else _any_attention()
         with accelerator.accumulate(model), sdpa_kernel(attention):
             with accelerator.autocast():
@@ -210,6 +242,7 @@ def _batches(
         sampler=range(first + accelerator.process_index, last, world),
         num_workers=run.num_workers,
         prefetch_factor=4 if run.num_workers else None,
+        worker_init_fn=ignore_interrupts,
     )
     for batch in loader:
         yield batch.to(accelerator.device)
@@ -222,7 +255,12 @@ def _resume(run: Run, model: nn.Module, optimizer: Any) -> int:
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["run"] != _fingerprint(run):
-        raise Refused(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
+        options = option_names("batch_size", "learning_rate", "weight_decay", "seed", "accumulate", "precision")
+        options["num_steps"] = "--steps" if run.stage in LAST_STAGES else f"the number of steps of the {run.stage}"
+        changed = differences(json.loads(state["run"]), json.loads(_fingerprint(run)), options)
+        raise Refused(
+            f"{path} belongs to a run with other arguments ({changed}): remove it or choose another output folder"
+        )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])
@@ -237,15 +275,10 @@ def _save_resume(run: Run, model: nn.Module, optimizer: Any, step: int) -> None:
     }
     unfinished = run.resume_state.with_suffix(".partial")
     torch.save(state, unfinished)
-    unfinished.replace(run.resume_state)  # a kill leaves the old state or the new one
+    unfinished.replace(run.resume_state)  # if the process is killed, either the old or the new state is complete
 
 
 def _fingerprint(run: Run) -> str:
-    """The arguments that change what is computed."""
+    """Hash the arguments that affect the result."""
     neutral = {"output", "num_workers", "log_every", "checkpoint_every"}
     return json.dumps({key: value for key, value in asdict(run).items() if key not in neutral}, sort_keys=True)
-
-
-def _progress(*, disable: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[loss]}"), disable=disable)

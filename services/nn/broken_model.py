@@ -1,5 +1,5 @@
-"""The error of every engine for a checkpoint that computes wrongly."""
+"""The error of all engines for a checkpoint whose outputs are wrong."""
 
 
 class BrokenModel(Exception):
-    """A checkpoint whose outputs are wrong: not finite, not of the required length, or not the same twice."""
+    """A checkpoint whose outputs are wrong: not finite, not of the required length, or not reproducible."""

@@ -1,11 +1,11 @@
 """open_clip's models and their directories, with tokenizer and image transform.
 
-A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, where the model has a vocabulary of its
-own, `bpe.txt.gz`.
+A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, if the model has its own vocabulary,
+`bpe.txt.gz`.
 
-One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that make the patches in
-place of a single linear one. With it a small ViT learns shapes from a thousandth of the images; such models load here
-and not in open_clip.
+One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
+instead of a single linear layer. With it a small ViT learns shapes from a thousandth of the images; such models can be
+loaded here but not by open_clip.
 """
 
 import functools
@@ -80,8 +80,8 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
 def uses_quick_gelu(name: str, pretrained: str | None) -> bool:
     """Whether weights of a model that open_clip knows were trained with QuickGELU and need `force_quick_gelu`.
 
-    open_clip's configurations of plain names say GELU, even where the weights of a tag (such as OpenAI's) were trained
-    with QuickGELU. For a file only the name that it is loaded under tells: `ViT-B-32-quickgelu`.
+    open_clip's configurations of plain names say GELU, even if the weights of a tag (such as OpenAI's) were trained
+    with QuickGELU. For a file, only the name under which it is loaded tells: `ViT-B-32-quickgelu`.
     """
     of_tag = open_clip().get_pretrained_cfg(name, pretrained) if pretrained else {}
     return bool(of_tag.get("quick_gelu") or open_clip().get_model_config(name).get("quick_gelu"))
@@ -111,14 +111,14 @@ def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
 
 
 def save_clip(clip: ClipModel, directory: Path) -> None:
-    """Write an open_clip directory, which open_clip's own `local-dir:` loads too."""
+    """Write an open_clip directory, which open_clip's own `local-dir:` can load too."""
     directory.mkdir(parents=True, exist_ok=True)
     write_config(clip, directory)
     save_file(half_precision(clip.model.state_dict()), directory / OPEN_CLIP_WEIGHTS)
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
-    """Read the configuration of a directory, and its merges where it has any, for `create_clip`."""
+    """Read the configuration of a directory, and its merges if it has any, for `create_clip`."""
     config = json.loads((directory / OPEN_CLIP_CONFIG).read_text())
     merges = directory / MERGES
     return config, merges if merges.is_file() else None
@@ -142,7 +142,7 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
     """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU.
 
-    Raises ValueError where their strides do not multiply to the patch size.
+    Raises ValueError if the product of their strides is not the patch size.
     """
     if 2 ** (len(channels) + 1) != visual.patch_size[0]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Input texts of a CLIP text tower: tokenised once, refused where they are too long.
+"""Input texts of a CLIP text tower: tokenised once, and rejected if they are too long.
 
 Shapes: W text tokens.
 """
@@ -14,10 +14,10 @@ from services.nn.clip_tokenizer import Tokenizer
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
-# No vocabulary has more characters per token on average; longer texts are refused before tokenization, whose time
+# No vocabulary has more characters per token on average; longer texts are rejected before tokenization, whose time
 # grows with the square of a word's length.
 MAX_CHARACTERS_PER_TOKEN = 16
-# White space is not counted, but a longer text is refused or cut before it is examined.
+# White space is not counted, but a longer text is rejected or cut before it is examined.
 MAX_CHARACTERS = 2**18
 
 
@@ -35,7 +35,7 @@ class Text:
 
 
 def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text:
-    """Tokenise a text as the model reads it, with runs of spaces made single.
+    """Tokenise a text as the model reads it, with runs of spaces collapsed.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
     InvalidRequest for a text without any token.

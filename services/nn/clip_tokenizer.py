@@ -77,5 +77,5 @@ def vocabulary_size(merges: Sequence[tuple[str, str]]) -> int:
 def write_merges(merges: Sequence[tuple[str, str]], path: Path) -> None:
     """Write a BPE vocabulary in the format of open_clip's SimpleTokenizer: a header line, then one merge per line."""
     lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
-    # a fixed time in the gzip header gives equal vocabularies equal bytes, and so equal digests
+    # a fixed time in the gzip header makes the bytes, and so the digests, of equal vocabularies equal
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))

@@ -11,7 +11,7 @@ DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 # In a transformer of at most this width the operations are so short that threads lose more by waiting for each other
-# than they gain, above all where they share their cores with other processes.
+# than they gain, especially if other processes share the cores.
 NARROW_WIDTH = 256
 
 

@@ -1,7 +1,7 @@
-"""Matrix products of 8-bit integers on a CPU through oneDNN, each row of activations with a scale of its own.
+"""Matrix products of 8-bit integers on a CPU through oneDNN, with a separate scale for each row of activations.
 
-Torch's own dynamic quantisation takes one scale for a whole batch, so that a row's product would depend on the other
-rows. Here every row is scaled to the range of the integers by itself, and the product is scaled back.
+Torch's own dynamic quantisation uses one scale for a whole batch, so a row's product would depend on the other rows.
+Here each row is scaled to the range of the integers separately, and the product is scaled back.
 
 Shapes: D inputs, E outputs; … is any number of leading dimensions.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LEVELS = 127  # on each side of 0
-# Levels of activations without VNNI, where two products are added up in 16 bits: 2 (2 · 64 + 1) 127 < 2 ** 15.
+# Levels of activations without VNNI, where two products are summed in 16 bits: 2 (2 · 64 + 1) 127 < 2 ** 15.
 NARROW_LEVELS = 64
 SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -32,7 +32,7 @@ class Int8Linear:
         levels = (weight / self._scales[:, None]).round().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(levels, None)
         self._zero_points = torch.zeros(len(levels), dtype=torch.int32)
-        # half a level more, since conversion to integers truncates
+        # half a level is added, because conversion to integers truncates
         self._middle = torch.tensor([self._zero_point + 0.5])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ class Int8Linear:
 
 
 def can_quantise(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a model of this dtype on this device may use it, and torch was built with oneDNN."""
+    """Whether a model of this dtype on this device can be quantised, and torch was built with oneDNN."""
     onednn: Any = torch.backends.mkldnn
     return device.type == "cpu" and dtype == torch.float32 and bool(onednn.is_available())

@@ -1,4 +1,4 @@
-"""Loading of torchvision, where its library of operators does not load, and of transformers without progress bars.
+"""Loading of torchvision even if its operator library cannot be loaded, and of transformers without progress bars.
 
 The terminal output of transformers would be mixed with a service's log lines.
 """
@@ -30,7 +30,7 @@ def quiet_loading() -> Iterator[None]:
 
 @functools.cache
 def transformers() -> Any:
-    """The transformers package, which imports torchvision."""
+    """Import the transformers package, which imports torchvision."""
     declare_torchvision_operators()
     import transformers
 
@@ -41,8 +41,8 @@ def transformers() -> Any:
 def declare_torchvision_operators() -> None:
     """Make torchvision importable, and with it open_clip and transformers; without torchvision, do nothing.
 
-    Its CUDA build does not import beside a CPU build of torch, because its two operators are never registered. None
-    of our models calls them, so declaring them is enough.
+    Its CUDA build cannot be imported with a CPU build of torch, because its two operators are never registered. None of
+    our models calls them, so declaring them is enough.
     """
     try:
         import torchvision

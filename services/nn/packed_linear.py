@@ -1,7 +1,7 @@
-"""Matrix products on a CPU through oneDNN, with weights laid out for it once.
+"""Matrix products on a CPU through oneDNN, with weights packed once.
 
-Torch multiplies float32 matrices with MKL, which does not use the wide vectors of other makers' processors; and every
-library lays the weights out again at each call, which is expensive for a small batch.
+Torch multiplies float32 matrices with MKL, which does not use the wide vectors of other manufacturers' processors; and
+every library repacks the weights at each call, which is expensive for a small batch.
 
 Shapes: D inputs, E outputs; … is any number of leading dimensions.
 """
@@ -33,7 +33,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a model of this dtype on this device becomes faster by it, and torch was built with oneDNN."""
+    """Whether packing speeds up a model of this dtype on this device, and torch was built with oneDNN."""
     onednn: Any = torch.backends.mkldnn
     is_x86 = device.type == "cpu" and platform.machine() in X86
     return is_x86 and dtype == torch.float32 and bool(onednn.is_available())

@@ -1,6 +1,6 @@
 """Reference outputs: a checkpoint's answers to a few inputs, recorded on publishing and compared on serving.
 
-`reference.json` is a file of the version like any other, so that its digest and the version's id cover it.
+`reference.json` is an ordinary file of the version, so that its digest and the version's id cover it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_NUMBERS = 8192
 # Distance of two outputs as a share of the length of one. Rounding and the order of summation make outputs of the same
 # weights differ by far less, other weights by about 1.
 TOLERANCES = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.2, "int8": 0.5}
-# Where outputs of two different inputs are closer than this, the model ignores its inputs.
+# If outputs of two different inputs are closer than this, the model ignores its inputs.
 SAME_OUTPUT = 1e-6
 
 OutputRow = Sequence[float]
@@ -48,11 +48,11 @@ class ReferencedEngine(Protocol):
         """Return inputs, all different, that any checkpoint of the kind accepts."""
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """Return a row of numbers for each input; with other weights it has another direction."""
+        """Return a row of numbers for each input; other weights give it another direction."""
 
 
 def make_reference(engine: ReferencedEngine) -> bytes:
-    """Return the content of REFERENCE_FILE. Raises BrokenModel where outputs do not depend on inputs."""
+    """Return the content of REFERENCE_FILE. Raises BrokenModel if outputs do not depend on inputs."""
     inputs = engine.reference_inputs()
     outputs = engine.reference_outputs(inputs)
     _check_sense(outputs)
@@ -85,7 +85,7 @@ def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
 
 
 def read_reference(directory: Path) -> Reference | None:
-    """Read the folder's reference; None where it has none. Raises BrokenModel for an invalid file."""
+    """Read the folder's reference; None if it has none. Raises BrokenModel for an invalid file."""
     path = directory / REFERENCE_FILE
     if not path.exists():
         return None

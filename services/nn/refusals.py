@@ -1,4 +1,4 @@
-"""Refusals of jobs: errors in their inputs, not faults of their own."""
+"""Rejections of jobs: errors in their inputs, not in the jobs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class Refused(ValueError):
 
 @contextmanager
 def readable_weights(path: Path) -> Iterator[None]:
-    """Raises Refused, naming `path`, where safetensors that are read in this block are damaged."""
+    """Raises Refused, naming `path`, if safetensors that are read in this block are damaged."""
     try:
         yield
     except SafetensorError as error:

@@ -16,7 +16,7 @@ MAX_LOG_SCALE = math.log(100.0)
 def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
     """Compute text features by an open_clip model or its bare text tower: (N, W) int64 → (N, E), not normalised.
 
-    A causal tower pooled at the end of text never sees the padding after it, so the batch is cut at its longest text:
+    A causal tower pooled at the end of text never sees the padding after it, so the batch is cut to its longest text:
     equal results for a fraction of the work.
     """
     if not hasattr(tower, "encode_text"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
 
-# Weights of trained models are far below it; products of larger ones overflow.
+# Weights of trained models are far smaller; products of larger ones overflow.
 MAX_WEIGHT = 1e6
 # Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
 MAX_CONSTANT_SHARE = 0.5
@@ -18,7 +18,7 @@ MAX_CONSTANT_SHARE = 0.5
 def check_weights(directory: Path) -> None:
     """Read every tensor of the safetensors files in `directory`, one at a time.
 
-    Raises BrokenModel, naming the tensor, for a number that is not finite or above MAX_WEIGHT, and where more than
+    Raises BrokenModel, naming the tensor, for a number that is not finite or above MAX_WEIGHT, and if more than
     MAX_CONSTANT_SHARE of the numbers in matrices are in constant ones. Tensors that are not floating point, such as
     quantised ones, are skipped.
     """

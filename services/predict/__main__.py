@@ -1,4 +1,4 @@
-"""`python -m services.predict`: serve predictions with the settings that the environment gives."""
+"""`python -m services.predict`: serve predictions with the settings of the environment."""
 
 import sys
 

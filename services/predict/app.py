@@ -5,9 +5,10 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from services.core.serving.memory_budget import MemoryBudget
 from services.core.serving.model_service import ModelService
 from services.core.serving.residency import Residency
-from services.core.serving.served_checkpoint import MemoryBudget, ServedCheckpoint
+from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.http.routes import models_router, predict_router

@@ -1,12 +1,12 @@
-"""The value of an equation that a model wrote, such as `( 10.0 * 45.0 )`, without running what it wrote.
+"""The value of an equation written by a model, such as `( 10.0 * 45.0 )`, without executing the text.
 
 An equation consists of decimal numbers as Python writes them, + - * / // % **, the signs + and -, and parentheses; its
 value is Python's, with its precedence and its difference between int and float. Anything else has no value: names,
-calls, comparisons, `and` and `or`, tuples, complex results, and whatever is too long, too deep or too large.
+calls, comparisons, `and` and `or`, tuples, complex results, and anything too long, too deep or too large.
 
-Work is bounded by construction: an equation has at most MAX_LENGTH characters and no step of it, the last one included,
-leaves the range of a float, so that an int has at most 1,024 bits. Python's own parser reads the equation; its value is
-computed without recursion.
+The work is bounded: an equation has at most MAX_LENGTH characters, and every intermediate and final value is within the
+range of a float, so that an int has at most 1,024 bits. Python's own parser reads the equation; its value is computed
+without recursion.
 """
 
 import ast
@@ -30,38 +30,38 @@ class _NoValueError(Exception):
 
 
 def evaluate(equation: str) -> int | float | None:
-    """The value of an equation: an int or a finite float of a magnitude up to LARGEST, or None where it has none.
+    """The value of an equation: an int or a finite float of magnitude at most LARGEST, or None if it has none.
 
-    Never raises, and answers within milliseconds whatever the text is.
+    Never raises, and returns within milliseconds for any text.
     """
     if len(equation) > MAX_LENGTH or not _CHARACTERS.fullmatch(equation) or _depth(equation) > MAX_DEPTH:
         return None
     try:
-        # a line break ends an equation of Python's, and white space before it is an indentation
+        # Python ends an expression at a line break and reads leading white space as indentation
         parsed = ast.parse(_WHITE_SPACE.sub(" ", equation).strip(), mode="eval")
         return _value(parsed.body)
-    # the parser recurses, so a caller deep in the stack may leave it too little of it
+    # the parser recurses, so a caller deep in the stack may leave it too little stack
     except (_NoValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
         return None
 
 
 def equal_values(prediction: str, label: str) -> bool:
-    """Whether both equations have values and these are equal, as SVAMP counts it: exactly, so 0.1 + 0.2 is not 0.3.
+    """Whether both equations have values and these are equal, exactly, as in SVAMP: 0.1 + 0.2 is not 0.3.
 
-    An equation without a value is never right, not even next to an equal one.
+    An equation without a value is never right, not even compared with itself.
     """
     value = evaluate(prediction)
     return value is not None and value == evaluate(label)
 
 
 def _depth(equation: str) -> int:
-    """Most parentheses that are open at a time."""
+    """The maximum number of parentheses open at once."""
     return max(accumulate((c == "(") - (c == ")") for c in equation), default=0)
 
 
 def _value(equation: ast.expr) -> int | float:
     values: dict[ast.AST, int | float] = {}
-    for node in reversed(list(ast.walk(equation))):  # operands before what is made of them
+    for node in reversed(list(ast.walk(equation))):  # operands before their operations
         match node:
             case ast.Constant(int() | float() as number):
                 values[node] = _bounded(number)
@@ -75,7 +75,7 @@ def _value(equation: ast.expr) -> int | float:
 
 
 def _power(base: float, exponent: float) -> float:
-    """base ** exponent, refused before it is computed where an int would outgrow LARGEST."""
+    """base ** exponent, refused before it is computed if an int would exceed LARGEST."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
         _require((abs(base).bit_length() - 1) * exponent <= _LARGEST_BITS)
     value = base**exponent

@@ -1,18 +1,18 @@
-"""The losses of Distilling step-by-step (Hsieh et al. 2023): a student learns labels, and a teacher's reasons for them.
+"""The losses of Distilling step-by-step (Hsieh et al. 2023): a student learns labels and a teacher's rationales.
 
     L_label     = 1/N Σ_i ℓ(f(x_i), ŷ_i)          (Eq. 2.1)
     L_rationale = 1/N Σ_i ℓ(f(x_i), r̂_i)          (Eq. 2.4)
     L           = L_label + λ L_rationale          (Eq. 2.3)
 
-ŷ are people's labels (finetuning) or the teacher's (distillation), r̂ the teacher's rationales. One prefix before x
-asks for the label, another for the rationale, so both losses come from the same weights in two forward passes, and only
-the first is needed once the student is taught. The other ways to learn are the same loss on other texts: of the input
-[x, r̂] (Eq. 2.2), or of the one target [r̂, ŷ] (Eq. 2.5).
+ŷ are human labels (finetuning) or the teacher's (distillation), r̂ the teacher's rationales. One prefix before x asks
+for the label, another for the rationale, so both losses use the same weights in two forward passes, and only the first
+pass is needed after training. The other methods apply the same loss to other texts: with the input [x, r̂] (Eq. 2.2),
+or with the single target [r̂, ŷ] (Eq. 2.5).
 
 ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch,
-so that a long target weighs more than a short one; over examples it is another number (`mean_over`).
+so that a long target weighs more than a short one; the mean over examples is different (`mean_over`).
 
-Shapes: B batch, T target tokens, V vocabulary. Losses are of the logits' dtype, float32 where that is half precision.
+Shapes: B batch, T target tokens, V vocabulary. Losses have the logits' dtype, or float32 if that is half precision.
 """
 
 from typing import Literal
@@ -31,14 +31,14 @@ def target_loss(
     mean_over: Literal["tokens", "examples"] = "tokens",
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Eq. 2.1, 2.2, 2.4 or 2.5, by what the logits were computed from and what the labels are: a scalar.
+    """Loss of Eq. 2.1, 2.2, 2.4 or 2.5, depending on the inputs of the logits and on the labels: a scalar.
 
-    `logits` (B, T, V), any float dtype, those at t predict `labels` (B, T) int64 at t; labels are token ids in [0, V)
-    or IGNORED. "tokens" takes the mean over every token that counts, "examples" over each example's own mean, of the
-    examples that have any.
+    `logits` (B, T, V), any float dtype, at t predict `labels` (B, T) int64 at t; labels are token ids in [0, V) or
+    IGNORED. "tokens" takes the mean over all tokens not IGNORED, "examples" the mean of the means of the examples that
+    have such tokens.
 
-    `num_targets` replaces the number that the sum is divided by, so that the losses of a batch's parts add up to
-    that of the whole: the whole batch's count of `count_targets`. Where nothing counts, the loss is 0 with gradient 0.
+    `num_targets` replaces the divisor of the sum: with `count_targets` of a whole batch, the losses of its parts add up
+    to the loss of the batch. Without any target token, the loss is 0 with gradient 0.
     """
     if torch.finfo(logits.dtype).bits < 32:
         logits = logits.float()
@@ -51,7 +51,7 @@ def target_loss(
 
 
 def count_targets(labels: Tensor, *, mean_over: Literal["tokens", "examples"] = "tokens") -> Tensor:
-    """Count the tokens, or examples with any, that the loss of `labels` (B, T) is the mean of: a scalar int64."""
+    """Count the tokens, or examples with tokens, over which the loss of `labels` (B, T) averages: a scalar int64."""
     counts = labels != IGNORED
     return counts.sum() if mean_over == "tokens" else counts.any(dim=-1).sum()
 
@@ -59,7 +59,8 @@ def count_targets(labels: Tensor, *, mean_over: Literal["tokens", "examples"] = 
 def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0.5) -> Tensor:
     """α L_label + (1 − α) L_rationale, the released form of Eq. 2.3: that with λ = (1 − α)/α, times α.
 
-    Scalars in, a scalar out. α = 1 learns labels alone, α = 0 rationales alone. Raises ValueError outside [0, 1].
+    Takes scalars and returns a scalar. α = 1 learns only labels, α = 0 only rationales. Raises ValueError for an α
+    outside [0, 1].
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be from 0 to 1, not {alpha}")
@@ -67,7 +68,7 @@ def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0
 
 
 def alpha_of(rationale_weight: float) -> float:
-    """The α whose loss points the way that λ's does: 1 / (1 + λ). Raises ValueError for a λ below 0."""
+    """The α whose loss is proportional to that of λ: 1 / (1 + λ). Raises ValueError for a λ below 0."""
     if not rationale_weight >= 0:
         raise ValueError(f"the weight of rationales must be at least 0, not {rationale_weight}")
     return 1 / (1 + rationale_weight)

@@ -1,6 +1,6 @@
-"""A student's checkpoint behind the routes: fields of a task in, labels with their probabilities and rationales out.
+"""Inference with a student's checkpoint: from the fields of a task to labels with probabilities and rationales.
 
-Inputs are tokenised and held to their limit on any thread; what computes runs on one thread at a time.
+Inputs are tokenised and checked against their limit on any thread; computation runs on one thread at a time.
 
 Shapes: C candidates.
 """
@@ -23,7 +23,7 @@ from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainTexts, TaskDescription
 from services.predict.tasks import EOS, FieldError, FieldValue
 
-# Length of an answer that is thrown away: a later step makes no call that these do not.
+# Length of a discarded warm-up answer: later decoding steps make no calls that these do not.
 WARM_UP_TOKENS = 4
 # Two orders of summation of one log-probability differ; a wrong mask or position differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
@@ -33,7 +33,7 @@ NUM_REFERENCE_TOKENS = 64
 
 @dataclass(frozen=True)
 class Answers:
-    """The candidates of an input: `texts` (C) as they are shown, and their trie."""
+    """The candidates of an input: `texts` (C) as shown to clients, and their trie."""
 
     texts: tuple[str, ...]
     trie: Candidates
@@ -41,7 +41,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class LabelChoice:
-    """The label among its candidates: which it is, its probability, and that of all by their texts if wanted."""
+    """The label chosen among the candidates: its place, its probability, and all probabilities by text if requested."""
 
     answers: Answers
     place: int
@@ -50,20 +50,20 @@ class LabelChoice:
 
     @property
     def label(self) -> str:
-        """The label's text, as it is shown."""
+        """The label's text, as shown to clients."""
         return self.answers.texts[self.place]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the label, its end included."""
+        """Number of tokens of the label, including the end of sequence."""
         return len(self.answers.trie.token_ids[self.place])
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A tokenised input: what asks for its label, what asks for its rationale if that is wanted, and its candidates.
+    """A tokenised input: the prompt for its label, the prompt for its rationale if requested, and its candidates.
 
-    `answers` is None where the label is free text. `has_probabilities` is whether the answer gives all of them.
+    `answers` is None if the label is free text. `has_probabilities` tells whether all probabilities are requested.
     """
 
     label_ids: tuple[int, ...]
@@ -73,7 +73,7 @@ class Item:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that are encoded."""
+        """Number of encoded tokens."""
         return len(self.label_ids) + len(self.rationale_ids or ())
 
 
@@ -81,9 +81,9 @@ class Item:
 class Prediction:
     """An answer.
 
-    `probability` is the label's among the candidates, `probabilities` that of each, in their order, None where nobody
-    asked; of free text it is that of exactly these tokens among all texts, and `probabilities` is None. `value` is that
-    of a label which is an equation. `completion_tokens` are those of label and rationale, their ends included.
+    `probability` is the label's among the candidates, `probabilities` that of each in order, None if not requested. For
+    free text, `probability` is that of exactly these tokens among all texts, and `probabilities` is None. `value` is
+    that of a label which is an equation. `completion_tokens` counts label and rationale with their ends of sequence.
     """
 
     label: str
@@ -96,19 +96,19 @@ class Prediction:
 
 
 class PredictEngine:
-    """Runs one student on its task; what computes runs on one thread at a time, `prepare` and `cost` on any.
+    """Runs one student on its task; computation on one thread at a time, `prepare` and `cost` on any thread.
 
-    An Engine of `services.core.batching.batcher`.
+    Implements Engine of `services.core.batching.batcher`.
     """
 
     def __init__(self, student: Student, description: TaskDescription) -> None:
-        """Raises ValueError for a tokenizer that can't tell labels apart, or puts no end behind a text."""
+        """Raises ValueError for a tokenizer that can't tell labels apart, or does not append the end of sequence."""
         self.description = description
         self._student = student
         self._directory: Path | None = None
         self._task = description.to_task()
         self.tokenizer: Any = student.tokenizer
-        # Where a checkpoint brings settings of these, they would cut inputs, and change while another thread reads.
+        # A checkpoint's own truncation settings would cut inputs, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         if self.tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
@@ -129,7 +129,7 @@ class PredictEngine:
 
     @property
     def has_rationales(self) -> bool:
-        """Whether the student was taught to give them."""
+        """Whether the student was trained to give rationales."""
         return self.description.rationale_prefix is not None
 
     # On any thread
@@ -142,13 +142,13 @@ class PredictEngine:
         probabilities: bool = True,
         place: str = "inputs.0",
     ) -> Item:
-        """Tokenise an input; `place` is what it is called in the request.
+        """Tokenise an input; `place` is its name in the request.
 
-        Without `probabilities` of all candidates, those that cannot be the label are not scored.
+        Without `probabilities`, candidates that cannot be the label are not scored.
 
         Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, and for a
-        rationale where the student has none; TooLarge, naming tokens and limit, for an input or a choice that is too
-        long. Nothing that a text spells becomes a control token.
+        rationale if the student gives none; TooLarge, naming tokens and limit, for an input or a choice that is too
+        long. No part of a text becomes a control token.
         """
         if rationale and not self.has_rationales:
             raise InvalidField(
@@ -176,7 +176,7 @@ class PredictEngine:
         return Item(label_ids, rationale_ids, answers, probabilities)
 
     def cost(self, item: Item) -> int:
-        """Tokens that are run: of the encoder, of the candidates' trie, and of what may be generated."""
+        """Number of tokens to run: in the encoder, in the candidates' trie, and at most in generation."""
         num_decoded = self.description.max_target_tokens
         cost = item.prompt_tokens + (num_decoded if item.answers is None else item.answers.trie.num_nodes)
         return cost + (num_decoded if item.rationale_ids is not None else 0)
@@ -184,21 +184,20 @@ class PredictEngine:
     # On the compute thread
 
     def run_batch(self, items: Sequence[Item]) -> list[Prediction]:
-        """A prediction of each item. Raises BrokenModel where one's probability is not a number.
+        """Predict each item. Raises BrokenModel if a probability is not a number.
 
-        Everything is encoded in one pass: the encoder looks both ways, so an input differs in all its layers with
-        another prefix before it, and one encoding cannot serve both label and rationale unless their prefixes are the
-        same.
+        All prompts are encoded in one pass. The encoder is bidirectional, so a different prefix changes the encoding of
+        the input in all layers: label and rationale can share an encoding only if their prefixes are equal.
         """
         return self._run(items, self.description.max_target_tokens)
 
     def warm_up(self) -> None:
-        """Answer once alone and once together, so that no request pays for first calls."""
+        """Answer one item alone and several together, so that no request pays for first calls."""
         for items in ([self._sample(1)], [self._sample(1), self._sample(9)]):
             self._run(items, min(WARM_UP_TOKENS, self.description.max_target_tokens))
 
     def self_check(self) -> None:
-        """Raises BrokenModel unless a text's log-probability is the same scored as decoded, and alone as in a batch."""
+        """Raises BrokenModel unless a text's log-probability is the same scored and decoded, alone and in a batch."""
         inputs = [self._sample(length).label_ids for length in (1, 30, 7)]
         together = self._student.decode_scored(self._student.encode(inputs), 8)
         for ids, answer in zip(inputs, together, strict=True):
@@ -215,11 +214,11 @@ class PredictEngine:
         return "int8" if self._student.is_int8 else str(self._student.dtype).removeprefix("torch.")
 
     def reference_inputs(self) -> list[JsonValue]:
-        """Texts, which need not be of the checkpoint's task."""
+        """Return texts, which need not fit the checkpoint's task."""
         return ["Water boils at a hundred degrees.", "There are 3 red and 4 blue cars, how many are there?"]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """Return the differences of some tokens' log-probabilities, as whole answers, from their mean."""
+        """Return the log-probabilities of some tokens, each as a whole answer, minus their mean."""
         config = self._student.config
         step = max(1, config.vocab_size // NUM_REFERENCE_TOKENS)
         answers = [(token, config.eos_token_id) for token in range(0, config.vocab_size, step)]
@@ -261,14 +260,14 @@ class PredictEngine:
         limit = self.description.max_input_tokens
         if len(input_ids) > limit:
             raise TooLarge(f"{place}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=place)
-        allowed = 1 + self.description.separator.count(EOS) * (len(self.description.fields) - 1) + prefix.count(EOS)
-        # a normaliser may spell a control token out of characters that only look like it
+        allowed = 1 + self._task.frame.count(EOS) + prefix.count(EOS)
+        # a normaliser may turn similar characters into a control token
         if self._plain_texts.num_controls(input_ids) > allowed:
             raise InvalidField(f"{place}: The text contains a control token of the model.", param=place)
         return tuple(input_ids)
 
     def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:
-        """The end of sequence is behind each."""
+        """Append the end of sequence to each text."""
         tokenised = self.tokenizer(list(plain_texts)).input_ids
         return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
 
@@ -282,7 +281,7 @@ class PredictEngine:
             raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
 
     def _sample(self, length: int) -> Item:
-        """Make an input of `length` words per field, or of as many as the model takes."""
+        """Make an input of `length` words per field, or fewer if the model's limit requires it."""
         fields: dict[str, FieldValue] = dict.fromkeys(self.description.fields, " ".join(["word"] * length))
         if self.description.choices is not None:
             fields[self.description.choices] = ["one", "the other"]

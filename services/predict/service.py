@@ -1,4 +1,4 @@
-"""Predictions by the model that fits what is asked: inputs with the fields of a task, or bare texts to classify."""
+"""Predictions by the model that fits a request: inputs with the fields of a task, or bare texts to classify."""
 
 import asyncio
 import time
@@ -27,15 +27,15 @@ TaskModel = Resident[PredictEngine, TaskDescription]
 TaskModels = Residency[PredictEngine, TaskDescription]
 Side = Literal["left", "right"]
 
-# Fewer characters than this are tokenised in less time than waking a thread takes.
+# Tokenising fewer characters than this takes less time than waking a thread.
 MAX_INLINE_CHARACTERS = 2048
-# Inputs that a thread prepares at a time; between two of these batches a request may be given up.
+# Inputs that a thread prepares at once; a request can be abandoned between two such batches.
 PREPARED_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
 class PredictCall:
-    """Inputs of one task, each a value by field. `task` and `model` may be None where one alone fits."""
+    """Inputs of one task, each with its values by field. `task` and `model` may be None if only one fits."""
 
     inputs: Sequence[Mapping[str, FieldValue]]
     task: str | None = None
@@ -46,7 +46,7 @@ class PredictCall:
 
 @dataclass(frozen=True)
 class ClassifyCall:
-    """Inputs of one or two texts. Those that are too long lose tokens at the side `cut`, or are refused if None."""
+    """Inputs of one or two texts. Inputs that are too long lose tokens at the side `cut`, or are rejected if None."""
 
     inputs: Sequence[Sequence[str]]
     model: str | None = None
@@ -68,7 +68,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class PredictService:
-    """Answers calls; `max_inputs` is the most that one may hold."""
+    """Answers calls; `max_inputs` is the maximum number of inputs in a call."""
 
     residency: TaskModels
     max_inputs: int
@@ -94,11 +94,16 @@ class PredictService:
         async with self._lease(resident, call.model, context) as served:
             return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
 
+    def fields_of(self, task: str | None, model: str | None) -> Sequence[str]:
+        """The fields of a task's inputs. Raises what `_choose` raises."""
+        description = self._choose(task, model).description
+        return description.fields if description is not None else ()
+
     async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
         """Label bare texts, with all probabilities.
 
-        Without `model`, the first model answers that has labels and as many fields as an input has texts. Raises
-        InvalidField where there is none, and what `predict` raises.
+        Without `model`, uses the first model that has labels and as many fields as an input has texts. Raises
+        InvalidField if there is none, and what `predict` raises.
         """
         resident = self._choose_classifier(call)
 
@@ -113,17 +118,17 @@ class PredictService:
             return await self._answer(served, call.inputs, call.num_characters, prepare_one, context)
 
     def described(self) -> list[tuple[TaskModel, TaskDescription]]:
-        """The models that have served, in memory or not. Raises Overloaded before the first has."""
+        """The models that have been loaded before, in memory or not. Raises Overloaded if there are none yet."""
         known = [(one, one.description) for one in self.residency.residents if one.description is not None]
         if not known:
             raise self._loading()
         return known
 
     def _choose(self, task: str | None, model: str | None) -> TaskModel:
-        """The model that answers a task.
+        """Choose the model that answers a task.
 
         Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
-        InvalidField where several would fit, Overloaded where it may be one that is being loaded.
+        InvalidField if several would fit, Overloaded if it may be one that is being loaded.
         """
         known = self.described()
         if model is not None:
@@ -158,9 +163,9 @@ class PredictService:
     async def _lease(
         self, resident: TaskModel, model: str | None, context: RequestContext
     ) -> AsyncIterator[ServedPredict]:
-        """The version that answers this call.
+        """Lease the version that answers this call.
 
-        Raises what `Residency.lease` raises, and NotFound where `model` is a version that was replaced meanwhile.
+        Raises what `Residency.lease` raises, and NotFound if `model` is a version that was replaced in the meantime.
         """
         began = time.perf_counter()
         was_loaded = resident.checkpoint.is_loaded
@@ -179,7 +184,7 @@ class PredictService:
         prepare: Callable[[int, T], Item],
         context: RequestContext,
     ) -> Predicted:
-        """Predict what `prepare` makes of each input and its place."""
+        """Predict the items that `prepare` makes from the inputs and their places."""
         items = await self._prepare(inputs, num_characters, prepare, context)
         predictions = await self._run(served, items, context)
         return Predicted(served.label, served.engine.description.task, predictions)
@@ -187,7 +192,7 @@ class PredictService:
     async def _prepare(
         self, inputs: Sequence[T], num_characters: int, prepare: Callable[[int, T], Item], context: RequestContext
     ) -> list[Item]:
-        """All items; in a thread where the texts are long, so that the event loop serves others."""
+        """Prepare all items, in a thread if the texts are long, so that the event loop can serve other requests."""
 
         def prepare_from(start: int, num: int) -> list[Item]:
             return [prepare(place, one) for place, one in enumerate(inputs[start : start + num], start)]
@@ -205,10 +210,10 @@ class PredictService:
         return items
 
     async def _run(self, served: ServedPredict, items: Sequence[Item], context: RequestContext) -> list[Prediction]:
-        """A prediction of each item. Raises what `Batcher.submit` raises.
+        """Predict each item. Raises what `Batcher.submit` raises.
 
-        Many items are submitted a few batches at a time, so that the largest request takes no more of the queue than
-        a few small ones and shares the device with them.
+        Many items are submitted a few batches at a time, so that a large request takes no more of the queue than a few
+        small ones and shares the device with them.
         """
         began = time.perf_counter()
         queue_s: list[float] = []
@@ -228,14 +233,15 @@ class PredictService:
         return predictions
 
     def _missing(self, message: str, param: str) -> NotFound | Overloaded:
-        """Make the error for an unknown name, or another where it may be one that is being loaded."""
+        """Make the error for an unknown name: Overloaded if its model may be one that is being loaded."""
         if any(one.description is None for one in self.residency.residents):
             return self._loading()
         return NotFound(message, param=param, code=f"{param}_not_found")
 
     def _loading(self) -> Overloaded:
         self.metrics.rejected.labels("loading").inc()
-        return Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+        absent = [one.checkpoint.absence for one in self.residency.residents if one.description is None]
+        return Overloaded(" ".join(absent), code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
     def _tasks(self) -> list[str]:
         return [description.task for _, description in self.described()]
@@ -245,7 +251,7 @@ class PredictService:
 
 
 def version_name(resident: TaskModel) -> str:
-    """`name@version` of a model that has served."""
+    """`name@version` of a model that has been loaded."""
     manifest = resident.checkpoint.manifest
     assert manifest is not None, "what is described has a version"
     return f"{manifest.name}@{manifest.version}"
@@ -261,7 +267,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _fields_of(description: TaskDescription, texts: Sequence[str], place: str) -> dict[str, str]:
-    """The texts of an input by field. Raises InvalidField for a model without labels or with another number of them."""
+    """Assign an input's texts to fields. Raises InvalidField if the model has no labels or another number of fields."""
     names = description.fields
     if description.labels is None or len(names) != len(texts):
         what = "no labels, and" if description.labels is None else "labels for"
@@ -270,12 +276,12 @@ def _fields_of(description: TaskDescription, texts: Sequence[str], place: str) -
 
 
 def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, place: str) -> Item:
-    """The item of an input whose texts lose what is too much for the model, the longer ones first, at this side.
+    """Prepare an input whose texts are cut to the model's limit at this side, the longer text first.
 
-    Raises what `PredictEngine.prepare` raises, but TooLarge only where no text is left to be cut.
+    Raises what `PredictEngine.prepare` raises, but TooLarge only if no text is left to cut.
     """
     limit = engine.description.max_input_tokens
-    num_characters = limit * engine.max_token_characters  # more can't fit, and would take long to tokenise
+    num_characters = limit * engine.max_token_characters  # more can't fit, and would be slow to tokenise
     texts = {
         name: text[:num_characters] if side == "right" else text[-num_characters:] for name, text in fields.items()
     }
@@ -288,11 +294,11 @@ def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, pl
                 raise
         around = engine.prepare(dict.fromkeys(texts, ""), place=place).prompt_tokens
         texts = _cut(engine.tokenizer, texts, max(0, limit - around - too_many), side)
-        too_many = 2 * too_many + 1  # texts side by side may take a few tokens more than each on its own
+        too_many = 2 * too_many + 1  # joined texts may take a few tokens more than separate ones
 
 
 def _cut(tokenizer: Any, texts: Mapping[str, str], max_tokens: int, side: Side) -> dict[str, str]:
-    """Cut texts to `max_tokens` together."""
+    """Cut texts to a total of `max_tokens`."""
     offsets = {
         name: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
         for name, text in texts.items()

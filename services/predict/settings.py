@@ -66,6 +66,6 @@ class PredictSettings(ServiceSettings):
 
 
 def split_model(model: str) -> tuple[str, str]:
-    """Name and alias of `name` or `name@alias`."""
+    """Split `name` or `name@alias` into name and alias."""
     name, _, alias = model.partition("@")
     return name, alias or "latest"

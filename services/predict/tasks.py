@@ -1,12 +1,12 @@
-"""Tasks of a student: the fields of an input, the text that they become, the labels, and which answers are right.
+"""Tasks of a student: the fields of an input, the text that they become, the labels, and the metric.
 
-A task is data, so that a checkpoint can say what it was trained for and a service can read requests by it. The texts
-are the published ones of Distilling step-by-step (Hsieh et al. 2023), to the character.
+A task is data, so that a checkpoint can describe its task and a service can parse requests for it. The texts are
+exactly those published with Distilling step-by-step (Hsieh et al. 2023).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
+from string import Formatter, ascii_lowercase
 from typing import Literal
 
 from services.predict.arithmetic import equal_values, evaluate
@@ -14,8 +14,8 @@ from services.predict.arithmetic import equal_values, evaluate
 Metric = Literal["exact_match", "equal_value"]
 FieldValue = str | Sequence[str]
 
-# T5's end of sequence. Its tokenizer turns these four characters into the one token anywhere in a text, so the
-# separator of premise and hypothesis ends a sequence, as it did when the published students were trained.
+# T5's end of sequence. Its tokenizer turns these four characters into that token anywhere in a text, so the separator
+# of premise and hypothesis is an end of sequence, as it was when the published students were trained.
 EOS = "</s>"
 
 # Lengths of a student's sequences and of its generated texts, as published.
@@ -27,7 +27,7 @@ MIN_CHOICES, MAX_CHOICES = 2, len(ascii_lowercase)
 
 
 class FieldError(ValueError):
-    """Values that a task cannot be asked with; `field` names the one at fault."""
+    """Values that do not fit a task; `field` names the field at fault."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -49,11 +49,11 @@ NO_PREFIXES = Prefixes("", "")  # standard finetuning and distillation, which as
 
 @dataclass(frozen=True)
 class Task:
-    """A task: `fields` in their order are joined by `separator`.
+    """A task: `fields` are joined in order by `separator`, or inserted in `template`, which contains their {names}.
 
-    `labels` are the only answers; None where an answer is one of the input's own choices (those of the field
-    `choices`) or free text. `metric` says which predictions are right: "exact_match" those that equal the label,
-    "equal_value" those equations that have its value.
+    `labels` are the only answers; None if an answer is one of the input's own choices (those of the field `choices`)
+    or free text. `metric` says which predictions are right: "exact_match" those that equal the label, "equal_value"
+    equations that have its value.
     """
 
     name: str
@@ -62,51 +62,59 @@ class Task:
     metric: Metric = "exact_match"
     labels: tuple[str, ...] | None = None
     choices: str | None = None
+    template: str | None = None
+
+    @property
+    def frame(self) -> str:
+        """The text of an input that belongs to no field."""
+        if self.template is None:
+            return self.separator * (len(self.fields) - 1)
+        return "".join(literal for literal, *_ in Formatter().parse(self.template))
 
     def input_text(self, values: Mapping[str, FieldValue]) -> str:
         """Return the text of an input without a prefix.
 
-        Texts stay as they are, except an EOS inside of one, which is broken up so that it cannot pass for the
-        separator. Raises FieldError for a field that is missing or unknown, a value of another type than the field's,
-        and a number of choices outside MIN_CHOICES … MAX_CHOICES.
+        Texts are unchanged, except that an EOS in a text is broken up so that it cannot be mistaken for the separator.
+        Raises FieldError for a field that is missing or unknown, a value of another type than the field's, and a number
+        of choices outside MIN_CHOICES … MAX_CHOICES.
         """
         for name in values:
             if name not in self.fields:
                 raise FieldError(name, f"{self.name} has no field {name!r}; its fields are {', '.join(self.fields)}")
-        return self.separator.join(self._text(name, values) for name in self.fields)
+        texts = {name: self._text(name, values) for name in self.fields}
+        return self.separator.join(texts.values()) if self.template is None else self.template.format(**texts)
 
     def candidates(self, values: Mapping[str, FieldValue]) -> tuple[str, ...] | None:
-        """The answers that an input may get: the labels or its choices, each once; None for free text.
+        """The possible answers for an input: the labels or its choices, without duplicates; None for free text.
 
-        Raises FieldError as input_text does, of the choices alone.
+        Raises FieldError as `input_text` does, but only for the choices.
         """
         if self.choices is None:
             return self.labels
-        return tuple(dict.fromkeys(self._choices(values.get(self.choices))))
+        return tuple(dict.fromkeys(self._choices(values)))
 
     def is_right(self, prediction: str, label: str) -> bool:
         """Whether a prediction counts as right, by the task's metric."""
         return equal_values(prediction, label) if self.metric == "equal_value" else prediction == label
 
     def value(self, label: str) -> int | float | None:
-        """The value of a label that is an equation; None for other tasks and for one without a value."""
+        """The value of a label that is an equation; None for other tasks and for an equation without a value."""
         return evaluate(label) if self.metric == "equal_value" else None
 
     def _text(self, name: str, values: Mapping[str, FieldValue]) -> str:
         value = values.get(name)
         if name == self.choices:
-            lettered = zip(ascii_lowercase, self._choices(value), strict=False)
+            lettered = zip(ascii_lowercase, self._choices(values), strict=False)
             return "\n".join(["Answer Choices:", *(f"({letter}) {_plain(choice)}" for letter, choice in lettered)])
         if not isinstance(value, str):
-            raise FieldError(name, f"{name} is missing" if value is None else f"{name} must be a string")
+            raise FieldError(name, _wrong(name, values, "a string"))
         return _plain(value)
 
-    def _choices(self, value: FieldValue | None) -> Sequence[str]:
+    def _choices(self, values: Mapping[str, FieldValue]) -> Sequence[str]:
         name = self.choices or ""
-        if value is None:
-            raise FieldError(name, f"{name} is missing")
-        if isinstance(value, str) or not all(isinstance(choice, str) for choice in value):
-            raise FieldError(name, f"{name} must be a list of strings")
+        value = values.get(name)
+        if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
+            raise FieldError(name, _wrong(name, values, "a list of strings"))
         if not MIN_CHOICES <= len(value) <= MAX_CHOICES:
             raise FieldError(name, f"{name} must be {MIN_CHOICES} to {MAX_CHOICES} strings, not {len(value)}")
         return value
@@ -122,24 +130,30 @@ ASDIV = Task("asdiv", ("body", "question"), "\n", metric="equal_value")
 TASKS: Mapping[str, Task] = {task.name: task for task in (ESNLI, ANLI1, CQA, SVAMP, ASDIV)}
 
 
-# A student that gives rationale and label in one answer (Eq. 2.5, [r̂, ŷ]), the marker as teachers write it.
+# The marker of students that give rationale and label in one answer (Eq. 2.5, [r̂, ŷ]), as teachers write it.
 ANSWER_MARKER = " So the answer is "
 
 
 def joint_target(rationale: str, label: str) -> str:
-    """The one target of single-task training: the rationale, then the label behind ANSWER_MARKER."""
+    """The target of single-task training: the rationale, ANSWER_MARKER, then the label."""
     return rationale + ANSWER_MARKER + label
 
 
 def split_joint(answer: str) -> tuple[str, str | None]:
-    """Rationale and label of such an answer; the label is what follows the last marker, None where there is none."""
+    """Split such an answer into rationale and label; the label follows the last marker, None without a marker."""
     rationale, marker, label = answer.rpartition(ANSWER_MARKER.rstrip())
     return (rationale.strip(), label.strip()) if marker else (answer.strip(), None)
 
 
 def explained_input(text: str, rationale: str) -> str:
-    """The input [x, r̂] of a student that is given the teacher's rationale (Eq. 2.2), in training and ever after."""
+    """The input [x, r̂] of a student that is given the teacher's rationale (Eq. 2.2), in training and in use."""
     return f"{text}\nRationale: {rationale}"
+
+
+def _wrong(name: str, values: Mapping[str, FieldValue], expected: str) -> str:
+    if name not in values:
+        return f"{name} is missing"
+    return f"{name} must be {expected}{', not null' if values[name] is None else ''}"
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m services.score`: serve scores with the settings that the environment gives."""
+"""`python -m services.score`: serve scores with the settings of the environment."""
 
 import sys
 

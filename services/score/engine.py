@@ -1,7 +1,7 @@
-"""An FSC-CLIP checkpoint on a device: images and captions in, their features out, and the ranking of their pairs.
+"""An FSC-CLIP checkpoint on a device: from images and captions to features, and the ranking of their pairs.
 
-A batch mixes images and captions of different requests; each distinct one is encoded once for all of them. How
-well two of them fit is computed from their features alone, by `pairing`.
+A batch mixes images and captions of different requests; each distinct one is encoded once for all of them. The
+similarity of a pair is computed only from its features, by `pairing`.
 
 Shapes: B images, P patches, E embedding width.
 """
@@ -34,8 +34,8 @@ from services.score.model.pairing import PairEngine, PairItem, Similarities
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Cosines = np.ndarray[Any, np.dtype[np.float32]]
 
-# Captions recur from image to image, and to tokenise a hundred takes as long as to encode an image. Those of more
-# characters are tokenised each time, so that what is remembered stays small.
+# Captions recur from image to image, and tokenising a hundred takes as long as encoding an image. Captions with more
+# characters are tokenised each time, so that the cache stays small.
 MAX_REMEMBERED_CAPTIONS = 8192
 MAX_REMEMBERED_CHARACTERS = 512
 # Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
@@ -44,7 +44,7 @@ SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16
 
 @dataclass(frozen=True, eq=False)
 class ImageItem:
-    """An image, transformed but still bytes (height, width, 3). Items of equal `digest` are one image."""
+    """An image, transformed but still as bytes (height, width, 3). Items with equal `digest` are the same image."""
 
     digest: str
     pixels: Pixels
@@ -55,7 +55,7 @@ Item = ImageItem | Text
 
 @dataclass(frozen=True)
 class CollatedBatch:
-    """A batch with its distinct images side by side (B, height, width, 3), in the order of `digests`."""
+    """A batch with its distinct images stacked (B, height, width, 3), in the order of `digests`."""
 
     items: Sequence[Item]
     digests: Sequence[str]
@@ -63,7 +63,7 @@ class CollatedBatch:
 
 
 class ScoreEngine:
-    """Runs one checkpoint; what takes tensors runs on one thread at a time, `prepare_*` on any."""
+    """Runs one checkpoint; tensor computation on one thread at a time, `prepare_*` on any thread."""
 
     def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         clip = checkpoint.clip
@@ -98,12 +98,12 @@ class ScoreEngine:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a caption, its start and end included."""
+        """Maximum number of tokens of a caption, including its start and end."""
         return self._tokenizer.context_length
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) that every image is brought to."""
+        """(height, width) to which every image is resized."""
         return self._transform.size
 
     @property
@@ -112,7 +112,7 @@ class ScoreEngine:
 
     @property
     def dtype_name(self) -> str:
-        """The dtype of the forward pass, e.g. `bfloat16`; similarities are computed in float32 always."""
+        """The dtype of the forward pass, e.g. `bfloat16`; similarities are always computed in float32."""
         return str(self._dtype).removeprefix("torch.")
 
     @property
@@ -125,30 +125,30 @@ class ScoreEngine:
         return tokenise(caption, truncate=truncate)
 
     def prepare_image(self, image: Image.Image, digest: str) -> ImageItem:
-        """An RGB image as the model wants it."""
+        """Transform an RGB image for the model."""
         return ImageItem(digest, self._transform(image))
 
     def pieces(self, text: Text) -> list[str]:
         """The tokens of a caption that are compared with an image, as `readable_pieces` shows them: from the first
-        word to where the text tower ends, which is before the last where a caption spells the end of text out."""
+        word to the end of text, which comes before the last token if the caption itself spells the end of text."""
         end = int(self._end_of_text(torch.from_numpy(text.input_ids)[None]))
         return readable_pieces(self._tokenizer, text.input_ids[1 : end + 1].tolist())
 
     def mix(self, similarities: Similarities) -> Cosines:
-        """Mix the cosines that rank: (1 − local_weight) · global + local_weight · local, (N,)."""
+        """Mix the cosines for ranking: (1 − local_weight) · global + local_weight · local, (N,)."""
         global_cosines, local_cosines = similarities.global_cosines, similarities.local_cosines
         return (1 - self.local_weight) * global_cosines + self.local_weight * local_cosines
 
     def cost(self, item: Item) -> int:
-        """Tokens that a tower sees: a caption's, or an image's patches and its class token."""
+        """Number of tokens in a tower: a caption's, or an image's patches and its class token."""
         return item.num_tokens if isinstance(item, Text) else self.num_patches + 1
 
     def run_batch(self, items: Sequence[Item]) -> list[Features]:
-        """The features of each item. Raises BrokenModel where a number of them is not finite."""
+        """Encode each item. Raises BrokenModel if a feature is not finite."""
         return self.run_collated(self.collate(items))
 
     def collate(self, items: Sequence[Item]) -> CollatedBatch:
-        """Put the images of a batch side by side, in page-locked memory where the device is CUDA; on any thread."""
+        """Stack the images of a batch, in page-locked memory if the device is CUDA; on any thread."""
         distinct = {item.digest: item.pixels for item in items if isinstance(item, ImageItem)}
         pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
         if distinct and self._device.type == "cuda":
@@ -156,7 +156,7 @@ class ScoreEngine:
         return CollatedBatch(items, list(distinct), pixels)
 
     def run_collated(self, batch: CollatedBatch) -> list[Features]:
-        """Run a collated batch, with the answers of `run_batch`."""
+        """Run a collated batch, with the results of `run_batch`."""
         texts = {item.digest: item.input_ids for item in batch.items if isinstance(item, Text)}
         images: dict[str, Features] = {}
         captions: dict[str, Features] = {}
@@ -175,7 +175,7 @@ class ScoreEngine:
         self.pairing.run_batch([PairItem(features[0], features[1:], explains=True)])
 
     def self_check(self) -> None:
-        """Raises BrokenModel unless features are unit vectors that do not depend on what shares their batch, and
+        """Raises BrokenModel unless features are unit vectors that do not depend on the rest of their batch, and
         similarities are those of vectors."""
         batch = self._sample_batch()
         together = self.run_batch(batch)
@@ -215,7 +215,7 @@ class ScoreEngine:
 
 
 def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:
-    """The largest between numbers of the same features."""
+    """The largest difference between the same features."""
     return max(
         float(np.abs(one - other).max())
         for a, b in zip(some, others, strict=True)

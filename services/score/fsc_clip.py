@@ -1,14 +1,14 @@
 """FSC-CLIP: fine-tuning CLIP on hard negative captions without losing the rest (equations of the paper).
 
     S_g(I, T) = exp(cos(v, t) / τ)                                          the pooled features                 Eq. 1
-    S_l(I, T) = Σ_w exp(cos(v̂_w, t_w) / τ),   v̂_w = Σ_p a_wp v_p / Σ_p a_wp    each token beside its patches    Eq. 6–8
+    S_l(I, T) = Σ_w exp(cos(v̂_w, t_w) / τ),   v̂_w = Σ_p a_wp v_p / Σ_p a_wp    each token and its patches       Eq. 6–8
     a_w       = s_w scaled to [0, 1],   s_wp = t_w · v_p                    as weights: no gradient passes
     p         = softmax of log S over a caption and its K hard negatives                                        Eq. 3, 5
     ỹ         = (1 − β) y + β / (1 + K)                                                                         Eq. 10
     L_neg     = − Σ_k ỹ_k (1 − p_k)^γ log p_k                                                                   Eq. 9
     L         = L_clip + λ_g L_neg(S_g) + λ_l L_neg(S_l)                                                        Eq. 11
 
-Everything behind the features is computed in float32 at least, under autocast too.
+Everything after the features is computed in at least float32, also under autocast.
 
 Shapes: B images, N hard negatives of a batch, K kinds of them, R image-text pairs, P patches, W text tokens,
 E embedding width.
@@ -25,13 +25,13 @@ from torch import Tensor
 Normalizer = Literal["minmax", "softmax"]
 Missing = Literal["exclude", "zero"]
 
-# A squared length below it is that of no direction at all.
+# A vector with a smaller squared length has no direction.
 SMALLEST_SQUARE = 1e-24
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches are row by row, from the top left."""
+    """`pooled` (B, E) is L2-normalised, `tokens` (B, P, E) are not; patches are in row-major order."""
 
     pooled: Tensor
     tokens: Tensor
@@ -41,8 +41,7 @@ class ImageFeatures:
 class TextFeatures:
     """`pooled` (N, E) is L2-normalised, `tokens` (N, W, E) are not; token w is that of `input_ids[:, w]`.
 
-    `mask` (N, W) bool is true from the first word to the end of text, which is among them; W is that of the longest
-    text.
+    `mask` (N, W) bool is true from the first word to the end of text, inclusive; W is that of the longest text.
     """
 
     pooled: Tensor
@@ -52,10 +51,10 @@ class TextFeatures:
 
 @dataclass(frozen=True)
 class FscClipWeights:
-    """The choices in Eq. 11; `beta` None is no label smoothing, `gamma` 0 is plain cross-entropy.
+    """The constants of Eq. 11; `beta` None means no label smoothing, `gamma` 0 plain cross-entropy.
 
-    `missing` tells how the softmax treats a negative that a caption lacks: as nothing, or as a logit of 0 as in the
-    released code. `normalizer` and `sparsify` are those of `patch_weights`.
+    `missing` tells how the softmax treats a negative that a caption lacks: it is excluded, or has a logit of 0 as in
+    the released code. `normalizer` and `sparsify` are those of `patch_weights`.
     """
 
     lambda_global: float = 0.5
@@ -88,24 +87,29 @@ def clip_loss(image_features: Tensor, text_features: Tensor, logit_scale: Tensor
         return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
-def negclip_loss(image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float) -> Tensor:
+def negclip_loss(
+    image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float, *, num_zeros: int = 0
+) -> Tensor:
     """NegCLIP: (B, E) images and (B + N, E) texts, the captions first, all L2-normalised.
 
-    Hard negatives are further texts in the softmax of each image; they ask for no image themselves.
+    Hard negatives are additional texts in the softmax of each image, and have no softmax over images themselves. The
+    released code has a logit of 0 for each negative that a caption lacks: `num_zeros` adds these.
     """
     with _full_precision(image_features):
         logits = logit_scale * _wide(image_features) @ _wide(text_features).T
         num_images = len(logits)
         target = torch.arange(num_images, device=logits.device)
-        return (F.cross_entropy(logits, target) + F.cross_entropy(logits[:, :num_images].T, target)) / 2
+        of_images = F.cross_entropy(F.pad(logits, (0, num_zeros)), target)
+        return (of_images + F.cross_entropy(logits[:, :num_images].T, target)) / 2
 
 
 def patch_weights(
     image_tokens: Tensor, text_tokens: Tensor, *, normalizer: Normalizer = "minmax", sparsify: bool = False
 ) -> Tensor:
-    """Eq. 6, how much a text token takes of each patch: (R, P, E) and (R, W, E), un-normalised → (R, W, P) in [0, 1].
+    """Eq. 6, each text token's weight of each patch: (R, P, E) and (R, W, E), un-normalised → (R, W, P) in [0, 1].
 
-    A token to which all patches are alike takes all of them. `sparsify` drops weights below 1 / P. Without gradient.
+    A token that is equally similar to all patches gives them full weight. `sparsify` drops weights below 1 / P. Without
+    gradient.
     """
     with torch.no_grad(), _full_precision(image_tokens):
         return _weights(_wide(text_tokens) @ _wide(image_tokens).mT, normalizer, sparsify=sparsify)
@@ -117,8 +121,8 @@ def token_cosines(
     """cos(v̂_w, t_w): (R, P, E) and (R, W, E), un-normalised → (R, W), with gradient to both.
 
     A token's cosine depends on no other token, so several texts of one image may be concatenated along W: R images
-    instead of R pairs. v̂ itself is never made: both its product with t and its length follow from the patches'
-    products with the token and with each other.
+    instead of R pairs. v̂ itself is never computed: its product with t and its length follow from the patches' products
+    with the token and with each other.
     """
     with _full_precision(image_tokens):
         patches, words = _wide(image_tokens), _wide(text_tokens)
@@ -132,13 +136,13 @@ def token_cosines(
 
 
 def log_local_similarity(cosines: Tensor, mask: Tensor, logit_scale: Tensor | float) -> Tensor:
-    """Eq. 8, log S_l: cosines (…, W) of which `mask` (…, W) bool counts, at least one → (…,)."""
+    """Eq. 8, log S_l: cosines (…, W), of which those in `mask` (…, W) bool count, at least one → (…,)."""
     with _full_precision(cosines):
         return (logit_scale * _wide(cosines)).masked_fill(~mask, -torch.inf).logsumexp(dim=-1)
 
 
 def mean_local_similarity(cosines: Tensor, mask: Tensor) -> Tensor:
-    """The mean cosine of a text's tokens with what they take of the image: (…, W) → (…,) in [−1, 1].
+    """The mean cosine of a text's tokens with their parts of the image: (…, W) → (…,) in [−1, 1].
 
     Unlike S_l it does not grow with the number of tokens.
     """
@@ -150,7 +154,8 @@ def hard_negative_loss(
 ) -> Tensor:
     """Eq. 3–5 with 9 and 10: `logits` (B, 1 + K) of the caption and its negatives, of which those `exists` (B, K) bool.
 
-    K counts the negatives that a row has. Returns the mean over the rows with one, 0 where no row has any.
+    The K of Eq. 10 counts the negatives that exist in a row. Returns the mean over the rows with at least one, 0 if
+    there are none.
     """
     is_candidate = F.pad(exists, (1, 0), value=True)
     num_candidates = is_candidate.sum(dim=-1, keepdim=True)
@@ -160,7 +165,7 @@ def hard_negative_loss(
         log_p = log_p.masked_fill(~is_candidate, 0.0)  # 0 · −∞ is not 0
         terms = _smoothed_target(is_candidate, beta or 0.0, log_p.dtype) * -log_p
         if gamma > 0:
-            # never quite 0, where the slope of a power below 1 has no end
+            # never quite 0, where the slope of a power below 1 is infinite
             miss = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
             terms = miss**gamma * terms
         has_negative = (num_candidates > 1).squeeze(-1)
@@ -175,7 +180,7 @@ def fsc_clip_losses(
 
     The texts are the B captions, then the N hard negatives that exist: all of the first kind in the order of the
     captions, then all of the second, and so on; `exists` (K, B) bool tells which do. Only the captions are in L_clip.
-    A term whose λ is 0 is not computed. Raises ValueError where the texts are not as many as these.
+    A term whose λ is 0 is not computed. Raises ValueError for any other number of texts.
     """
     num_images = len(images.pooled)
     own = _texts_of_images(exists, num_images)
@@ -196,8 +201,8 @@ def fsc_clip_losses(
 def interpolate(theta0: Mapping[str, Tensor], theta1: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
     """WiSE-FT: (1 − α) θ0 + α θ1, weight by weight, of a model before (θ0) and after fine-tuning (θ1).
 
-    The position embeddings of texts are cut to the shorter context of θ1; what is no float (a count of batches) is
-    θ1's. Raises ValueError where the two have different weights.
+    The position embeddings of texts are cut to the shorter context of θ1; non-float values (a count of batches) are
+    θ1's. Raises ValueError if the two have different weights.
     """
     if theta0.keys() != theta1.keys():
         names = sorted(theta0.keys() ^ theta1.keys())
@@ -219,7 +224,7 @@ def _weights(similarity: Tensor, normalizer: Normalizer, *, sparsify: bool) -> T
     else:
         low, high = similarity.aminmax(dim=-1, keepdim=True)
         spread = high - low
-        # patches that differ by less than their rounding are alike
+        # patches that differ by less than rounding are equally similar
         is_flat = spread <= torch.finfo(similarity.dtype).eps * torch.maximum(low.abs(), high.abs())
         weights = torch.where(is_flat, 1.0, (similarity - low) / spread.masked_fill(is_flat, 1.0))
     if sparsify:
@@ -228,14 +233,14 @@ def _weights(similarity: Tensor, normalizer: Normalizer, *, sparsify: bool) -> T
 
 
 def _smoothed_target(is_candidate: Tensor, beta: float, dtype: torch.dtype) -> Tensor:
-    """Eq. 10: (B, 1 + K) bool → ỹ, 0 for what is no candidate."""
+    """Eq. 10: (B, 1 + K) bool → ỹ, 0 for non-candidates."""
     target = beta * is_candidate.to(dtype) / is_candidate.sum(dim=-1, keepdim=True)
     target[:, 0] += 1 - beta
     return target
 
 
 def _texts_of_images(exists: Tensor, num_images: int) -> Tensor:
-    """Rows of the texts, (B, 1 + K): an image's caption and its negatives, again the caption where there is none."""
+    """Rows of the texts, (B, 1 + K): an image's caption and its negatives, with the caption for missing negatives."""
     captions = torch.arange(num_images, device=exists.device)
     numbers = exists.flatten().cumsum(dim=0).view_as(exists) - 1
     return torch.cat([captions[None], torch.where(exists, num_images + numbers, captions)]).T
@@ -255,7 +260,7 @@ def _global_logits(image_features: Tensor, text_features: Tensor, own: Tensor, l
 def _local_logits(
     image_tokens: Tensor, texts: TextFeatures, own: Tensor, logit_scale: Tensor | float, weights: FscClipWeights
 ) -> Tensor:
-    """log S_l of each image with its own texts, end to end: (B, P, E) and (B + N, W, E) → (B, 1 + K)."""
+    """log S_l of each image with its own texts, concatenated: (B, P, E) and (B + N, W, E) → (B, 1 + K)."""
     words = texts.tokens[own].flatten(1, 2)  # (B, (1 + K) W, E)
     cosines = token_cosines(image_tokens, words, normalizer=weights.normalizer, sparsify=weights.sparsify)
     return log_local_similarity(cosines.view(*own.shape, -1), texts.mask[own], logit_scale)

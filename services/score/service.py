@@ -1,9 +1,9 @@
-"""Requests of the score service: how well images and captions fit, and captions made false.
+"""Requests of the score service: how well images and captions fit, and hard negative captions.
 
-A call goes through the cache, the decoding threads, batches of unknown items and pairs of known ones.
+A call passes through the cache, the decoding threads, batches of items that are not cached, and batches of pairs.
 
-Images and captions wait for the model in one queue, pairs in another, whose turn comes after the running batch: what
-is encoded never waits behind what is not.
+Images and captions wait for the model in one queue, pairs in another, which is served after the running batch: encoded
+pairs never wait behind items that still have to be encoded.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.kinds import Kind
 from services.score.negatives.negative_maker import NegativeMaker
 
-# Below this, hashing and tokenising take less time than waking a thread for them.
+# Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_CAPTIONS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
-# Captions that a thread tokenises at a time; between two of these batches a request may be given up.
+# Captions that a thread tokenises at once; a request can be abandoned between two such batches.
 TOKENISED_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
 class CallLimits:
-    """Limits of one call; what is over is refused, naming limit and value."""
+    """Limits of one call; a call beyond them is rejected with the limit and its value."""
 
     max_captions: int = 1024
     max_images: int = 64
@@ -55,7 +55,7 @@ class CallLimits:
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption as the request gives it; `param` is the field to blame."""
+    """A caption from a request; `param` is its field, for error messages."""
 
     text: str
     param: str
@@ -63,9 +63,9 @@ class Caption:
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """`pairs` are places in `images` and in `captions`, in the order of the answer.
+    """Images and captions of a request; `pairs` are places in `images` and `captions`, in the order of the response.
 
-    `is_vllm` calls are answered in vLLM's form; of any other, the pairs are its only image with each caption.
+    `is_vllm` calls get a response in vLLM's format; in all other calls, the pairs are the only image with each caption.
     """
 
     images: Sequence[ImageInput] = ()
@@ -89,12 +89,12 @@ class ScoreBatchers:
         return self.encoding.is_alive and self.pairing.is_alive
 
     async def drain(self) -> None:
-        """Refuse new requests and return when those taken before are answered."""
+        """Refuse new requests and return when all accepted ones are answered."""
         await self.encoding.drain()
         await self.pairing.drain()
 
     async def close(self) -> None:
-        """Refuse new requests, fail those that wait, and return when nothing runs any more."""
+        """Refuse new requests, fail waiting ones, and return when nothing is running."""
         await self.encoding.close()
         await self.pairing.close()
 
@@ -112,9 +112,9 @@ class Explained:
 
 @dataclass(frozen=True)
 class Scored:
-    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None where nobody asked.
+    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None if not requested.
 
-    `model` is the `name@version` that computed them; probabilities are made of them with its `logit_scale`.
+    `model` is the `name@version` that computed them; its `logit_scale` turns them into probabilities.
     """
 
     global_cosines: Cosines
@@ -129,7 +129,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoreService:
-    """Answers calls by the checkpoint that serves; negatives need none."""
+    """Answers calls with the served checkpoint; negatives need none."""
 
     checkpoint: ServedCheckpoint[ScoreEngine, ScoreBatchers]
     scorer: "Scorer"
@@ -150,7 +150,7 @@ class ScoreService:
     async def make_negatives(
         self, caption: str, kinds: Sequence[Kind], seed: int, context: RequestContext
     ) -> dict[Kind, str | None]:
-        """Hard negatives of a caption, None of a kind that it allows none of.
+        """Make hard negatives of a caption, None for a kind that it does not allow.
 
         Raises InvalidField for a blank caption, TooLarge for one over the limit, and what `NegativeMaker.make` raises.
         """
@@ -171,7 +171,7 @@ class _Stage:
     ended: float = 0.0
 
     def note(self, submitted: float, answers: Sequence[Answer[Any]]) -> None:
-        """Note answers that came now, submitted at that `time.perf_counter()`."""
+        """Record answers that have just arrived, submitted at that `time.perf_counter()`."""
         self.submitted.append(submitted)
         self.queue_s.append(min(answer.queue_s for answer in answers))
         self.ended = time.perf_counter()
@@ -185,7 +185,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Job:
-    """One call on its way."""
+    """One call in progress."""
 
     served: ServedScore
     context: RequestContext
@@ -194,7 +194,7 @@ class _Job:
 
 @dataclass(frozen=True, eq=False)
 class _Image:
-    """An image that is named but not decoded."""
+    """An image with its digest, not yet decoded."""
 
     data: bytes
     digest: str
@@ -202,7 +202,7 @@ class _Image:
 
 
 class Scorer:
-    """Answers calls, whose images `inputs` reads."""
+    """Answers calls; `inputs` reads their images."""
 
     def __init__(
         self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics, *, max_heatmap_numbers: int = 1_000_000
@@ -216,8 +216,8 @@ class Scorer:
     async def score(self, served: ServedScore, call: ScoreCall, context: RequestContext) -> Scored:
         """Score how well the images and captions of each pair fit.
 
-        Raises what is wrong with an image or a caption, naming it in `param`, or Overloaded; what was encoded by then
-        is in the cache for the next attempt.
+        Raises the error of an image or a caption, with its field in `param`, or Overloaded; features encoded by then
+        are in the cache for the next attempt.
         """
         engine = served.engine
         texts = await self._tokenise(engine, call, context.timing)
@@ -254,7 +254,7 @@ class Scorer:
         )
 
     async def _tokenise(self, engine: ScoreEngine, call: ScoreCall, timing: Timing) -> list[Text]:
-        """All captions; in a thread where they are many, so that the event loop serves others."""
+        """Tokenise all captions, in a thread if there are many, so that the event loop can serve other requests."""
 
         def tokenise(captions: Sequence[Caption]) -> list[Text]:
             texts = []
@@ -320,7 +320,7 @@ class Scorer:
     async def _resolve(
         self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[bytes]]]
     ) -> list[Features]:
-        """Features from the cache, or from `encode`, which gets the indices that are missing in it."""
+        """Get features from the cache, or from `encode`, which receives the indices of the missing ones."""
         engine = job.served.engine
         options = {"dtype": engine.dtype_name, "format": BYTES_FORMAT}
         keys = [result_key(job.served.digest, name, None, options) for name in names]
@@ -337,9 +337,9 @@ class Scorer:
         return [answer.result.to_bytes() for answer in answers]
 
     async def _pair(self, job: _Job, pairs: Sequence[tuple[Features, Features]], *, explain: bool) -> Similarities:
-        """The similarities of images and captions, in order; those of one image are computed together, and those of
-        equal pairs once, so that they are equal to the last bit."""
-        rows: dict[int, dict[int, int]] = defaultdict(dict)  # of each caption, among those of its image
+        """Compute the similarities of images and captions, in order: all those of one image together, and those of
+        equal pairs once, so that they are bitwise equal."""
+        rows: dict[int, dict[int, int]] = defaultdict(dict)  # of each caption, among the captions of its image
         for image, caption in pairs:
             own = rows[id(image)]
             own.setdefault(id(caption), len(own))
@@ -358,7 +358,7 @@ class Scorer:
 
 
 def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similarities:
-    """Rows of all results, end to end, in this order."""
+    """Concatenate the rows of all results, in this order."""
     weights = [one for result in results for one in result.weights or ()]
     return Similarities(
         np.concatenate([result.global_cosines for result in results])[order],

@@ -1,10 +1,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from services.cli.main import EXAMPLES, app
@@ -54,6 +57,39 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     assert f"Usage: fovea {' '.join(command)}" in finished.stdout
 
 
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the commands of other modules too, each once."""
+    for name, command in group.commands.items():
+        inner = command.load() if hasattr(command, "load") else command
+        if hasattr(inner, "commands"):
+            yield from _commands(inner, (*path, name))
+        else:
+            yield (*path, name), inner
+
+
+@pytest.mark.slow  # imports every job
+def test_no_help_cuts_the_name_of_an_option_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cut = [
+        f"{' '.join(path)} {option}"
+        for path, command in _commands(get_command(app))
+        for told in [command.get_help(command.make_context(path[-1], [], resilient_parsing=True)).split()]
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and option not in told
+    ]
+    assert cut == []
+
+
+def test_ctrl_c_while_a_command_still_imports_what_it_needs_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", stop)
+    stopped = CliRunner().invoke(app, ["train", "distill"])
+    assert (stopped.exit_code, stopped.stderr) == (130, "Stopped before the work began.\n")
+
+
 def test_an_unknown_service_is_refused_with_those_that_exist() -> None:
     refused = CliRunner().invoke(app, ["serve", "paint"])
     assert refused.exit_code == 2
@@ -95,8 +131,39 @@ def test_requests_wait_for_a_service_that_is_starting_unless_the_environment_say
     assert "FOVEA_GATEWAY_WAIT_FOR_SERVICE_S" not in gateway.environment
 
 
+@pytest.mark.parametrize(
+    ("given", "is_terminal", "told"),
+    [("", True, "console"), ("", False, None), ("auto", True, "console"), ("json", True, None)],
+)
+def test_fovea_up_logs_for_people_at_a_terminal_only(
+    given: str, is_terminal: bool, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    gateway, *_ = plan_programs(["gateway"], {"FOVEA_LOG_FORMAT": given} if given else {})
+    assert gateway.environment.get("FOVEA_LOG_FORMAT") == told
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_process_logs_short_lines_at_a_terminal_and_json_elsewhere(is_terminal: bool) -> None:
+    reading, writing = os.openpty() if is_terminal else os.pipe()
+    environment = {**os.environ, "FOVEA_GATEWAY_PORT": "0"}
+    command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
+    with subprocess.Popen(command, stdout=writing, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(writing)
+        line = os.read(reading, 4096).decode().splitlines()[0]
+        process.terminate()
+    os.close(reading)
+    assert line.startswith("{") is not is_terminal
+    assert "listening" in line
+
+
 def test_port_zero_becomes_a_free_port() -> None:
     assert plan_programs(["gateway"], {"FOVEA_GATEWAY_PORT": "0"})[0].port != 0
+
+
+def test_two_processes_with_one_port_are_refused_with_both_variables() -> None:
+    with pytest.raises(BadPort, match=r"FOVEA_GATEWAY_PORT and FOVEA_EMBED_PORT are both 9103\."):
+        plan_programs(["gateway", "embed"], {"FOVEA_EMBED_PORT": "9103", "FOVEA_GATEWAY_PORT": "9103"})
 
 
 @pytest.mark.parametrize("port", ["eighty", "-1", "65536"])

@@ -54,6 +54,14 @@ def test_ls_lists_models_with_versions_and_aliases(fovea_store: StoreCommand, st
     assert "latest" in table
 
 
+def test_ls_says_that_a_store_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.store.packaged_starters", list)  # as where the store can only be read
+    empty = StoreCommand((tmp_path / "empty").as_uri())
+
+    assert empty("ls").stdout == f"No models in {empty.url}.\n"
+    assert empty.json("ls") == []
+
+
 def test_publish_reads_the_description_and_moves_the_aliases(
     fovea_store: StoreCommand, store: Store, tmp_path: Path
 ) -> None:

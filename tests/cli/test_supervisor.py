@@ -194,6 +194,7 @@ def test_when_it_is_told_to_stop_the_first_program_stops_before_the_others(super
     else:
         os.killpg(supervised.process.pid, signal.SIGINT)
     assert supervised.process.wait() == 0
+    assert "Stopping; requests in progress have up to 30 s. Another Ctrl-C stops at once.\n" in supervised.output()
     stopping = [note for note in supervised.notes() if note[1] != "started"]
     assert stopping[:2] == [("a", "SIGTERM"), ("a", "ended")]
     assert sorted(stopping[2:]) == [("b", "SIGTERM"), ("b", "ended"), ("c", "SIGTERM"), ("c", "ended")]
@@ -234,6 +235,14 @@ def test_a_program_that_never_gets_ready_ends_everything_with_a_failure(supervis
     assert supervised.output().count("b        | cannot go on") == 3
     assert "exited with status 7 3 times before it was ready" in supervised.output()
     assert supervised.notes()[-1] == ("a", "ended") or not supervised.pids("a")
+
+
+def test_a_program_whose_settings_are_wrong_is_not_started_again(supervise: Supervise) -> None:
+    supervised = supervise(a="serve", b="misset")
+    assert supervised.process.wait() == 1
+    assert "b        | FOVEA_NOSUCH: there is no such setting\n" in supervised.output()
+    assert f"b        | exited with status {os.EX_CONFIG} for its settings; giving up\n" in supervised.output()
+    assert len(supervised.pids("b")) == 1
 
 
 def test_no_program_outlives_a_supervisor_that_was_killed(supervise: Supervise) -> None:

@@ -35,6 +35,7 @@ def run(
         *("esnli", "--model", MODEL),
         *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
         *("--output", str(folder / to), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
+        *("--max-unparsed", "1"),  # the model has random weights
         *options,
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+import structlog
 
-from services.core.logs import escape, redact
+from services.core.console_log import console_line
+from services.core.logs import redact
 from tests.core.served_app import SECRET
 from tests.core.served_process import ServedProcess, until
 
@@ -90,8 +92,9 @@ async def test_lines_below_the_level_are_left_out(serve: Serve) -> None:
 async def test_the_console_format_is_text_for_a_person(serve: Serve) -> None:
     served = serve(log_format="console", warm_up="fails")
     assert await served.exit_status() == 1
-    assert "[info     ] listening" in served.text()
-    assert "FoveaError: no checkpoint" in served.text()
+    listening, *_ = served.text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d listening host=127.0.0.1 port=\d+", listening)
+    assert re.search(r"\d ERROR warm-up failed\n  Traceback .*:\n(  .*\n)+  .*FoveaError: no checkpoint", served.text())
 
 
 HAZARDS = set("\x1b\x07\r\u202e\x9b\u2028\x7f")
@@ -115,20 +118,49 @@ async def test_what_a_client_writes_stays_in_its_line_and_moves_no_cursor(serve:
     assert not set(text) & HAZARDS
     assert not [line for line in text.splitlines() if line.startswith("2026-01-01")]
     if log_format == "console":
-        assert ESCAPED in text.replace("\\\\", "\\")  # quotes double what stands in them
+        assert ESCAPED in text
     else:
         assert any(line.get("path") == f"/{HOSTILE}" for line in served.log())
 
 
+REQUEST: dict[str, object] = {"event": "request", "timestamp": "09:25:06", "level": "info", "request_id": "a1"}
+REQUEST |= {"method": "POST", "path": "/embed", "status": 200, "duration_ms": 57.567, "infer_ms": 43.3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({}, "09:25:06 POST /embed 200 58 ms"),
+        ({"model": "shapes@2fc0"}, "09:25:06 POST /embed 200 58 ms shapes@2fc0"),
+        ({"status": 422, "error": "invalid_request"}, "09:25:06 POST /embed 422 58 ms error=invalid_request"),
+        ({"status": 500, "error": "internal"}, "09:25:06 POST /embed 500 58 ms request_id=a1 error=internal"),
+        ({"key": "laptop"}, "09:25:06 POST /embed 200 58 ms key=laptop"),
+    ],
+)
+def test_on_a_console_a_request_is_one_short_line_with_its_id_only_where_it_failed(
+    fields: dict[str, object], line: str
+) -> None:
+    assert console_line(None, "info", {**REQUEST, **fields}) == line
+
+
+def test_on_a_console_an_answered_request_through_the_gateway_is_shown_by_the_gateway_only() -> None:
+    with pytest.raises(structlog.DropEvent):
+        console_line(None, "info", {**REQUEST, "via": "gateway"})
+
+
+def test_on_a_console_a_service_shows_why_it_refused_a_request_of_the_gateway() -> None:
+    refused = {**REQUEST, "via": "gateway", "status": 422, "error": "invalid_request_error"}
+    assert console_line(None, "info", refused) == "09:25:06 POST /embed 422 58 ms error=invalid_request_error"
+
+
 def test_on_a_console_names_values_and_tracebacks_are_spelt_out_and_a_traceback_keeps_its_lines() -> None:
     event = {"event": HOSTILE, HOSTILE: 1, "value": Path(HOSTILE), "exception": f"Traceback\n\tFoo: {HOSTILE}"}
-    escaped = escape(None, "info", dict(event))
-    assert escaped["event"] == ESCAPED
-    assert escaped[ESCAPED] == 1
-    assert not set("".join(map(str, escaped.values()))) & HAZARDS
-    first, second, forged = escaped["exception"].split("\n")
-    assert (first, second) == ("  Traceback", r"  	Foo: \x1b[2J\x1b]0;t\x07")
-    assert forged.startswith("  2026-01-01 ")
+    text = console_line(None, "error", {"timestamp": "09:25:06", "level": "error", **event})
+    first, *traceback = text.split("\n")
+    assert first.startswith(f"09:25:06 ERROR {ESCAPED} {ESCAPED}=1 value=")
+    assert not set(text) & HAZARDS
+    assert traceback[:2] == ["  Traceback", r"  	Foo: \x1b[2J\x1b]0;t\x07"]
+    assert traceback[2].startswith("  2026-01-01 ")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _captions() -> tuple[str, ...]:
     before, served = (
         sum(scores["swap_att"] for scores in recorded[run]) / len(recorded[run]) for run in ("base", "wise-ft-local")
     )
-    title = "captions distinguished from captions with exchanged attributes, accuracy"
+    title = "captions that name a relation, distinguished from captions with exchanged attributes, accuracy"
     return title, f"{before:.1f} (before tuning)", f"{served:.1f}", _page("score")
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from services.jobs.visitor.questions import SERVICES
 from tests.documentation import api, benchmark_figures, headline, reference, results
 from tests.documentation.blocks import PAGES, Writer, render
 
@@ -28,6 +29,8 @@ WRITERS: dict[str, Writer] = {
     "back ends": benchmark_figures.labels_table,
     "captions": partial(results.caption_table, 0),
     "captions by attribute": partial(results.caption_table, 1),
+    **{f"visitor {service}": partial(results.visitor_table, service) for service in SERVICES},
+    "visitor cases": results.visitor_cases_table,
     "embed figures": partial(benchmark_figures.figures_table, benchmark_figures.EMBED),
     "search figures": partial(benchmark_figures.figures_table, benchmark_figures.SEARCH),
     "generate figures": partial(benchmark_figures.figures_table, benchmark_figures.GENERATE),

@@ -1,13 +1,13 @@
 """Tables of settings, metrics and commands as the code has them."""
 
 import functools
-import re
+from typing import Any
 
+import typer
 from prometheus_client.metrics import MetricWrapperBase
-from typer.testing import CliRunner
 
 from gateway.settings import GatewaySettings
-from services.cli.main import app
+from services.cli.main import Delegate, app
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings
@@ -59,11 +59,13 @@ def metrics_table() -> str:
 
 @functools.cache
 def subcommands(words: tuple[str, ...]) -> dict[str, str]:
-    """What `fovea WORDS --help` lists as commands, with the summary of each."""
-    shown = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, "--help"])
-    assert shown.exit_code == 0, shown.output
-    listed = shown.output.partition("─ Commands ─")[2]
-    return dict(re.findall(r"^│ ([a-z][a-z-]*) +(.*?) *│$", listed, re.MULTILINE))
+    """The commands of `fovea WORDS`, with the summary of each."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+        command = command.load() if isinstance(command, Delegate) else command
+    listed = getattr(command, "commands", {})
+    return {name: " ".join((one.help or "").partition("\n\n")[0].split()) for name, one in listed.items()}
 
 
 def commands_table() -> str:

@@ -4,6 +4,10 @@ import json
 import statistics
 from typing import Any
 
+from services.jobs.visitor.questions import Service
+from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
+from services.jobs.visitor.tables import make_case_table
+from services.jobs.visitor.tables import make_table as make_visitor_table
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.tables import make_tables
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
@@ -13,6 +17,8 @@ from tests.documentation.blocks import ROOT, table
 RESULTS = ROOT / "docs" / "results"
 # `fovea evaluate litm` of three trainings that differ in their seed alone; the first is the starter.
 LITM_SEEDS = ["seed-0", "seed-1", "seed-2"]
+# `fovea evaluate visitor --run …`: the narrowly trained starters, and those that replace them.
+VISITOR_RUNS = ("before", "after")
 VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
 
 
@@ -130,3 +136,15 @@ def distillation_table(task: str) -> str:
 def caption_table(number: int) -> str:
     """0 is composition and recall, 1 zero-shot accuracy by attribute."""
     return caption_tables(CAPTION_FILES.load([RESULTS / "score.json"]))[number].to_markdown()
+
+
+def visitor_table(service: Service) -> str:
+    """What a visitor asks of a service, before and after."""
+    results = VISITOR_FILES.load([RESULTS / "visitor.json"])
+    return make_visitor_table(service, results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]
+
+
+def visitor_cases_table() -> str:
+    """How many of the cases made by hand are right, before and after."""
+    results = VISITOR_FILES.load([RESULTS / "visitor.json"])
+    return make_case_table(results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]

@@ -1,13 +1,24 @@
 """The recorded results are those of the starters, and the starters reach what they were made for."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
+from services.jobs.visitor.rows import all_rows
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
+from services.score.data.scene_captions import Facts, sentence
+from services.score.data.scenes import render_scenes
+from services.score.evaluation.scene_protocol import CHOICES, SceneProtocol
 from services.score.evaluation.starter_tables import NAMES
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
+from services.score.fsc_clip import mean_local_similarity, token_cosines
+from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
+from services.score.model.dense_features import encode_images, encode_texts
+from services.score.training.scene_clip import IMAGE_SIDE
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import ROOT
 from tests.documentation.results import (
@@ -15,6 +26,7 @@ from tests.documentation.results import (
     LITM_SEEDS,
     RESULTS,
     VANILLA,
+    VISITOR_RUNS,
     described,
     litm_results,
     litm_scores,
@@ -78,6 +90,50 @@ def test_tuning_binds_words_to_things_and_forgets_nothing_else(seed: str) -> Non
     assert blended["zs"] >= base["zs"] - 1
     assert blended["i2t"] >= base["i2t"]
     assert blended["t2i"] >= base["t2i"]
+
+
+def test_exchanged_attributes_stay_at_chance_in_captions_that_name_no_relation() -> None:
+    starter = load_fsc_clip(ROOT / "services" / "score" / "starter" / "fsc-clip-scenes")
+    protocol = SceneProtocol("test", 250)
+    said, wrong = protocol.captions()
+    exchanged = wrong["swap_att"]
+    assert swaps_told_apart(starter, protocol, said, exchanged) >= 90
+    nameless = [[replace(facts, relation=None) for facts in some] for some in (said, exchanged)]
+    assert 40 <= swaps_told_apart(starter, protocol, *nameless) <= 60
+    for page in ("README.md", "docs/results/score.md", "docs/concepts/composition.md"):
+        told = " ".join((ROOT / page).read_text().split())
+        assert 'captions that name no relation ("a red circle and a blue square") stay at chance' in told, page
+
+
+@torch.no_grad()
+def swaps_told_apart(
+    starter: FscClipCheckpoint, protocol: SceneProtocol, right: list[Facts], wrong: list[Facts]
+) -> float:
+    """Percent of the scenes whose right caption has the higher score, as it is served."""
+    clip = starter.clip
+    images = encode_images(clip.model, clip.transform.normalise(render_scenes(protocol.scenes(CHOICES), IMAGE_SIDE)))
+    scores = []
+    for captions in (right, wrong):
+        texts = encode_texts(clip.model, clip.tokenizer([sentence(facts) for facts in captions]))
+        local = mean_local_similarity(token_cosines(images.tokens, texts.tokens), texts.mask)
+        scores.append(torch.lerp((images.pooled * texts.pooled).sum(dim=1), local, starter.local_weight))
+    return 100 * float((scores[0] > scores[1]).double().mean())
+
+
+def test_every_row_that_a_visitor_asks_was_measured_with_three_seeds() -> None:
+    """`relevance` is a field that the starters before did not have."""
+    results = VISITOR_FILES.load([RESULTS / "visitor.json"])
+    assert {result.run for result in results} <= set(VISITOR_RUNS)
+    for result in results:
+        rows = [row for row in all_rows() if (row.service, result.suite) == (result.service, "rows")]
+        known = {row.key for row in rows}
+        assert result.scores.keys() <= known
+        assert {key for key in known - result.scores.keys() if "relevance" not in key} == set()
+        for row in rows:
+            is_fixed = all(probe.is_fixed for probe in row.probes)
+            if row.key in result.scores:
+                assert list(result.scores[row.key]) == (SEEDS[:1] if is_fixed else SEEDS), row.key
+                assert all(0 <= value <= 100 for value in result.scores[row.key].values())
 
 
 def test_the_bulk_guide_states_how_many_images_were_measured() -> None:

@@ -25,8 +25,8 @@ from rich.console import Console
 
 from services.embed.bulk.folder import OutputError
 from services.embed.bulk.image_sources import list_images
-from services.embed.bulk.progress import Bars
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
+from services.jobs.progress import Bars
 from services.nn.clip_model import open_clip
 from tests.file_events import IsMeant, before, die
 

@@ -426,6 +426,7 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": [{"image": "?"}]}, 400, "input.0.image"),
         ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
         ({"input": "ok", "encoding_format": "int8"}, 422, "encoding_format"),
+        ({"input": "ok", "conditions": COLOR}, 422, "conditions"),
         ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
         ({"input": "ok", "normalized": False}, 400, "normalized"),
         ({"input": "ok", "model": "text-embedding-3-small"}, 404, "model"),

@@ -9,16 +9,16 @@ from services.core.http.app import AppParts, create_app
 from services.core.http.health import Health
 from services.core.metrics import Metrics
 from services.core.serving.server import run
-from services.core.settings import ProcessSettings, read_settings
+from services.core.settings import ServiceSettings, read_settings
 
 
-class EchoSettings(ProcessSettings):
+class EchoSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_")
 
     port: int = 0
 
 
-def create_echo(settings: ProcessSettings) -> FastAPI:
+def create_echo(settings: ServiceSettings) -> FastAPI:
     router = APIRouter()
 
     @router.post("/embed")

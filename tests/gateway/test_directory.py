@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -116,6 +117,20 @@ async def test_one_document_describes_the_routes_of_all_services_that_run() -> N
     operations = [operation for methods in merged["paths"].values() for operation in methods.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
+
+
+async def test_the_documentation_needs_no_key_and_no_other_host() -> None:
+    keys = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"embed"})),)
+    async with gateway(keys=keys) as client:
+        async with client.get("/docs") as response:
+            page = await response.text()
+        addresses = re.findall(r"""(?:src|href|url)(?:=|: )["']([^"']+)""", page)
+        assert len(addresses) == 4
+        for address in addresses:
+            assert address.startswith("./")  # so that it holds behind a proxy that adds a prefix
+            async with client.get(address.removeprefix(".")) as response:
+                assert response.status == 200
+    assert "://" not in page
 
 
 async def test_the_document_asks_for_a_key_where_one_is_needed() -> None:

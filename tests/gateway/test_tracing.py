@@ -61,12 +61,15 @@ def request_line(process: Process) -> dict[str, Any]:
     return dict(line)
 
 
-async def test_a_request_is_one_trace_whose_ids_both_logs_carry(tmp_path: Path) -> None:
+async def test_a_request_is_one_trace_in_both_logs_and_the_services_says_that_it_came_by_the_gateway(
+    tmp_path: Path,
+) -> None:
     seen = await traced(tmp_path, {})
     outer, inner = seen.span_of("fovea-gateway"), seen.span_of("fovea-embed")
     assert (outer.name, inner.name) == ("POST /embed", "POST /embed")
     assert (outer.trace_id, outer.span_id) == (inner.trace_id, inner.parent_id)
     assert outer.parent_id == ""
+    assert (seen.gateway_line.get("via"), seen.service_line.get("via")) == (None, "gateway")
     for line, span in ((seen.gateway_line, outer), (seen.service_line, inner)):
         assert (line["trace_id"], line["span_id"]) == (span.trace_id, span.span_id)
         assert line["request_id"] == span.attributes["fovea.request_id"]

@@ -256,6 +256,7 @@ def test_calibration_may_be_left_out(client: TestClient, engine: GenerateEngine)
         ({"bias": "exact"}, {"bias": "exact"}),
         ({"temperature": 5e-5, "layers": [0, 1]}, {"temperature": 5e-5, "layers": (0, 1)}),
         ({"layers": "all"}, {"layers": (0, 1, 2, 3)}),
+        ({"dummy": "whole"}, {"dummy": "whole"}),
         ({"enabled": True}, {}),
     ],
 )
@@ -547,7 +548,13 @@ def test_the_served_model_is_listed_with_its_context_its_calibration_and_the_lim
     assert listed == client.get(f"/models/{MODEL}").json()
     assert (listed["id"], listed["object"], listed["kind"]) == (MODEL, "model", "causal-lm")
     assert listed["max_model_len"] == CONTEXT
-    assert listed["calibration"] == {"enabled": True, "bias": "tree", "temperature": 1e-3, "layers": [2, 3]}
+    assert listed["calibration"] == {
+        "enabled": True,
+        "bias": "tree",
+        "temperature": 1e-3,
+        "layers": [2, 3],
+        "dummy": "framed",
+    }
     assert listed["limits"] == {"max_documents": MAX_DOCUMENTS, "max_tokens": MAX_TOKENS, "max_choices": 16}
     assert client.get("/v1/models/other").status_code == 404
 

@@ -99,10 +99,10 @@ def test_tasks_are_listed_with_their_fields_labels_and_checkpoints(client: TestC
         assert re.fullmatch(rf"tiny-{task['id']}@[0-9a-f]{{12}}", task.pop("model"))
         assert task.pop("metrics") == METRICS
     assert body["data"] == [
-        {"id": "esnli", "fields": ["premise", "hypothesis"], "labels": LABELS, "rationales": True},
-        {"id": "cqa", "fields": ["question", "choices"], "labels": None, "rationales": True},
-        {"id": "svamp", "fields": ["body", "question"], "labels": None, "rationales": False},
-        {"id": "reviews", "fields": ["text"], "labels": ["good", "bad"], "rationales": False},
+        {"id": "esnli", "fields": ["premise", "hypothesis"], "labels": LABELS, "choices": None, "rationales": True},
+        {"id": "cqa", "fields": ["question", "choices"], "labels": None, "choices": "choices", "rationales": True},
+        {"id": "svamp", "fields": ["body", "question"], "labels": None, "choices": None, "rationales": False},
+        {"id": "reviews", "fields": ["text"], "labels": ["good", "bad"], "choices": None, "rationales": False},
     ]
 
 
@@ -251,6 +251,14 @@ def test_what_does_not_fit_is_refused_and_named(
 def test_a_misspelt_field_is_refused_with_the_nearest_name(client: TestClient) -> None:
     error = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR], "rationales": True}), 422)
     assert error["message"] == "rationales: Unknown field; the nearest that is known is rationale."
+
+
+@pytest.mark.parametrize("value", [1, None, "x", ["x"], {}])
+def test_a_field_that_the_task_has_not_is_refused_whatever_its_value(client: TestClient, value: object) -> None:
+    near = error_of(client.post("/predict", json={"task": "esnli", "inputs": [PAIR, {**PAIR, "premiss": value}]}), 422)
+    assert near["message"] == "inputs.1.premiss: Unknown field; the nearest that is known is premise."
+    far = error_of(client.post("/predict", json={"task": "esnli", "inputs": [{**PAIR, "x": value}]}), 422)
+    assert far["message"] == "inputs.0.x: Unknown field; known are premise, hypothesis."
 
 
 def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:
@@ -504,8 +512,11 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
         store_url=(tmp_path / "store").as_uri(), checkpoint_cache_dir=tmp_path / "checkpoints", models=("absent",)
     )
     with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
+        wait_until_ready(lambda: "no alias" in client.get("/readyz").text)
         for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
-            assert error_of(response, 503)["code"] == "loading"
+            error = error_of(response, 503)
+            assert error["code"] == "loading"
+            assert error["message"] == "absent@latest could not be loaded; the service's /readyz says why."
             assert int(response.headers["retry-after"]) > 0
         assert client.get("/readyz").status_code == 503
 
@@ -520,6 +531,18 @@ def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(s
         response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})
         assert error_of(response, 503)["code"] == "loading"
         assert client.get("/readyz").status_code == 503
+
+
+def test_a_service_publishes_its_starter_to_a_store_that_holds_other_models(tmp_path: Path) -> None:
+    store_url, models = publish_tiny(tmp_path / "store"), ("tiny-reviews", "inferences")
+    settings = PredictSettings(
+        store_url=store_url, checkpoint_cache_dir=tmp_path / "cache", models=models, device="cpu"
+    )
+    with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        assert [task["id"] for task in client.get("/tasks").json()["data"]] == ["reviews", "inferences"]
+    assert "inferences" in Store.open(store_url).names()
+    assert "word-problems" not in Store.open(store_url).names()
 
 
 def test_a_process_without_settings_serves_the_starters() -> None:

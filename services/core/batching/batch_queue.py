@@ -29,7 +29,7 @@ class Request(Generic[AnswerT]):
     Only the event loop writes it; the compute thread reads `is_settled`, which never becomes false again.
     """
 
-    __slots__ = ("answers", "client", "deadline", "future", "is_settled", "items", "num_missing", "queued_at")
+    __slots__ = ("answers", "client", "deadline", "future", "is_settled", "items", "num_missing", "queued_at", "timer")
 
     def __init__(self, future: asyncio.Future[list[AnswerT]], num_items: int, deadline: float, client: str) -> None:
         self.future = future
@@ -40,6 +40,7 @@ class Request(Generic[AnswerT]):
         self.answers: list[AnswerT | None] = [None] * num_items
         self.num_missing = num_items
         self.is_settled = False
+        self.timer: asyncio.TimerHandle | None = None  # of the deadline
 
 
 class QueuedItem(Generic[ItemT]):

@@ -24,7 +24,6 @@ import structlog
 from services.core.batching.batch_queue import BatchQueue, QueuedItem, Request
 from services.core.batching.batch_runner import BatchRunner, Computed, CostBudget, Failed
 from services.core.batching.compute_thread import ComputeThread
-from services.core.batching.deadlines import Deadlines
 from services.core.caller import current_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
@@ -121,7 +120,6 @@ class Batcher(Generic[ItemT, ResultT]):
         self._infer_seconds = metrics.stage_seconds.labels("infer")
         self._loop = asyncio.get_running_loop()
         self._outstanding: set[Request[Answer[ResultT]]] = set()
-        self._deadlines = Deadlines(self._loop, self._expire)
         self._is_draining = False
         self._is_broken = False
 
@@ -204,7 +202,6 @@ class Batcher(Generic[ItemT, ResultT]):
         for item in waiting:
             self._fail(item.request, Overloaded("The service stopped before it processed this request."))
         await self.drain()
-        self._deadlines.forget_all()
         self._collators.shutdown(wait=False)
         self._thread.detach(self)
 
@@ -231,7 +228,8 @@ class Batcher(Generic[ItemT, ResultT]):
             self._make_room(request, cost)
             return self._admit(submissions, deadline)
         self._outstanding.add(request)
-        self._deadlines.watch(request)
+        if deadline < math.inf:
+            request.timer = self._loop.call_later(deadline - time.monotonic(), self._expire, request)
         return request
 
     def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
@@ -327,6 +325,8 @@ class Batcher(Generic[ItemT, ResultT]):
 
     def _settle(self, request: Request[Any]) -> None:
         request.is_settled = True
+        if request.timer is not None:
+            request.timer.cancel()  # which also drops its reference to the request
         request.items.clear()  # they refer to it: a cycle would wait for the garbage collector, images and all
         self._outstanding.discard(request)
 

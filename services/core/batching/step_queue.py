@@ -50,12 +50,13 @@ class Call(Generic[EventT]):
     the reader of a stream that was closed.
     """
 
-    __slots__ = ("deadline", "is_settled", "outbox", "queued_at", "work")
+    __slots__ = ("deadline", "is_settled", "outbox", "queued_at", "timer", "work")
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = math.inf if deadline is None else deadline
         self.queued_at = time.monotonic()
         self.is_settled = False  # never becomes false again
+        self.timer: asyncio.TimerHandle | None = None  # of the deadline
         self.outbox: asyncio.Queue[Event[EventT] | FoveaError | None] = asyncio.Queue()
         # dropped when settled, so that a reference to the call keeps no prompt in memory
         self.work: Work[Any, EventT] | None = None

@@ -22,7 +22,6 @@ import structlog
 from services.core.batching.batch_runner import CostBudget
 from services.core.batching.batcher import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from services.core.batching.compute_thread import ComputeThread
-from services.core.batching.deadlines import Deadlines
 from services.core.batching.step_queue import Call, StepQueue, Stream, Work
 from services.core.batching.step_runner import Outcome, StepRunner
 from services.core.batching.stepping_engine import SteppingEngine
@@ -72,7 +71,6 @@ class Stepper(Generic[ItemT, EventT]):
         self._outstanding: dict[int, Call[EventT]] = {}  # by the identity of their items
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._deadlines: Deadlines[Call[EventT]] = Deadlines(self._loop, self._expire)
         self._is_draining = False
         self._is_broken = False
         self._queue: StepQueue[ItemT, EventT] = StepQueue()
@@ -135,7 +133,8 @@ class Stepper(Generic[ItemT, EventT]):
         call.work = Work(item, cost, call, client)
         self._outstanding[id(item)] = call
         self._is_idle.clear()
-        self._deadlines.watch(call)
+        if call.deadline < math.inf:
+            call.timer = self._loop.call_later(call.deadline - time.monotonic(), self._expire, call)
         if self._queue.add(call.work):
             self._thread.post(self._take_turn)
         return Stream(call, partial(self._withdraw, reason="cancelled"), self._metrics)
@@ -151,7 +150,6 @@ class Stepper(Generic[ItemT, EventT]):
         for work in self._queue.clear():
             self._end(work.call, Overloaded("The service stopped before it processed this request."), "failed")
         await self.drain()
-        self._deadlines.forget_all()
         self._thread.detach(self)
 
     def thread_ended(self) -> None:
@@ -216,6 +214,8 @@ class Stepper(Generic[ItemT, EventT]):
 
     def _settle(self, call: Call[EventT]) -> None:
         call.is_settled = True
+        if call.timer is not None:
+            call.timer.cancel()  # which also drops its reference to the call
         assert call.work is not None, "a call that is not settled has its work"
         del self._outstanding[id(call.work.item)]
         call.work = None

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from services.core.http.docs_page import docs_router
 from services.core.http.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
 from services.core.http.health import Health, health_router
 from services.core.http.middleware import http_middleware
@@ -58,6 +59,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         },
         responses=ERROR_RESPONSES,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         telemetry=traces(parts.service) if settings.telemetry else NO_TRACES,
@@ -65,7 +67,8 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     app.state.health = parts.health
     app.state.metrics = parts.metrics
     # Routers are tried in this order; probes come last, since each miss costs time.
-    for router in (*parts.routers, health_router(parts.health), _metrics_router(parts.metrics)):
+    own = (health_router(parts.health), _metrics_router(parts.metrics), docs_router(parts.title))
+    for router in (*parts.routers, *own):
         app.include_router(router)
     return app
 

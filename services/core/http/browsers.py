@@ -13,11 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.core.errors import PermissionDenied
 from services.core.exchange import header_of, headers_of
+from services.core.http.docs_page import DOCS_PATHS
 from services.core.http.health import PROBE_PATHS
 from services.core.metrics import Metrics
 
 # Pages may link to these; they reveal no secret and change nothing.
-LINKED_PATHS = PROBE_PATHS | {"/docs", "/openapi.json"}
+LINKED_PATHS = PROBE_PATHS | DOCS_PATHS | {"/openapi.json"}
 # The response headers that a page may read.
 EXPOSED_HEADERS = (
     "Retry-After",

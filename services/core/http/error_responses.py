@@ -138,9 +138,12 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
 
 def _deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
     """Return the most deeply nested invalid field and all its errors: a union reports one for each of its members."""
-    located = [(tuple(_field_path(error, body)), error["msg"]) for error in errors]
+    located = [(tuple(_field_path(error, body)), error) for error in errors]
     deepest = max((path for path, _ in located), key=len)
-    messages = dict.fromkeys(message for path, message in located if path == deepest)
+    here = [error for path, error in located if path == deepest]
+    # members of another type than the value's say nothing about it if one accepts its type and refuses the value
+    about_value = [error for error in here if not error["type"].endswith(("_type", "_parsing"))]
+    messages = dict.fromkeys(error["msg"] for error in about_value or here)
     return ".".join(deepest) or "body", "; or: ".join(messages)
 
 

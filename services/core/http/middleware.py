@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.core.admission.admission import Admission
 from services.core.admission.body_budget import BodyBudget
 from services.core.admission.body_pace import BodyPace
-from services.core.caller import caller_of, set_caller
+from services.core.caller import CLIENT_HEADER, caller_of, set_caller
+from services.core.console_log import PASSED_ON
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import (
     FoveaError,
@@ -55,7 +56,7 @@ def http_middleware(
     )
     return [
         Middleware(RequestIdentity, health=health),
-        Middleware(AccessLog),
+        Middleware(AccessLog, has_gateway=isinstance(settings, ServiceSettings)),
         Middleware(RequestMetrics, metrics=metrics),
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
@@ -136,10 +137,14 @@ def _request_id(scope: Scope) -> str:
 
 
 class AccessLog:
-    """Log one line per request, when it has ended; never its query, body or keys."""
+    """Log one line per request, when it has ended; never its query, body or keys.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `has_gateway` lets the lines of requests that a gateway has passed on say so.
+    """
+
+    def __init__(self, app: ASGIApp, *, has_gateway: bool) -> None:
         self.app = app
+        self.has_gateway = has_gateway
         self.log = structlog.get_logger("fovea.access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,6 +163,8 @@ class AccessLog:
                 details["model"] = context.model
             if exchange.error_type is not None:
                 details["error"] = exchange.error_type
+            if self.has_gateway and CLIENT_HEADER in headers_of(scope):
+                details[PASSED_ON] = "gateway"
             self.log.info(
                 "request",
                 method=scope["method"],

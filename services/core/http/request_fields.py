@@ -12,6 +12,8 @@ from services.core.errors import InvalidField, InvalidRequest
 
 # Of a name that no field has; comparing takes the longer the longer it is.
 MAX_COMPARED_CHARACTERS = 64
+# Similarity from which an unknown name of another server's form is taken to be one of ours.
+NEARLY = 0.8
 
 
 class StrictRequest(BaseModel):
@@ -38,12 +40,15 @@ class OpenRequest(BaseModel):
     __pydantic_extra__: dict[str, Any]
 
 
-def check_known(given: Collection[str], known: Collection[str]) -> None:
-    """Raises InvalidField for a name that is not among those known, with the nearest that is."""
+def check_known(given: Collection[str], known: Collection[str], place: str = "") -> None:
+    """Raises InvalidField for a name that is not among those known, with the nearest that is.
+
+    `place` is the path of the names in the request, if they are not at its top, with a dot at its end.
+    """
     for name in given:
         if name not in known:
-            param = name[:MAX_COMPARED_CHARACTERS]
-            raise InvalidField(f"{param}: {_reason(param, known)}.", param=param)
+            name = name[:MAX_COMPARED_CHARACTERS]
+            raise InvalidField(f"{place}{name}: {_reason(name, known)}.", param=f"{place}{name}")
 
 
 async def check_query(request: Request) -> None:
@@ -60,6 +65,18 @@ def refuse_unsupported(given: Mapping[str, Any] | None, harmless: Mapping[str, C
     for name, value in (given or {}).items():
         if name in harmless and value is not None and value not in harmless[name]:
             raise InvalidRequest(f"{name}: Not supported here; leave the field out.", param=name)
+
+
+def refuse_misspelt(given: Mapping[str, Any] | None, own: Collection[str]) -> None:
+    """Raises InvalidField for an unknown field of another server's form that is nearly one of our own additions.
+
+    Other unknown fields are left alone: clients of that server send some that it ignores.
+    """
+    for name in given or {}:
+        near = get_close_matches(name[:MAX_COMPARED_CHARACTERS].lower(), own, n=1, cutoff=NEARLY)
+        if near:
+            param = name[:MAX_COMPARED_CHARACTERS]
+            raise InvalidField(f"{param}: Unknown field; the nearest that is known is {near[0]}.", param=param)
 
 
 def _reason(name: str, known: Collection[str]) -> str:

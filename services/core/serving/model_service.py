@@ -16,7 +16,8 @@ from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint, Unlimited
+from services.core.serving.memory_budget import MemoryBudget, Unlimited
+from services.core.serving.served_checkpoint import Answering, FollowOptions, ServedCheckpoint
 from services.core.settings import ServiceSettings
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
@@ -54,6 +55,7 @@ class ModelService:
         self._kind = kind
         self._store = Store.open(settings.store_url)
         self._cache: ResultCache | None = None
+        self._followed: list[str] = []
         self.health.add_liveness_check("compute", self._check_compute)
 
     def follow(
@@ -67,6 +69,7 @@ class ModelService:
     ) -> ServedCheckpoint[EngineT, BatcherT]:
         """The checkpoint that an alias names; `load` reads a verified folder."""
         settings = self._settings
+        self._followed.append(name)
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
             if manifest.kind != self._kind:
@@ -153,8 +156,11 @@ class ModelService:
         return is_running, f"running one batch for {stalled_s:.1f} s" if stalled_s else "idle"
 
     def _publish_packaged_starters(self) -> None:
-        """An empty store gets the checkpoints that are packaged; one that can't be written now is used as it is."""
+        """Publish the packaged checkpoints to an empty store, and to any other those that this service is to serve.
+
+        A store that can't be written now is used as it is.
+        """
         try:
-            self._store.publish_starters(packaged_starters())
+            self._store.publish_starters(packaged_starters(), self._followed)
         except StoreUnavailable as error:
             structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))

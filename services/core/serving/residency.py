@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import MemoryBudget, Served, ServedCheckpoint
+from services.core.serving.memory_budget import MemoryBudget
+from services.core.serving.served_checkpoint import Served, ServedCheckpoint
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import Manifest
 

@@ -7,8 +7,8 @@ requests and is released. A version that fails any of these steps is rejected, a
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -22,8 +22,9 @@ from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
 from services.core.serving.candidates import Candidate, CheckpointEngine, Refused
 from services.core.serving.freed_memory import return_freed_memory
+from services.core.serving.memory_budget import MemoryBudget, Unlimited
+from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable
-from services.core.store.local_copies import DEFAULT_MAX_BYTES
 from services.core.store.manifest import Manifest
 
 LOADING_RETRY_AFTER_S = 5.0
@@ -55,31 +56,6 @@ class Answering(Protocol):
         """Refuse new requests, fail those that wait, and return when nothing runs any more."""
 
 
-class MemoryBudget(Protocol):
-    """The memory for the engines of one model."""
-
-    def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
-        """Return a context in which the version is loaded, entered once there is room for it.
-
-        Yields a function to call once the version has been unloaded; none is needed where loading raised. Raises
-        InvalidCheckpoint for a version that can never have room.
-        """
-
-    def serves(self, engine: Any) -> None:
-        """Called with every engine that begins to serve."""
-
-
-class Unlimited:
-    """Unlimited room."""
-
-    @asynccontextmanager
-    async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
-        yield lambda: None
-
-    def serves(self, engine: Any) -> None:
-        """Do nothing."""
-
-
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
@@ -98,7 +74,7 @@ class FollowOptions:
     poll_s: float
     damaged_retry_s: float = 60.0
     load_timeout_s: float = 600.0
-    cache_max_bytes: int = DEFAULT_MAX_BYTES
+    cache_max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES
     room: MemoryBudget = field(default_factory=Unlimited)
 
 
@@ -265,6 +241,13 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         details.insert(0, f"{self.name}@{self.manifest.version}{state}")
         return is_alive, "; ".join(details)
 
+    @property
+    def absence(self) -> str:
+        """A sentence for clients about a model that does not serve, without the causes, which may name the store."""
+        has_failed = self._refusal is not None or self._trouble is not None
+        state = "could not be loaded; the service's /readyz says why" if has_failed else "is being loaded"
+        return f"{self.name}@{self.alias} {state}."
+
     async def look(self) -> None:
         """Ask the store once where the alias points, and serve that version if it is another one.
 
@@ -369,15 +352,17 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     def _not_loaded(self) -> Overloaded:
         self._metrics.rejected.labels("loading").inc()
-        return Overloaded("No checkpoint is loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+        return Overloaded(self.absence, code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
     def _refuse(self, version: str, refused: Refused) -> None:
         self._note_trouble(None)
-        is_damaged = isinstance(refused.__cause__, CorruptCheckpoint)
-        retry_s = self._followed.damaged_retry_s if is_damaged else math.inf
+        cause = refused.__cause__
+        retry_s = self._followed.damaged_retry_s if isinstance(cause, CorruptCheckpoint) else math.inf
         self._refusal = (version, str(refused), time.monotonic() + retry_s)
         self._metrics.checkpoint_refusals.labels(self.name).inc()
-        self._log.error("checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=refused)
+        self._log.error(
+            "checkpoint refused", model=self.name, version=version, reason=str(refused), exc_info=_unexpected(cause)
+        )
 
     def _note_trouble(self, error: Exception | None) -> None:
         if error is None:
@@ -386,5 +371,12 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
         trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
         if trouble != self._trouble:  # once, not at each poll
-            self._log.warning("model store not readable", model=self.name, error=str(error), exc_info=error)
+            self._log.warning(
+                "model store not readable", model=self.name, error=str(error), exc_info=_unexpected(error)
+            )
         self._trouble = trouble
+
+
+def _unexpected(error: BaseException | None) -> BaseException | None:
+    """An error whose traceback is worth logging; the store's own say all in their message."""
+    return None if isinstance(error, StoreError) else error

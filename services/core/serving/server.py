@@ -152,7 +152,10 @@ class DrainingServer(uvicorn.Server):
         if not self._health.has_failed:
             await asyncio.sleep(self._drain_delay_s)
         # Closing a listener resets the connections that wait to be accepted, and after a reset, unlike a refusal, a
-        # client can't know whether to retry: those that wait are accepted first.
+        # client can't know whether to retry: those that wait are accepted first. With no place in its queue, a listener
+        # takes no further ones meanwhile; on Linux their clients try again about a second later.
+        for listener in sockets or []:
+            listener.listen(0)
         await asyncio.sleep(ACCEPT_GRACE_S)
         await _take_turns(TURNS_TO_ACCEPT)
         for server in self.servers:

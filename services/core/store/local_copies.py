@@ -14,12 +14,12 @@ from typing import IO
 import stamina
 import structlog
 
+from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.checkpoint_files import digest_of
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.store.manifest import MANIFEST_FILE, Manifest, check_model_name, is_version_id
 from services.core.store.versions import Versions
 
-DEFAULT_MAX_BYTES = 100 * 2**30
 # obstore repeats failed requests; this is for an answer that breaks off in the middle.
 DOWNLOAD_ATTEMPTS = 3
 
@@ -27,15 +27,15 @@ log = structlog.get_logger(__name__)
 
 
 def fetch_verified(
-    versions: Versions, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_MAX_BYTES
+    versions: Versions, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES
 ) -> Path:
     """Return a folder that holds exactly the files of the version, every byte checked in this call.
 
     An existing copy is read and compared with its own manifest, which its id proves, so that it needs no store; a
     damaged or incomplete copy is deleted and fetched again. A copy appears under its name in one step, and of several
     processes that want it one downloads while the others wait. A `file://` store is copied as well: the files that a
-    service loads then can't change under it, and all stores behave alike. Copies of
-    all models together take at most `max_bytes`: those used longest ago make room before another is fetched.
+    service loads then can't change under it, and all stores behave alike. Copies of all models together take at most
+    `max_bytes`: those used longest ago make room before another is fetched.
 
     Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), InvalidCheckpoint (a version larger
     than `max_bytes`), StoreUnavailable (also for a cache folder that can't be written).
@@ -137,11 +137,11 @@ def _make_room(cache_dir: Path, manifest: Manifest, max_bytes: int) -> None:
         )
     copies = [copy for copy in cache_dir.glob("*/*") if is_version_id(copy.name) and copy.is_dir()]
     # What other processes are fetching counts as far as it has come.
-    taken_bytes = sum(map(_size_bytes, [*copies, *cache_dir.glob("*/.*.part")]))
+    sizes = {folder: _size_bytes(folder) for folder in [*copies, *cache_dir.glob("*/.*.part")]}
     for copy in sorted(copies, key=_last_use_ns):
-        if taken_bytes + manifest.size_bytes <= max_bytes:
+        if sum(sizes.values()) + manifest.size_bytes <= max_bytes:
             return
-        taken_bytes -= _size_bytes(copy)
+        del sizes[copy]
         shutil.rmtree(copy, ignore_errors=True)
 
 

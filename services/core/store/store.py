@@ -12,7 +12,7 @@ Guarantees, also if a writer is killed or loses power between any two writes:
 - Loaded files are those that were published: every file, and the manifest itself, is checked against its digest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -20,6 +20,7 @@ from typing import Final, Self
 import stamina
 import structlog
 
+from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.aliases import Alias, Aliases
 from services.core.store.checkpoint_files import CheckpointFile, read_checkpoint_directory
 from services.core.store.errors import (
@@ -30,7 +31,7 @@ from services.core.store.errors import (
     StoreUnavailable,
 )
 from services.core.store.garbage import GarbageCollector, Removal
-from services.core.store.local_copies import DEFAULT_MAX_BYTES, fetch_verified
+from services.core.store.local_copies import fetch_verified
 from services.core.store.manifest import (
     CheckpointInfo,
     Manifest,
@@ -145,7 +146,7 @@ class Store:
         """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""
         return self._versions.manifest(check_model_name(name), version)
 
-    def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Path:
+    def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES) -> Path:
         """Return a verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
         return fetch_verified(self._versions, name, version, cache_dir, max_bytes)
 
@@ -189,21 +190,21 @@ class Store:
         collector.sweep()
         return removed
 
-    def publish_starters(self, directories: Sequence[Path]) -> None:
+    def publish_starters(self, directories: Sequence[Path], wanted: Collection[str] = ()) -> None:
         """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing, to a store that holds
-        no other models. Any number of processes may do so at once, if all name the same starters, and the next one
-        completes what a killed one left. Raises InvalidCheckpoint for a starter that can't be published.
+        no other models; to any other store only those named in `wanted`. Any number of processes may do so at once, if
+        all name the same starters, and the next one completes what a killed one left. Raises InvalidCheckpoint for a
+        starter that can't be published.
         """
         if not directories:
             return
         descriptions = {directory: read_description(directory) for directory in directories}
         own = {description.name for description in descriptions.values()}
         # Our names may be there from another process, or from one that was killed half-way.
-        if not own.issuperset(self.names()):
-            return
+        chosen = own if own.issuperset(self.names()) else own.intersection(wanted)
         for directory, description in descriptions.items():
             missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
-            if not missing:
+            if description.name not in chosen or not missing:
                 continue
             version = self.publish(description.name, directory, description.info(), alias=None)
             for alias in missing:

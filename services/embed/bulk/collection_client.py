@@ -1,6 +1,6 @@
-"""A collection of a running Fovea, over HTTP: each call is sent again until it is answered, or for too long not.
+"""A client for a collection of a running Fovea: each call is retried until it is answered or has failed for too long.
 
-Adding an image again changes nothing, so an answer that was lost costs no more than another call.
+Adding an image again changes nothing, so a lost response costs only another call.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ _IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
 
 
 class Unavailable(Exception):
-    """The service does not answer, or not as a Fovea would; the message is fit to be shown."""
+    """The service does not respond, or not like a Fovea; the message can be shown to users."""
 
 
 class Refused(Exception):
-    """A call that fails again if it is repeated.
+    """A call that would fail again if repeated.
 
-    `status` is HTTP's, `image` the index in the request of the image at fault where the service names one.
+    `status` is the HTTP status, `image` the index in the request of the image at fault if the service names one.
     """
 
     def __init__(self, status: int, message: str, param: str | None, code: str | None) -> None:
@@ -45,8 +45,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence, or of refusals that ask for patience, after which a call is given up; the wait between two
-    attempts grows from the first to the longest, unless the service names one."""
+    """Seconds without a response, or with responses that ask to retry, after which a call is given up; the wait between
+    two attempts grows from the first to the longest, unless the service names one."""
 
     give_up_after_s: float = 120.0
     first_wait_s: float = 0.25
@@ -63,7 +63,7 @@ class IndexProgress:
 
 
 class CollectionClient:
-    """Use it as a context manager."""
+    """A client for one collection, to be used as a context manager."""
 
     def __init__(self, url: str, name: str, *, api_key: str | None = None, patience: Patience | None = None) -> None:
         self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
@@ -87,9 +87,9 @@ class CollectionClient:
         await self._session.close()
 
     async def create(self, conditions: Sequence[str]) -> None:
-        """Create the collection, or confirm it; `conditions` are indexed ahead.
+        """Create the collection or confirm that it exists; `conditions` are indexed in advance.
 
-        Raises Unavailable at once where nobody listens, and Refused.
+        Raises Unavailable at once if nothing listens, and Refused.
         """
         try:
             await self._send("PUT", "", orjson.dumps({"conditions": list(conditions)}))
@@ -99,7 +99,7 @@ class CollectionClient:
             await self._call("PUT", "", orjson.dumps({"conditions": list(conditions)}))
 
     async def ids(self) -> AsyncIterator[str]:
-        """The ids of its images, ascending. Raises Unavailable, Refused."""
+        """Yield the ids of its images, ascending. Raises Unavailable, Refused."""
         after: str | None = None
         while True:
             query = f"?limit={IDS_A_PAGE}" + ("" if after is None else f"&after={quote(after, safe='')}")
@@ -116,12 +116,12 @@ class CollectionClient:
         return answer
 
     async def progress(self) -> list[IndexProgress]:
-        """The state of every index. Raises Unavailable, Refused."""
+        """Return the state of every index. Raises Unavailable, Refused."""
         status = await self._call("GET", "")
         return [IndexProgress(c["condition"], c["indexed"], c["waiting"]) for c in status["conditions"]]
 
     async def _call(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The JSON that is answered in the end."""
+        """Call until there is a response, and return its JSON."""
         patience = self._patience
         began = time.monotonic()
         wait_s = patience.first_wait_s
@@ -135,7 +135,7 @@ class CollectionClient:
                 reason = str(error) or type(error).__name__
             if time.monotonic() - began > patience.give_up_after_s:
                 raise Unavailable(f"{self._service} has not responded for {patience.give_up_after_s:g} s: {reason}")
-            # apart, so that calls that failed together do not come back together
+            # randomised, so that calls that failed together are not repeated at the same time
             await asyncio.sleep(max(asked_s, wait_s * random.uniform(0.5, 1.0)))
             wait_s = min(2 * wait_s, patience.longest_wait_s)
 
@@ -159,7 +159,7 @@ def _parsed(content: bytes, service: str) -> Any:
 
 
 def _error(content: bytes, response: aiohttp.ClientResponse) -> tuple[str, str | None, str | None]:
-    """Message, param and code of an error; a proxy before the service may answer in its own way."""
+    """Extract message, param and code of an error; a proxy in front of the service may respond in another format."""
     try:
         error = orjson.loads(content)["error"]
         return error["message"], error.get("param"), error.get("code")

@@ -21,21 +21,21 @@ from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import Refused, Unavailable
 from services.embed.bulk.folder import OutputError
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
-from services.embed.bulk.progress import Bars
 from services.embed.bulk.to_collection import UploadTarget, upload
+from services.jobs.progress import Bars
 
 EXIT_FAILED = 1
 EXIT_SKIPPED = 3
 EXIT_INTERRUPTED = 130
 
-# Options by their parameters: those that only one of the two targets has.
+# Parameters of the options that apply to only one of the two targets.
 ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait", "in_flight")
 ONLY_OUTPUT = ("checkpoint", "store_url", "dtype", "precision", "shard_size", "device", "threads", "overwrite")
 
 COLLECTION_PANEL = "With --collection"
 OUTPUT_PANEL = "With --output"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 class StoredDtype(StrEnum):
@@ -164,7 +164,7 @@ def embed_bulk(
 
 
 def _check_target(context: typer.Context, collection: str | None, output: Path | None) -> None:
-    """Exactly one target, and no option of the other."""
+    """Check that exactly one target is given, and no option of the other."""
     if (collection is None) == (output is None):
         raise typer.BadParameter("give --collection or --output, and not both")
     target, of_the_other = ("--output", ONLY_COLLECTION) if collection is None else ("--collection", ONLY_OUTPUT)

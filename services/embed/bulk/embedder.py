@@ -1,6 +1,6 @@
 """A checkpoint that embeds batches of images under fixed conditions.
 
-Shapes: B images of a batch, C conditions (1 where there are none), E embedding width.
+Shapes: B images of a batch, C conditions (1 if there are none), E embedding width.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from services.nn.vision_transformer import pack_tower
 Pixels = NDArray[np.uint8]
 Precision = Literal["float32", "bfloat16", "float16"]
 
-# A readout costs memory of its own, so images under many conditions pass in smaller batches.
+# Each readout takes memory of its own, so images under many conditions are processed in smaller batches.
 MAX_READOUTS_AT_ONCE = 256
 
 
 class EmbeddingError(Exception):
-    """A checkpoint that does not load, or can't do what it is asked; the message is fit to be shown."""
+    """A checkpoint that does not load or can't do what was requested; the message can be shown to users."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ModelChoice:
 
 
 class BulkEmbedder:
-    """A checkpoint on a device, which is its own from then on, and the conditions, encoded once.
+    """A checkpoint on a device, exclusively owned, and the conditions, encoded once.
 
     Safe to call from several threads.
     """
@@ -63,8 +63,8 @@ class BulkEmbedder:
 
     @classmethod
     def load(cls, choice: ModelChoice, device: str) -> "BulkEmbedder":
-        """Raises EmbeddingError for a folder that is no checkpoint, a device that this machine lacks, and conditions
-        that the checkpoint can't follow."""
+        """Load a checkpoint. Raises EmbeddingError for a folder that is not a checkpoint, a device that this machine
+        lacks, and conditions that the checkpoint can't follow."""
         try:
             checkpoint = _load_checkpoint(choice, device)
             _check_conditions(checkpoint, choice.conditions)
@@ -74,20 +74,20 @@ class BulkEmbedder:
 
     @property
     def width(self) -> int:
-        """Numbers of one embedding."""
+        """Number of dimensions of an embedding."""
         return int(self._model.clip.visual.proj.shape[1])
 
     @property
     def num_conditions(self) -> int:
-        """C, 1 where there are none."""
+        """C, 1 if there are none."""
         return 1 if self._conditions is None else len(self._conditions)
 
     def prepare(self, data: bytes) -> Pixels:
-        """A file → (height, width, 3) uint8. Raises FoveaError for one that is no image within the limits."""
+        """Decode a file → (height, width, 3) uint8. Raises FoveaError if it is not an image within the limits."""
         return self._transform(decode_image(data, ImageLimits()))
 
     def embed(self, pixels: Sequence[Pixels]) -> Array:
-        """B images → (B, C, E) float32, L2-normalised. Raises EmbeddingError where a number is not finite."""
+        """Embed B images → (B, C, E) float32, L2-normalised. Raises EmbeddingError if a number is not finite."""
         if not pixels:
             return np.zeros((0, self.num_conditions, self.width), dtype=np.float32)
         try:
@@ -102,8 +102,8 @@ class BulkEmbedder:
         return embeddings
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        """(B, 3, height, width) → (B, C, E): one pass over an image for all conditions, as many images at a time as
-        their readouts allow."""
+        """Encode (B, 3, height, width) → (B, C, E): one pass over each image for all conditions, in batches limited by
+        the number of readouts."""
         if self._conditions is None:
             return self._model.encode_images(pixels)[:, None]
         step = max(1, MAX_READOUTS_AT_ONCE // self.num_conditions)
@@ -118,14 +118,14 @@ class BulkEmbedder:
 
 
 def devices() -> list[str]:
-    """Return the default devices: every GPU, or else the processor."""
+    """Return the default devices: every GPU, or else the CPU."""
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]
 
 
 def _load_checkpoint(choice: ModelChoice, device: str) -> FocalLensCheckpoint:
-    """A FocalLens folder, or an open_clip one, which has only its plain embedding to give."""
+    """Load a FocalLens folder, or an open_clip folder, which supports only unconditional embeddings."""
     dtype: torch.dtype = getattr(torch, choice.precision)
     if (choice.directory / FOCALLENS_CONFIG).is_file():
         return load_focallens(choice.directory, device=device, dtype=dtype)

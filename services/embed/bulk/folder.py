@@ -1,11 +1,11 @@
-"""Embeddings of many images in a folder of files that a killed job leaves whole, and the next one continues.
+"""Embeddings of many images in a folder of files that stays consistent if a job is killed, so that it can be continued.
 
-    bulk.json               what is embedded, with what: a job that was begun goes on only with the same
-    embeddings-00000.npy    (N, C, E) of one shard; it is written last, so a shard that has it is finished
-    ids-00000.jsonl         its N images, one `{"id", "metadata"}` a line
-    skipped.jsonl           what was left out, one `{"id", "reason"}` a line; the job that has it is finished
+        bulk.json               what is embedded, and how: a job continues only with the same plan
+        embeddings-00000.npy    (N, C, E) of one shard; written last, so a shard that has it is finished
+        ids-00000.jsonl         its N images, one `{"id", "metadata"}` per line
+        skipped.jsonl           skipped images, one `{"id", "reason"}` per line; a job that has it is finished
 
-Shapes: N images of a shard, C conditions (1 where there are none), E embedding width.
+Shapes: N images of a shard, C conditions (1 if there are none), E embedding width.
 """
 
 import fcntl
@@ -36,12 +36,12 @@ _OURS = re.compile(r"bulk\.json|skipped(-\d{5,})?\.jsonl|ids-\d{5,}\.jsonl|embed
 
 
 class OutputError(Exception):
-    """A folder that can't be written to or continued; the message is fit to be shown."""
+    """A folder that can't be written to or continued; the message can be shown to users."""
 
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """A run of the listed images: how many, the ids at its ends, and their fingerprint."""
+    """A run of the listed images: their number, the first and the last id, and their fingerprint."""
 
     num_images: int
     first: str
@@ -51,9 +51,9 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class BulkPlan:
-    """The content of bulk.json: everything that the embeddings depend on.
+    """The content of bulk.json: everything on which the embeddings depend.
 
-    `model` is `name@version`, or the name of a folder; `digest` that of its content; `precision` the dtype of the
+    `model` is `name@version`, or the name of a folder; `digest` is that of its content; `precision` is the dtype of the
     forward pass, `dtype` that of the files.
     """
 
@@ -68,7 +68,7 @@ class BulkPlan:
     shards: Sequence[PlannedShard]
 
     def differences(self, begun: dict[str, Any]) -> Iterator[str]:
-        """Yield the differences of this plan to one that was begun, a sentence each."""
+        """Yield the differences between this plan and the one in the folder, one sentence each."""
         now = json.loads(_to_json(self))
         for name in (field.name for field in fields(self) if field.name != "shards"):
             if begun.get(name) != now[name]:
@@ -94,17 +94,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class BulkFolder:
-    """The folder of one plan. Any number of processes may write its shards, each a shard of its own."""
+    """The folder of one plan. Any number of processes may write shards, each its own."""
 
     directory: Path
     plan: BulkPlan
 
     @contextmanager
     def opened(self, *, overwrite: bool) -> Iterator[None]:
-        """Begin the plan, or go on with it. The folder is held meanwhile: one job at a time.
+        """Begin the plan or continue it. The folder is locked meanwhile: one job at a time.
 
-        What another plan wrote is removed with `overwrite`. Raises OutputError where it may not be, naming what
-        differs, where another job is at it, and where the folder can't be written.
+        Output of another plan is removed with `overwrite`. Otherwise raises OutputError that names the differences;
+        also if another job holds the folder, and if the folder can't be written.
         """
         try:
             make_folder_durably(self.directory)
@@ -118,16 +118,16 @@ class BulkFolder:
         return (self.directory / SKIPPED_FILE).exists()
 
     def unfinished(self) -> list[int]:
-        """Numbers of the shards that are still to be embedded."""
+        """List the numbers of the shards that are still to be embedded."""
         return [i for i in range(len(self.plan.shards)) if not self._embeddings_file(i).exists()]
 
     def num_embedded(self) -> int:
-        """Images of the finished shards, those among them that were skipped included."""
+        """Count the images of the finished shards, including skipped ones."""
         unfinished = set(self.unfinished())
         return sum(shard.num_images for i, shard in enumerate(self.plan.shards) if i not in unfinished)
 
     def write(self, shard: Shard) -> None:
-        """Write a shard, whole and on disk when this returns. Raises OSError."""
+        """Write a shard; it is complete and on disk when this returns. Raises OSError."""
         lines = (json.dumps(record, ensure_ascii=False) for record in shard.records)
         write_durably(self.directory / f"ids-{shard.index:05d}.jsonl", _encoded(lines))
         if shard.skipped:
@@ -136,7 +136,7 @@ class BulkFolder:
         write_durably(self._embeddings_file(shard.index), _npy(shard.embeddings.astype(dtype)))
 
     def finish(self, unlisted: Sequence[Skipped]) -> int:
-        """Gather the skipped images once every shard is written, `unlisted` first. Returns how many they are."""
+        """Collect the skipped images once every shard is written, `unlisted` first. Returns their number."""
         assert not self.unfinished(), "a job without all of its shards is not finished"
         parts = [part for i in range(len(self.plan.shards)) if (part := self._skipped_file(i)).exists()]
         if not self.is_finished():
@@ -161,7 +161,7 @@ class BulkFolder:
             write_durably(self.directory / PLAN_FILE, [_to_json(self.plan)])
 
     def _objection(self) -> str | None:
-        """Tell why the folder's content can't be continued."""
+        """Explain why the folder's content can't be continued."""
         plan_file = self.directory / PLAN_FILE
         if not plan_file.exists():
             return f"{self.directory} contains embeddings but no {PLAN_FILE}"
@@ -181,7 +181,7 @@ class BulkFolder:
 
 
 def planned_shards(images: Sequence[ListedImage], shard_size: int) -> list[PlannedShard]:
-    """The listed images in runs of `shard_size`."""
+    """Split the listed images into runs of `shard_size`."""
     runs = [images[start : start + shard_size] for start in range(0, len(images), shard_size)]
     return [PlannedShard(len(run), run[0].id, run[-1].id, fingerprint(run)) for run in runs]
 
@@ -214,12 +214,12 @@ def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
 
 
 def _skipped_lines(skipped: Iterable[Skipped]) -> Iterator[bytes]:
-    # a name that is not UTF-8 stays within ASCII
+    # ASCII also represents names that are not UTF-8
     return _encoded(json.dumps(asdict(one)) for one in skipped)
 
 
 def _npy(array: NDArray[Any]) -> Iterator[bytes]:
-    """A file that `numpy.load` reads, in pieces."""
+    """Yield a file that `numpy.load` reads, in pieces."""
     head = BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
     yield head.getvalue()

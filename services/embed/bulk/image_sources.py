@@ -1,7 +1,7 @@
-"""Images in folders and in webdataset tar shards: listed first, in an order that is always the same, and read later.
+"""Images in folders and in webdataset tar shards: listed first, in a reproducible order, and read later.
 
-An image of a folder is called by its path in it, with forward slashes; one in a tar by its key, which is its name up
-to the first dot of the last part. A `.json` of the same key in the tar is its metadata.
+The id of an image in a folder is its path in the folder, with forward slashes; that of an image in a tar is its key,
+the name up to the first dot of its last part. A `.json` of the same key in the tar is its metadata.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ _BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class SourceError(Exception):
-    """A source that is not there, holds no images, or two of one id; the message is fit to be shown."""
+    """A source that does not exist, has no images, or has two with the same id; the message can be shown to users."""
 
 
 class Unreadable(Exception):
-    """One image that can't be read; the message says why, in words for the list of what was skipped."""
+    """One image that can't be read; the message gives the reason for the list of skipped images."""
 
 
 class Place(NamedTuple):
-    """The place of a member in a tar file, in bytes."""
+    """The byte range of a member in a tar file."""
 
     offset: int
     num_bytes: int
@@ -39,9 +39,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListedImage:
-    """An image file, or a part of a tar file: then `name` is its name there and `place` its place.
+    """An image file, or a part of a tar file; `name` and `place` are then its name and place in the tar.
 
-    `num_bytes` and `modified_ns` (Unix time) are those of the image, the time in a tar that of the tar.
+    `num_bytes` and `modified_ns` (Unix time) are those of the image; in a tar the time is that of the tar.
     """
 
     id: str
@@ -58,7 +58,7 @@ class ListedImage:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A skipped image, and why; `id` is an image's, or the name of a file or folder that could not be listed."""
+    """A skipped image and the reason; `id` is an image's, or the name of a file or folder that could not be listed."""
 
     id: str
     reason: str
@@ -71,12 +71,12 @@ class Listing:
 
 
 def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Listing:
-    """List every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder: its own
-    tar files, and the images in it at any depth.
+    """List every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder with tar
+    files and with images at any depth.
 
-    Images are names that end in one of `suffixes`, whatever their case; names that begin with a dot are passed over.
-    Those of a folder are in the order of their ids, those of a tar in its own. What can't be listed is skipped.
-    Raises SourceError for a source that is not there, no image at all, and an id that two images have.
+    Images are files whose names end in one of `suffixes`, in upper or lower case; names that begin with a dot are
+    ignored. Images of a folder are in the order of their ids, those of a tar in its own order. What can't be listed is
+    skipped. Raises SourceError for a source that does not exist, no images at all, and an id that two images have.
     """
     endings = tuple(f".{suffix.lower().lstrip('.')}" for suffix in suffixes)
     images: dict[str, ListedImage] = {}
@@ -98,19 +98,19 @@ def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES
 
 
 def read_image(image: ListedImage, max_bytes: int) -> bytes:
-    """The bytes of the file. Raises Unreadable, also for more than `max_bytes`."""
+    """Read the file. Raises Unreadable, also for more than `max_bytes`."""
     if image.num_bytes > max_bytes:
         raise Unreadable(f"the file has {image.num_bytes} bytes; the limit is {max_bytes} bytes")
     return _read(image.file, image.place)
 
 
 def read_metadata(image: ListedImage) -> dict[str, Any] | None:
-    """Read the `.json` beside the image, None where there is none. Raises Unreadable for no JSON object."""
+    """Read the `.json` beside the image, None if there is none. Raises Unreadable if it is not a JSON object."""
     if image.metadata is None:
         return None
     try:
         metadata = orjson.loads(_read(image.file, image.metadata))
-        orjson.dumps(metadata)  # it reads deeper than it writes
+        orjson.dumps(metadata)  # orjson parses deeper nesting than it can write
     except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
         raise Unreadable(f"its metadata is not JSON: {error}") from None
     if not isinstance(metadata, dict):
@@ -119,7 +119,7 @@ def read_metadata(image: ListedImage) -> dict[str, Any] | None:
 
 
 def fingerprint(images: Iterable[ListedImage]) -> str:
-    """sha256 in hex of ids, sizes, times and places: equal for a folder that was moved, not for one that changed."""
+    """Compute the sha256 in hex of ids, sizes, times and places: unchanged if a folder is moved but not modified."""
     sha256 = hashlib.sha256()
     for image in images:
         line = [image.id, image.num_bytes, image.modified_ns, image.place, image.metadata]
@@ -128,7 +128,7 @@ def fingerprint(images: Iterable[ListedImage]) -> str:
 
 
 def _expand(source: str) -> Iterator[Path]:
-    """The folders and tar files that a source names. Raises SourceError for one that is not there."""
+    """Yield the folders and tar files that a source names. Raises SourceError for one that does not exist."""
     path = Path(source)
     if not path.exists() and (braces := _BRACE_RANGE.search(source)):
         first, last = braces.groups()
@@ -150,7 +150,7 @@ def _list_folder(folder: Path, endings: tuple[str, ...]) -> Iterator[ListedImage
 def _walk(
     folder: Path, prefix: str, above: tuple[tuple[int, int], ...], endings: tuple[str, ...]
 ) -> Iterator[ListedImage | Skipped]:
-    """Links are followed, except to a folder that holds them (`above`: device and inode of those)."""
+    """Walk a folder. Links are followed, except to a folder that contains them (`above`: device and inode of those)."""
     try:
         itself = folder.stat()
         entries = list(os.scandir(folder))
@@ -206,12 +206,12 @@ def _list_tar(path: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Sk
 
 
 def _members(path: Path) -> Iterator[tuple[str, Place]]:
-    """The files in a tar, read without their contents. Raises TarError where it is damaged or compressed."""
+    """Yield the files in a tar without reading their contents. Raises TarError if it is damaged or compressed."""
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             if member.isreg() and not member.issparse():
                 yield member.name.removeprefix("./"), Place(member.offset_data, member.size)
-        # tarfile takes a damaged header for the end, where there must be zeros, or nothing
+        # tarfile treats a damaged header as the end, so check that only zeros or nothing follow
         with path.open("rb") as file:
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
@@ -233,7 +233,7 @@ def _read(file: Path, place: Place | None) -> bytes:
 
 
 def _is_text(name: str) -> bool:
-    """Whether it is Unicode throughout: names of files may be any bytes."""
+    """Whether a name is valid Unicode: file names may be any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:

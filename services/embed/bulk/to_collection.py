@@ -1,7 +1,7 @@
-"""Many images into a collection of a running Fovea: batches bounded by count and bytes, several on their way.
+"""Upload of many images into a collection of a running Fovea, in concurrent batches limited by count and bytes.
 
-They are sent as JSON, which holds any id, and whose base64 costs little beside decoding the images.
-An image that is refused costs only itself: it is left out and reported, and the rest of its batch is sent again.
+They are sent as JSON, which can represent any id; its base64 costs little compared with decoding the images. An image
+that is rejected does not affect others: it is left out and reported, and the rest of its batch is sent again.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ import orjson
 
 from services.embed.bulk.collection_client import CollectionClient, Patience, Refused
 from services.embed.bulk.image_sources import ListedImage, Listing, Skipped, Unreadable, read_image, read_metadata
-from services.embed.bulk.progress import Bar, Bars
+from services.jobs.progress import Bar, Bars
 
-# Far below what a service takes in one body (64 MiB as it comes), base64 included.
+# Far below the size that a service accepts for a body (64 MiB undecoded), base64 included.
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-# A service has its own limit for an image; this is the most that a body could hold.
+# A service has its own limit for an image; this is the most that fits into a body.
 MAX_IMAGE_BYTES = 47 * 1024 * 1024
 
-# A wrong key, no such collection any more, a full one: they are not about one image.
+# A wrong key, a missing collection, a full one: these errors do not concern a single image.
 _ABOUT_EVERY_IMAGE = frozenset({401, 403, 404, 405})
 _COLLECTION_FULL = "collection_full"
 
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """A collection of the Fovea at `url`, with the conditions to index ahead, and how it is filled.
+    """A collection of the Fovea at `url`, the conditions to index in advance, and how it is filled.
 
-    `batch_size` are the images of one request, `num_in_flight` the requests on their way at a time. `skips_present`
-    leaves out ids that are there already, `waits` stays until every index holds every image and looks every `poll_s`.
+    `batch_size` is the number of images per request, `num_in_flight` the number of concurrent requests. `skips_present`
+    leaves out ids that exist already; `waits` waits until every index holds every image, polling every `poll_s`.
     """
 
     url: str
@@ -48,7 +48,7 @@ class UploadTarget:
 
 @dataclass
 class Uploaded:
-    """Images that were added, that were there already with the same content, and that were skipped."""
+    """Numbers of images that were added, that existed with the same content, and that were skipped."""
 
     num_added: int = 0
     num_unchanged: int = 0
@@ -56,9 +56,9 @@ class Uploaded:
 
 
 async def upload(target: UploadTarget, listing: Listing, bars: Bars, on_skipped: Callable[[Skipped], None]) -> int:
-    """Send what is listed and not yet there, and wait for the indexes. Returns how many images were skipped.
+    """Send the listed images that do not exist yet, and wait for the indexes. Returns how many images were skipped.
 
-    Raises Unavailable where the service stays away, and Refused where it would take no image.
+    Raises Unavailable if the service stays unavailable, and Refused if it would reject every image.
     """
     for skipped in listing.skipped:
         on_skipped(skipped)
@@ -113,7 +113,7 @@ class _Upload:
         return [_as_json(image) for image in batch]
 
     async def _add(self, batch: Sequence[dict[str, Any] | Skipped]) -> None:
-        """Send what could be read of a batch; with every refusal, what the service did not blame once more."""
+        """Send the readable images of a batch; after each rejection, send those again that were not at fault."""
         waiting = []
         for one in batch:
             if isinstance(one, Skipped):
@@ -134,7 +134,7 @@ class _Upload:
                 return
 
     async def _without_the_refused(self, images: list[dict[str, Any]], refused: Refused) -> list[dict[str, Any]]:
-        """Return the images to send again: all except the one that was named, or none, once each was sent alone."""
+        """Return the images to send again: all except the one named in the error, or none after sending each alone."""
         if len(images) == 1:
             self._skip(Skipped(images[0]["id"], str(refused)))
             return []
@@ -160,11 +160,11 @@ async def _wait_for_indexes(client: CollectionClient, bar: Bar, poll_s: float) -
         bar.set(num_indexed, num_indexed + num_waiting)
         if num_waiting == 0:
             return
-        await asyncio.sleep(poll_s)  # the service announces nothing
+        await asyncio.sleep(poll_s)  # the service sends no notification
 
 
 def cut_batches(images: Iterable[ListedImage], batch_size: int) -> Iterator[list[ListedImage]]:
-    """Cut into batches of at most `batch_size` images and MAX_BATCH_BYTES of files; a larger file is a batch alone."""
+    """Cut into batches of at most `batch_size` images and MAX_BATCH_BYTES; a larger file is a batch of its own."""
     batch: list[ListedImage] = []
     num_bytes = 0
     for image in images:

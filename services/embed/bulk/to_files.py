@@ -1,4 +1,4 @@
-"""The job that embeds listed images here, into a folder of files."""
+"""The job that embeds listed images locally into a folder of files."""
 
 import hashlib
 import os
@@ -11,14 +11,14 @@ from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
 from services.embed.bulk.embedder import BulkEmbedder, ModelChoice, Precision, devices
 from services.embed.bulk.folder import BulkFolder, BulkPlan, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
-from services.embed.bulk.progress import Bars
 from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
+from services.jobs.progress import Bars
 
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """Output folder, checkpoint and devices of a bulk run: no devices are all GPUs, or else the processor.
+    """Output folder, checkpoint and devices of a bulk run; without devices, all GPUs or else the CPU.
 
     `checkpoint` is a folder or a name in the store, with or without `@` and an alias or a version.
     """
@@ -37,14 +37,14 @@ class OutputRequest:
 
 
 def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> int:
-    """Embed what is not yet embedded. Returns how many images of the whole job were skipped.
+    """Embed the images that are not yet embedded. Returns how many images of the whole job were skipped.
 
     Raises EmbeddingError, StoreError and OutputError.
     """
     source = find_checkpoint(request.checkpoint, request.store_url)
     device_names = list(request.devices) or devices()
     choice = ModelChoice(source.directory, request.conditions, _precision(request, device_names))
-    # with several devices it only says what each of them will find
+    # with several devices it only provides the embedding width, and shows errors before processes start
     embedder = BulkEmbedder.load(choice, device_names[0] if len(device_names) == 1 else "cpu")
     folder = BulkFolder(request.directory, _plan(request, source, choice, embedder.width, listing))
     with folder.opened(overwrite=request.overwrite):
@@ -80,7 +80,7 @@ def _plan(
 
 
 def _digest(source: CheckpointSource) -> str:
-    """Take that of a version of the store, or compute that of a folder from the digests of its files."""
+    """Take the digest of a version from the store, or compute a folder's from the digests of its files."""
     if source.manifest is not None:
         return source.manifest.digest
     sha256 = hashlib.sha256()
@@ -91,12 +91,12 @@ def _digest(source: CheckpointSource) -> str:
 
 
 def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision:
-    """`auto` is what the service runs: bfloat16 on CUDA, float32 elsewhere."""
+    """Resolve `auto` to the service's precision: bfloat16 on CUDA, float32 elsewhere."""
     if request.precision != "auto":
         return request.precision
     return "bfloat16" if all(device.startswith("cuda") for device in device_names) else "float32"
 
 
 def _num_cores() -> int:
-    """Count the cores that this process may use, which in a container are not all of the machine's."""
+    """Count the cores that this process may use; in a container these may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,10 @@
-"""Listed images to written shards: every core decodes, and every GPU has a process of its own.
+"""Processing of listed images into written shards: all cores decode, and each GPU has its own process.
 
-On a CPU a thread takes a batch from its bytes to its embeddings, with one core: measured faster than threads that
-decode for a forward pass spread over all cores. On a GPU the threads decode, and the forward passes follow each other.
+On a CPU each thread processes a whole batch, from files to embeddings, on one core: this was measured to be faster than
+decoding threads and a forward pass on all cores. On a GPU the threads decode, and forward passes run one at a time.
 """
 
 import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,8 +23,9 @@ from services.core.images.references import ImageLimits
 from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels
 from services.embed.bulk.folder import Array, BulkFolder, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
+from services.jobs.interruption import ignore_interrupts
 
-# Told of images that are done, the skipped ones included.
+# Called with the number of images that are done, including skipped ones.
 Report = Callable[[int], None]
 S = TypeVar("S")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images of a forward pass, and threads that decode (on a CPU: that do everything)."""
+    """Images per forward pass, and number of decoding threads (on a CPU they do everything)."""
 
     batch_size: int
     num_threads: int
@@ -49,7 +49,7 @@ class ShardImages:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Images of one shard, read: a record for each one's pixels."""
+    """The images of one shard after reading: a record for the pixels of each."""
 
     shard: int
     records: list[dict[str, Any]]
@@ -60,9 +60,9 @@ class _Batch:
 def embed_shards(
     embedder: BulkEmbedder, folder: BulkFolder, shards: Iterable[ShardImages], pace: Throughput, report: Report
 ) -> None:
-    """Embed and write shards, in their order.
+    """Embed and write shards in order.
 
-    Raises EmbeddingError where the model fails, OSError where a shard can't be written.
+    Raises EmbeddingError if the model fails, OSError if a shard can't be written.
     """
     batches = (
         ShardImages(shard.index, shard.images[start : start + pace.batch_size])
@@ -76,7 +76,7 @@ def embed_shards(
         return batch, embedder.embed(batch.pixels) if is_cpu else None
 
     with _threads(pace.num_threads) as pool:
-        # batches of the next shard are read while one is written
+        # batches of the next shard are read while one is being written
         done = _in_order(pool, work, batches, ahead=pace.num_threads + 1)
         for index, results in groupby(done, key=lambda result: result[0].shard):
             records: list[dict[str, Any]] = []
@@ -98,9 +98,9 @@ def embed_on(
     pace: Throughput,
     report: Report,
 ) -> None:
-    """`embed_shards` in a process for each device, which get the shards in turn and know nothing of each other.
+    """Run `embed_shards` in one process per device; shards are distributed round-robin.
 
-    Raises EmbeddingError where one of them fails; the others are ended then, and what is written stays.
+    Raises EmbeddingError if one process fails; the others are then terminated, and written shards remain.
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
@@ -110,7 +110,7 @@ def embed_on(
             job = (device, choice, folder, shards[place :: len(device_names)], pace)
             process: BaseProcess = context.Process(target=_run_worker, args=(job, theirs), name=device)
             process.start()
-            theirs.close()  # so that ours ends with the process
+            theirs.close()  # so that `ours` reaches its end when the process exits
             workers[ours] = process
         _listen(workers, report)
     finally:
@@ -123,13 +123,12 @@ def _run_worker(
     job: tuple[str, ModelChoice, BulkFolder, Sequence[ShardImages], Throughput], connection: Connection
 ) -> None:
     device, choice, folder, shards, pace = job
-    # Ctrl-C reaches every process of the terminal; the one that started this one ends it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     try:
         embedder = BulkEmbedder.load(choice, device)
         embed_shards(embedder, folder, shards, pace, connection.send)
     except (EmbeddingError, OSError) as error:
-        with suppress(OSError):  # nobody listens any more: that was the error
+        with suppress(OSError):  # the parent has stopped listening because of an error
             connection.send(f"{device}: {error}")
 
 
@@ -171,7 +170,7 @@ def _read_batch(embedder: BulkEmbedder, listed: ShardImages) -> _Batch:
 
 @contextmanager
 def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose tensor work stays on one core each; what they have not begun is dropped at the end."""
+    """Provide threads whose tensor operations use one core each; work that has not begun at the end is dropped."""
     pool = ThreadPoolExecutor(num_threads, "bulk", initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield pool
@@ -180,7 +179,7 @@ def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:
-    """The results in the order of the items, of which `ahead` are at work or done at a time."""
+    """Yield the results in the order of the items, with at most `ahead` items submitted in advance."""
     waiting: deque[Future[T]] = deque()
     for item in items:
         waiting.append(pool.submit(work, item))

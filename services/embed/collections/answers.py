@@ -1,4 +1,4 @@
-"""Requests to a collection and its answers, before they are written as JSON."""
+"""Requests to a collection and their results, independent of JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ IndexKind = Literal["flat", "ivf"]
 
 @dataclass(frozen=True, eq=False)
 class ImageToAdd:
-    """An image to store under `id`, or under the sha256 of its bytes where that is None.
+    """An image to store under `id`, or under the sha256 of its bytes if that is None.
 
-    `metadata` None says nothing about it: a stored image keeps what it has. `param` is the request field to blame for
-    anything but the image itself.
+    `metadata` None means unspecified: a stored image keeps its metadata. Errors about anything but the image itself
+    name the request field `param`.
     """
 
     id: str | None
@@ -27,8 +27,8 @@ class ImageToAdd:
 
 @dataclass(frozen=True, eq=False)
 class SearchQuery:
-    """The `k` images nearest to an image, a stored image or a text under `condition`, among those whose metadata
-    has the fields and values of `filter`."""
+    """A query for the `k` images nearest to an image, a stored image or a text under `condition`, among those whose
+    metadata has the fields and values of `filter`."""
 
     input: ImageInput | TextInput
     condition: str | None = None
@@ -39,7 +39,7 @@ class SearchQuery:
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A stored image; `score` is the cosine to the query under the condition."""
+    """A stored image; `score` is the cosine similarity to the query under the condition."""
 
     id: str
     score: float
@@ -48,10 +48,10 @@ class SearchHit:
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """A condition's index: `size` images are in it, `num_waiting` are not yet.
+    """A condition's index, which holds `size` images and lacks `num_waiting`.
 
-    `condition` is the wording that was indexed, None for the unconditional embedding. `exact` says that every image
-    was compared; `recall_at_10` was measured when an approximate index was built.
+    `condition` is the wording that was indexed, None for the unconditional embedding. `exact` means that searches
+    compare every image; `recall_at_10` was measured when an approximate index was built.
     """
 
     condition: str | None
@@ -66,7 +66,7 @@ class IndexStatus:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """`model` is `name@version`; `condition` is the asked wording; hits are best first."""
+    """The result of a search: `model` is `name@version`; `condition` is the requested wording; hits are best first."""
 
     model: str
     condition: str | None
@@ -76,7 +76,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class StatesStatus:
-    """Image states kept for cheap new conditions: of how many images, in how many bytes of how many at most."""
+    """Image states kept to make new conditions cheap: the number of images, their bytes, and the maximum of bytes."""
 
     num_images: int
     num_bytes: int
@@ -86,7 +86,7 @@ class StatesStatus:
 
 @dataclass(frozen=True)
 class CollectionListing:
-    """A tenant's collections, and the names of those that can't be read at the moment, both by name."""
+    """A tenant's collections, and the names of those that are currently unavailable, both sorted by name."""
 
     collections: "Sequence[CollectionStatus]"
     unavailable: Sequence[str]
@@ -94,7 +94,7 @@ class CollectionListing:
 
 @dataclass(frozen=True)
 class CollectionStatus:
-    """A collection; `created` is Unix time in seconds, `num_bytes` those of the stored images."""
+    """A collection; `created` is Unix time in seconds, `num_bytes` is the size of the stored images."""
 
     name: str
     model: str

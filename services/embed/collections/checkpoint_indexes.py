@@ -1,7 +1,7 @@
 """One checkpoint's data of a collection's images: an index for each condition, and the images' states.
 
-All of it is derived: it is kept in memory, saved now and then, and made again from the stored images where a file is
-lost, damaged, or of another checkpoint.
+All of it is derived: it is kept in memory, saved from time to time, and recomputed from the stored images if a file is
+lost, damaged, or from another checkpoint.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
-# Until this number of images was read in each way, states are taken to be worth it.
+# Until this number of images was read in each way, states are assumed to be faster.
 MIN_IMAGES = 256
 
 
 class StateTiming:
-    """Seconds that images took, from states and encoded."""
+    """Measures the seconds per image, from states and by encoding."""
 
     def __init__(self) -> None:
         self._images = {True: 0, False: 0}
@@ -43,7 +43,7 @@ class StateTiming:
 
     @property
     def states_pay(self) -> bool:
-        """Whether an image is read from its state in less time than it is encoded in, as far as was measured."""
+        """Whether reading an image from its state is faster than encoding it, according to the measurements so far."""
         if min(self._images.values()) < MIN_IMAGES:
             return True
         return self._seconds[True] / self._images[True] < self._seconds[False] / self._images[False]
@@ -55,7 +55,7 @@ PLAIN = "plain"
 
 
 def key_of(text: Text | None) -> str:
-    """Conditions that the model cannot tell apart have one key."""
+    """Make a key that is equal for conditions that the model cannot distinguish."""
     return PLAIN if text is None else text.digest
 
 
@@ -77,7 +77,7 @@ class ConditionIndex:
 
 
 class CheckpointIndexes:
-    """The indexes and states of one checkpoint over one collection. Opened, saved and closed on a worker thread."""
+    """The indexes and states of one checkpoint for one collection. Opened, saved and closed on a worker thread."""
 
     def __init__(
         self, store: ImageStore, folder: Path, served: ServedEmbed, options: IndexOptions, fresh: FreshPixels
@@ -108,7 +108,7 @@ class CheckpointIndexes:
         fresh: FreshPixels,
         max_state_bytes: int,
     ) -> "CheckpointIndexes":
-        """Load what was saved; what is missing, damaged or can't be read starts empty."""
+        """Load what was saved; what is missing, damaged or unreadable starts empty."""
         opened = cls(store, folder, served, options, fresh)
         for part in ("states", "indexes"):
             _make_folder(folder / part)
@@ -131,12 +131,12 @@ class CheckpointIndexes:
         return iter(list(self._indexes.values()))
 
     def get(self, text: Text | None) -> ConditionIndex | None:
-        """The index that answers a condition: its own, or the one whose wording it shares."""
+        """Return the index that answers a condition: its own, or the one that it shares with another wording."""
         key = key_of(text)
         return self._indexes.get(self._same_as.get(key, key))
 
     def start(self, text: Text) -> ConditionIndex:
-        """The index of a condition, an empty one where it has none of its own."""
+        """Return the index of a condition, creating an empty one if it has none of its own."""
         self._same_as.pop(key_of(text), None)
         if key_of(text) not in self._indexes:
             vectors = VectorIndex(self._width, self._options)
@@ -144,11 +144,11 @@ class CheckpointIndexes:
         return self._indexes[key_of(text)]
 
     def share(self, text: Text, index: ConditionIndex) -> None:
-        """Let an index answer another wording too."""
+        """Let an index answer another wording as well."""
         self._same_as[key_of(text)] = key_of(index.text)
 
     def drop(self, index: ConditionIndex) -> None:
-        """Forget an index and its file."""
+        """Remove an index and its file."""
         key = key_of(index.text)
         self._indexes.pop(key, None)
         self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
@@ -157,7 +157,7 @@ class CheckpointIndexes:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether another image's state would be kept and would be of use."""
+        """Whether states of further images would be kept and useful."""
         return self.states is not None and self.states.has_room and self.pace.states_pay
 
     def sources(self, rows: Sequence[int]) -> list[Source]:
@@ -174,19 +174,19 @@ class CheckpointIndexes:
         ]
 
     def delete(self, row: int) -> None:
-        """Take an image out of everything; a row that is nowhere is no error."""
+        """Remove an image from indexes and states; no error if it is in none."""
         for index in self:
             index.vectors.delete(row)
         if self.states is not None:
             self.states.delete(row)
 
     def save(self) -> None:
-        """Write the indexes that have changed. A disk that refuses costs only the work of making them again."""
+        """Write the indexes that have changed. If the disk rejects them, they only have to be recomputed."""
         for index in self:
             through, num_vectors = index.vectors.through, index.vectors.num_vectors
             if through > index.saved_through or num_vectors < index.num_saved:
                 try:
-                    # the folder is not made anew: where it is gone, so is the collection
+                    # the folder is not created again: if it is missing, the collection was deleted
                     if not index.path.parent.is_dir():
                         raise FileNotFoundError(f"there is no folder {index.path.parent}")
                     save_snapshot(
@@ -201,7 +201,7 @@ class CheckpointIndexes:
                     index.saved_through, index.num_saved = through, num_vectors
 
     def remove_files_of_others(self) -> None:
-        """Remove what another checkpoint left behind, as far as the disk allows it."""
+        """Remove the files of other checkpoints, as far as the disk allows it."""
         for part in ("indexes", "states"):
             with suppress(OSError):
                 for path in (self._folder / part).iterdir():
@@ -236,7 +236,7 @@ class CheckpointIndexes:
         self._indexes[key_of(text)] = index
 
     def _open_states(self, record_bytes: int, max_bytes: int) -> StateCache | None:
-        """Open the cache of states; None where the disk allows no file."""
+        """Open the cache of states; None if the disk allows no file."""
         path = self._folder / "states" / f"{self._stem}.states"
         for _ in range(2):
             try:
@@ -254,7 +254,7 @@ class CheckpointIndexes:
 
 
 def _make_folder(folder: Path) -> None:
-    """A folder for what can be made again, in place of anything else. Where the disk refuses, nothing is kept in it."""
+    """Make a folder for recomputable data, replacing anything else. If the disk rejects it, nothing is stored."""
     try:
         if not folder.is_dir():
             _clear_away(folder)
@@ -273,7 +273,7 @@ def _clear_away(path: Path) -> None:
 
 
 def _missing(rows: Rows, live: Rows) -> Iterable[int]:
-    """Rows that were deleted since the snapshot was written."""
+    """List the rows that were deleted since the snapshot was written."""
     missing: list[int] = np.setdiff1d(rows, live, assume_unique=True).tolist()
     return missing
 

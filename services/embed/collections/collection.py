@@ -1,4 +1,4 @@
-"""One collection at work: its stored images, the served checkpoint's indexes of them, and the task that feeds these."""
+"""One open collection: its stored images, the served checkpoint's indexes of them, and the task that fills these."""
 
 import asyncio
 import copy
@@ -41,18 +41,18 @@ from services.embed.service import Embedder, EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
-# Indexing that fails again and again is tried no less often than this.
+# Maximum wait between attempts if indexing fails repeatedly.
 MAX_RETRY_S = 60.0
-# A wait for an index ends this long before the deadline, at which images that are stored would be answered with 504.
+# A wait for an index ends this long before the deadline, so that images that are stored are not answered with 504.
 ANSWERING_S = 0.5
 
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """Options of every collection: its limits, its indexes, the size of its states on disk, how it is searched.
+    """Options of every collection: its limits, its indexes, the size of its states on disk, and its search.
 
-    `poll_s` is the time between an idle collection's looks for another checkpoint, `save_every_s` that between a busy
-    one's saves.
+    `poll_s` is the time between an idle collection's checks for another checkpoint, `save_every_s` the time between the
+    saves of a busy one.
     """
 
     limits: CollectionLimits
@@ -77,15 +77,15 @@ class Serving:
     ballast: Ballast
 
     def close(self) -> None:
-        """End the threads that are the collections' own."""
+        """End the threads owned by the collections."""
         self.reader.close()
         self.search_threads.shutdown(wait=False)
 
 
 class Collection:
-    """Started once; every method runs on the event loop, disk and search on worker threads.
+    """Started once; every method runs on the event loop, disk access and search on worker threads.
 
-    `on_failure` is called when the database turns out to be damaged, gone or not readable.
+    `on_failure` is called when the database turns out to be damaged, missing or unreadable.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Collection:
         self._refusal: FoveaError = no_collection(self.info.name)
 
     async def start(self) -> None:
-        """Begin to index what is not indexed yet."""
+        """Begin to index images that are not indexed yet."""
         rows = await asyncio.to_thread(self._store.rows)
         self._last_row = int(rows[-1]) if len(rows) else 0
         self._task = asyncio.create_task(self._keep_indexing())
 
     async def close(self, refusal: FoveaError | None = None) -> None:
-        """Let running requests end, save the indexes, let go of the files. A refusal is for who comes too late."""
+        """Let running requests end, save the indexes and close the files. Later calls get the refusal."""
         self._refusal = refusal or self._refusal
         self._closing.set()
         async with self._progress:
@@ -142,7 +142,7 @@ class Collection:
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[ImageStore]:
-        """Its store, which stays open until the block ends. Raises what `close` was told where it is being closed."""
+        """Return its store, which stays open until the block ends. Raises the refusal of `close` once it is closing."""
         if self._closing.is_set():
             raise copy.copy(self._refusal)
         self._num_users += 1
@@ -167,8 +167,7 @@ class Collection:
             return added
 
     async def wait_until_indexed(self, deadline: float) -> None:
-        """Return when every index has every image that is stored now, or in time to answer before `deadline`
-        (time.monotonic())."""
+        """Return when every index has all images stored now, or just before `deadline` (time.monotonic())."""
         row = self._last_row
         left_s = deadline - ANSWERING_S - time.monotonic()
         async with self.in_use(), self._progress:
@@ -177,7 +176,7 @@ class Collection:
                     await self._progress.wait_for(lambda: self._has_indexed(row))
 
     async def delete(self, image_id: str) -> None:
-        """Take an image out, also on a full disk; no search that begins afterwards finds it. Raises NotFound."""
+        """Remove an image, also on a full disk; no search that begins afterwards finds it. Raises NotFound."""
         async with self.in_use():
             row = await asyncio.to_thread(self._delete_stored, image_id)
             self._deleted.add(row)
@@ -185,7 +184,7 @@ class Collection:
             await self._indexes.delete(row)
 
     async def index_ahead(self, conditions: Sequence[str]) -> None:
-        """Keep an index of each condition. Raises TooLarge for more than the limit, and what the tokenizer refuses."""
+        """Keep an index of each condition. Raises TooLarge over the limit, and what the tokenizer raises."""
         async with self.in_use():
             with self._serving.checkpoint.lease() as served:
                 texts = prepare_conditions(served.engine, conditions)
@@ -194,7 +193,7 @@ class Collection:
             self._wake.set()
 
     async def search(self, query: SearchQuery, context: RequestContext) -> SearchAnswer:
-        """Raises NotFound for a model or an image that is not there, Conflict where another model is served."""
+        """Raises NotFound for a model or an image that does not exist, Conflict if another model is served."""
         async with self.in_use() as store:
             with self._serving.checkpoint.lease() as served:
                 self._check_model(served, query.model)
@@ -206,7 +205,7 @@ class Collection:
                 question = Question(query.input, text, query.k + len(own), among, context)
                 nearest = await self._searcher.search(served, indexes, question, last_row=self._last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
-                    with suppress(StorageFull):  # the answer is there all the same
+                    with suppress(StorageFull):  # the answer is complete even if the condition is not stored
                         await self._conditions.index(indexes, text)
                     self._wake.set()
             images = await asyncio.to_thread(store.by_rows, nearest.rows)
@@ -254,7 +253,7 @@ class Collection:
         self._serving.checkpoint.check_model(served, asked)
 
     async def _own_row(self, query: SearchQuery) -> set[int]:
-        """The stored image that is itself the query: it is not among its own neighbours."""
+        """Return the row of the stored image that is the query: it is not one of its own neighbours."""
         reference = query.input.reference if isinstance(query.input, ImageInput) else None
         if not isinstance(reference, StoredImageReference) or reference.collection != self.info.name:
             return set()
@@ -281,7 +280,7 @@ class Collection:
             if num_failures:
                 pause_s = max(pause_s, min(pause_s * 2 ** min(num_failures, 10), MAX_RETRY_S))
             await self._notify()
-            # `asyncio.wait_for` may lose a cancellation that comes as it is woken, until Python 3.12.
+            # Until Python 3.12 `asyncio.wait_for` may lose a cancellation that arrives while it wakes up.
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -298,7 +297,7 @@ class Collection:
                 return row
 
     async def _give_back(self) -> None:
-        """Give the disk what was deleted, if that is much."""
+        """Return the space of deleted images to the disk if it is large."""
         if not self._may_give_back:
             return
         self._may_give_back = False
@@ -311,7 +310,7 @@ class Collection:
         await asyncio.to_thread(self._serving.ballast.take_room)
 
     async def _index_a_step(self) -> bool:
-        """Bring the indexes of the served checkpoint forward; False where nothing is left to do."""
+        """Advance the indexes of the served checkpoint by one step; False if nothing is left to do."""
         with self._serving.checkpoint.lease() as served:
             if served.name != self.info.model:
                 return False
@@ -336,7 +335,7 @@ class Collection:
 
     @property
     def lag(self) -> int:
-        """Rows between the newest image and the index that is furthest behind: at least as many as images wait."""
+        """Rows between the newest image and the index furthest behind: an upper bound of the images that wait."""
         indexes = self._indexes.newest
         return self._last_row - min((index.vectors.through for index in indexes or ()), default=0)
 
@@ -375,7 +374,7 @@ class Collection:
 
 
 def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
-    """Raises what the tokenizer refuses, naming the condition."""
+    """Tokenise conditions. Raises what the tokenizer raises, naming the condition."""
     texts = []
     for index, condition in enumerate(conditions):
         with blaming(f"conditions.{index}"):
@@ -384,7 +383,7 @@ def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Te
 
 
 def _not_open(condition: str | None, num_images: int) -> IndexStatus:
-    """An index until a checkpoint is served that it belongs to: what it holds is not known."""
+    """Describe an index before its checkpoint is served: its content is not known."""
     return IndexStatus(condition, "flat", 0, exact=True, state="building", num_waiting=num_images)
 
 

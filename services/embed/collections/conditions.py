@@ -1,4 +1,4 @@
-"""The conditions that a collection indexes: those requested ahead, and those of searches while there is room."""
+"""The conditions that a collection indexes: those requested in advance, and those of searches while there is room."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from services.nn.clip_texts import Text
 
 
 class Conditions:
-    """Keeps the list in the store and the indexes in step; the unconditional embedding is always indexed."""
+    """Keeps the indexes consistent with the list in the store; the unconditional embedding is always indexed."""
 
     def __init__(self, store: ImageStore, *, max_conditions: int) -> None:
         self._store = store
         self._max_conditions = max_conditions
 
     async def index_ahead(self, indexes: CheckpointIndexes, texts: Sequence[Text]) -> None:
-        """Index these and never drop them. Raises TooLarge, and changes nothing, where they are too many."""
+        """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
         pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
         num_conditions = len(pinned | {text.digest for text in texts})
         if num_conditions > self._max_conditions:
@@ -35,14 +35,13 @@ class Conditions:
             await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
 
     async def index(self, indexes: CheckpointIndexes, text: Text) -> None:
-        """Index one that was asked about, if others can be let go for it."""
+        """Index the condition of a search, if another one can be dropped for it."""
         if await self._make_room(indexes):
             indexes.start(text)
             await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
 
     async def _make_room(self, indexes: CheckpointIndexes) -> bool:
-        """Let go of the index that was asked least lately, where there are as many as there may be; False where all
-        of them were asked for ahead."""
+        """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
         conditional = [index for index in indexes if index.text is not None]
         if len(conditional) < self._max_conditions:
             return True

@@ -1,7 +1,7 @@
-"""Feeds a collection's indexes from its images, in the background and in the order in which they were added.
+"""Indexing of a collection's images in the background, in the order in which they were added.
 
-Every index remembers how far it has come, so there is no list of work that could be lost: what is missing is always
-the live images behind that point. Indexes that have come to the same image are fed by one pass over it.
+Every index stores the last row that it has processed, so there is no work queue that could be lost: the images that it
+lacks are always the live ones after that row. Indexes at the same row are filled by one pass over the images.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
-# Rows that one step takes; between two steps another checkpoint may take over.
+# Rows per step; another checkpoint can take over between two steps.
 STEP_ROWS = 512
 RETRY_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Images that the indexes of `group` lack, ascending; afterwards these have come to `through`."""
+    """Images that the indexes of `group` lack, ascending; `through` is the row that these have processed afterwards."""
 
     rows: Sequence[int]
     group: Sequence[ConditionIndex]
@@ -39,9 +39,9 @@ class Step:
 
 
 class Indexer:
-    """Brings the indexes of one checkpoint forward.
+    """Advances the indexes of one checkpoint.
 
-    `last_row` tells the newest image, `is_deleted` whether an image is gone by now.
+    `last_row` returns the newest image's row, `is_deleted` whether an image has been deleted.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Indexer:
         self._is_deleted = is_deleted
 
     async def advance(self, served: ServedEmbed, indexes: CheckpointIndexes) -> bool:
-        """Take one step; False where every index has every image. Raises what the batcher raises."""
+        """Take one step; False if every index has every image. Raises what the batcher raises."""
         step = await asyncio.to_thread(self._next_step, indexes)
         if step is None:
             return False
@@ -67,19 +67,19 @@ class Indexer:
                 if (from_states := prepared.from_states) is not None:
                     indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
                 began = ended
-        # behind the last image there may be deleted ones to pass
+        # rows of deleted images may follow the last image
         await self._append(indexes, step, [], through=step.through)
         return True
 
     async def rebuild(self, indexes: CheckpointIndexes) -> None:
-        """Rebuild the indexes that have grown or shrunk too far; searches go on meanwhile."""
+        """Rebuild the indexes that have grown or shrunk too much; searches continue meanwhile."""
         for index in indexes:
             if index.vectors.needs_rebuild:
                 await asyncio.to_thread(index.vectors.rebuild)
                 index.saved_through = 0
 
     def _next_step(self, indexes: CheckpointIndexes) -> Step | None:
-        """Return the images that the indexes furthest behind lack, up to the point that the next ones have come to."""
+        """Return the images that the indexes furthest behind lack, up to the row that the next ones have reached."""
         last = self._last_row()
         start = min((index.vectors.through for index in indexes), default=last)
         if start >= last:
@@ -94,7 +94,7 @@ class Indexer:
     async def _take_in(self, served: ServedEmbed, indexes: CheckpointIndexes, step: Step, prepared: Prepared) -> None:
         try:
             reads = await self._run(served, prepared)
-        except InternalError:  # one image's fault: the others shall not be left out with it
+        except InternalError:  # caused by one image: the others are still indexed
             reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
         await self._append(indexes, step, reads, through=prepared.through)
         for read in reads:  # one that was deleted while it was read has come back with the others
@@ -115,7 +115,7 @@ class Indexer:
         await asyncio.to_thread(append)
 
     async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
-        """Requests come first: where they fill the queue, the background waits."""
+        """Run with lower priority than requests: if these fill the queue, indexing waits."""
         while True:
             try:
                 return await self._reader.run(served, prepared)

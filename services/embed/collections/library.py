@@ -1,4 +1,4 @@
-"""All collections of a process, as a tenant sees them: each its own, under names that others may use as well."""
+"""All collections of a process, separated by tenant; tenants may use the same names."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -48,20 +48,20 @@ from services.embed.collections.storage.image_store import (
 from services.embed.service import Embedder, EmbedModel
 from services.embed.settings import EmbedSettings
 
-# Pixels that wait for the index, over all collections.
+# Pixels of images that are not indexed yet, over all collections.
 MAX_FRESH_BYTES = 256 * MEBIBYTE
 # No collection's name begins with a dot.
 BALLAST_NAME = ".ballast"
-# Images of one request that the audit log names; it also tells their number.
+# The audit log names at most this many images of one request, and their total number.
 MAX_NAMED_IMAGES = 16
 
 
 class Library:
-    """The collections of the tenant of the request that a method is called in.
+    """The collections of the current request's tenant.
 
-    It raises Overloaded until the folder is open and for a collection that can't be opened, and NotFound for one that
-    is not there, or is another tenant's. What is added or deleted stays so even where the client does not wait for the
-    answer: such work is never cancelled halfway. Every change is in the audit log.
+    Methods raise Overloaded until the folder is open and for a collection that can't be opened, and NotFound for one
+    that does not exist or belongs to another tenant. Additions and deletions are completed even if the client does not
+    wait for the response: they are never cancelled halfway. Every change is recorded in the audit log.
     """
 
     def __init__(self, collections: OpenCollections, serving: Serving, audit: AuditLog) -> None:
@@ -73,18 +73,18 @@ class Library:
         serving.metrics.index_lag_images.set_function(lambda: collections.lag)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Open the folder, or go on trying; close everything at the end."""
+        """Open the folder, retrying if necessary; close everything at the end."""
         return self._collections.opened()
 
     def check(self) -> CheckResult:
-        """Report to `/readyz` which collections can't be used, and why; it is ready all the same."""
+        """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
         return self._collections.check()
 
     async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
-        """Make a collection, or confirm it and index more conditions ahead; whether it was made.
+        """Create a collection, or confirm it and index more conditions in advance; also return whether it is new.
 
-        Raises InvalidField for a name that can't be one, NotFound for a model that is not served, TooLarge for too
-        many collections or conditions.
+        Raises InvalidField for an invalid name, NotFound for a model that is not served, TooLarge for too many
+        collections or conditions.
         """
         check_name(name)
         with self._serving.checkpoint.lease() as served:
@@ -102,7 +102,7 @@ class Library:
         return await collection.status(), is_new
 
     async def list(self) -> CollectionListing:
-        """All collections, by name. One that turns out to be damaged leaves the others their place."""
+        """List all collections by name. A damaged one does not hide the others."""
         found, unavailable = self._collections.of(current_caller().tenant)
         statuses = []
         failed = list(unavailable)
@@ -111,7 +111,7 @@ class Library:
                 statuses.append(await collection.status())
             except DatabaseFailed:
                 failed.append(collection.info.name)
-            except NotFound:  # deleted meanwhile
+            except NotFound:  # deleted in the meantime
                 continue
         return CollectionListing(statuses, sorted(failed))
 
@@ -124,10 +124,10 @@ class Library:
         await asyncio.shield(self._delete(_key(name)))
 
     async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
-        """Store images; they survive a crash when this returns. All are stored, or none is.
+        """Store images durably: all of them or none; they survive a crash once this returns.
 
-        With `wait`, returns when every index has them, or shortly before the deadline. Raises what is wrong with one
-        of them, Conflict for an id that has other content, TooLarge over a limit.
+        With `wait`, returns when every index has them, or shortly before the deadline. Raises the error of an invalid
+        image, Conflict for an id that has other content, TooLarge over a limit.
         """
         collection = self._get(name)
         read = await map_slices(images, self._read)
@@ -155,7 +155,7 @@ class Library:
         return await self._get(name).search(query, context)
 
     async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
-        """Their bytes, once it is sure that they decode; their pixels are left where the indexer finds them."""
+        """Check that the images decode and return their bytes; their pixels are kept for the indexer."""
         keep = self._keep_pixels()
 
         async def read(asked: ImageToAdd) -> NewImage:
@@ -172,7 +172,8 @@ class Library:
         return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
     def _keep_pixels(self) -> Callable[[str, Image], None]:
-        """Make the function that keeps a decoded image's pixels; without a checkpoint to transform it, drop it."""
+        """Make the function that keeps a decoded image's pixels, or drops them without a checkpoint to transform
+        them."""
         try:
             with self._serving.checkpoint.lease() as served:
                 checkpoint, transform = served.digest, served.engine.transform
@@ -213,7 +214,7 @@ class Library:
 
 
 def _key(name: str) -> CollectionKey:
-    """Make the key of the collection that the current request means by this name."""
+    """Make the key of a collection of the current request's tenant."""
     return CollectionKey(current_caller().tenant, name)
 
 
@@ -224,14 +225,14 @@ def create_library(
     embedder: Embedder,
     metrics: Metrics,
 ) -> Library:
-    """The library over the folder that the settings name, which is opened later.
+    """Create the library for the folder in the settings, which is opened later.
 
-    Raises ValueError where indexes shall be on a GPU and can't.
+    Raises ValueError if indexes are to be on a GPU that is not available.
     """
     index = IndexOptions(
         max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
     )
-    VectorIndex(1, index)  # refuses a GPU that is not there, before anything is served
+    VectorIndex(1, index)  # rejects a missing GPU before anything is served
     options = CollectionOptions(
         limits=CollectionLimits(
             settings.collection_max_images,

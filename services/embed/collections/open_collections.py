@@ -1,7 +1,7 @@
-"""The collections that are open, those that can't be opened, and the task that tries these again.
+"""The open collections, those that can't be opened, and the task that retries these.
 
-A fault of one collection does not affect others: it answers 503, is named in the log and in `/readyz`, and comes
-back once it is repaired.
+A fault of one collection does not affect others: its requests get 503, the log and `/readyz` name it, and it is opened
+again once it is repaired.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from services.embed.collections.storage.catalog import Catalog, CatalogInUse, Co
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
-# Time between tries to lock the folder while another process, the one that this one replaces, still holds it.
+# Time between attempts to lock the folder while the process that this one replaces still holds it.
 LOCK_POLL_S = 0.5
-# Wait before a failed opening is tried again: the first of these, and twice as long after each further failure.
+# Wait before another attempt at opening: the minimum after the first failure, doubled after each further one.
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-# Failures that `/readyz` describes; of more it tells the number.
+# Number of failures that `/readyz` describes; further ones are only counted.
 MAX_DESCRIBED = 10
 # Name for all collections of a tenant whose folder can't be listed.
 ALL = ""
@@ -41,7 +41,7 @@ class Failure:
 
 
 class OpenCollections:
-    """`get` and what changes collections raise Overloaded until the folder is open."""
+    """`get` and all methods that change collections raise Overloaded until the folder is open."""
 
     def __init__(self, root: Path, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
         self._root = root
@@ -61,7 +61,7 @@ class OpenCollections:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open the folder and what is in it, and go on trying what can't be opened; close everything at the end."""
+        """Open the folder and its collections, and retry those that can't be opened; close everything at the end."""
         keeping = asyncio.create_task(self._keep_open())
         try:
             yield
@@ -75,8 +75,8 @@ class OpenCollections:
                 self._catalog.close()
 
     def get(self, key: CollectionKey) -> Collection:
-        """Raises NotFound for one that is not there, Overloaded for one that can't be opened, and Misdirected where
-        this process has none at all."""
+        """Raises NotFound if it does not exist, Overloaded if it can't be opened, and Misdirected if this process has
+        no collections at all."""
         self.check_open()
         check_tenant(key.tenant)
         if key in self._failures or CollectionKey(key.tenant, ALL) in self._failures:
@@ -93,7 +93,7 @@ class OpenCollections:
             raise no_collection(key.name) from None
 
     def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
-        """A tenant's collections that are open, and the names of those that can't be, both in the order of names."""
+        """List a tenant's open collections, and the names of those that can't be opened, both sorted by name."""
         self.check_open()
         if CollectionKey(tenant, ALL) in self._failures:
             raise Overloaded("The collections currently can't be listed.", code="collection_not_open")
@@ -101,7 +101,7 @@ class OpenCollections:
         return own, sorted(key.name for key in self._failures if key.tenant == tenant)
 
     async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
-        """A collection, and whether it was made. Raises TooLarge for too many, and what Catalog.create raises."""
+        """Return a collection and whether it is new. Raises TooLarge for too many, and what Catalog.create raises."""
         key = CollectionKey(tenant, info.name)
         async with self._changing:
             catalog = self.check_open()
@@ -133,11 +133,11 @@ class OpenCollections:
 
     @property
     def lag(self) -> int:
-        """Images that an index still lacks, over all collections."""
+        """Number of images that an index still lacks, over all collections."""
         return sum(max(0, collection.lag) for collection in self._collections.values())
 
     def check(self) -> CheckResult:
-        """Report to `/readyz`, which a damaged collection leaves ready: the detail names it and says why."""
+        """Report to `/readyz`; a damaged collection does not make it fail, but the detail names it and the reason."""
         if not self._is_open:
             return True, f"not open: {self._not_open_because}"
         problems = {key: failure.reason for key, failure in self._failures.items()} | self._damaged
@@ -149,7 +149,7 @@ class OpenCollections:
         return True, "; ".join([detail, *described])
 
     def check_open(self) -> Catalog:
-        """The folder. Raises Overloaded until it is open."""
+        """Return the catalog of the folder. Raises Overloaded until it is open."""
         if self._catalog is None or not self._is_open:
             raise Overloaded(
                 f"The collections can't be used yet: {self._not_open_because}.", code="collections_not_open"
@@ -171,7 +171,7 @@ class OpenCollections:
             await self._try_again(catalog)
 
     async def _open_catalog(self) -> Catalog:
-        """Open the folder and list what is in it, trying until that succeeds."""
+        """Open the folder and list its collections, retrying until that succeeds."""
         reported, retry_s = "", MIN_RETRY_S
         while True:
             try:
@@ -189,13 +189,13 @@ class OpenCollections:
             except (OSError, FoveaError) as error:
                 self._not_open_because, reason, pause_s = "their folder can't be opened", _reason(error), retry_s
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
-            if reason != reported:  # once, not at each look
+            if reason != reported:  # once, not at each attempt
                 structlog.get_logger(__name__).warning("collections wait", folder=str(self._root), reason=reason)
             reported = reason
             await asyncio.sleep(pause_s)
 
     async def _list(self, catalog: Catalog, tenant: str) -> None:
-        """Note all collections of a tenant as to be opened."""
+        """Note all collections of a tenant as due for opening."""
         now = time.monotonic()
         try:
             names = await asyncio.to_thread(catalog.names, tenant)
@@ -207,7 +207,7 @@ class OpenCollections:
             self._failures[CollectionKey(tenant, name)] = Failure("not opened yet", 0.0, now, now)
 
     async def _try_again(self, catalog: Catalog) -> None:
-        """Open what is due."""
+        """Open the collections that are due."""
         for tenant, name in sorted(self._failures):
             if name == ALL and self._failures[CollectionKey(tenant, ALL)].due <= time.monotonic():
                 await self._list(catalog, tenant)
@@ -235,12 +235,12 @@ class OpenCollections:
                 log.info("collection open again")
 
     def _open_store(self, catalog: Catalog, key: CollectionKey) -> ImageStore | None:
-        """Open a collection's store; None where the folder is gone."""
+        """Open a collection's store; None if the folder is gone."""
         if not catalog.folder(key.name, key.tenant).exists() and key.name not in catalog.names(key.tenant):
             return None
         try:
             return catalog.open_store(key.name, key.tenant)
-        except StorageFull:  # what SQLite keeps beside a file that is open takes some room, too
+        except StorageFull:  # SQLite's auxiliary files for an open database need space, too
             with self._serving.ballast.given_up():
                 return catalog.open_store(key.name, key.tenant)
 
@@ -265,7 +265,7 @@ class OpenCollections:
                 catalog.delete(key.name, key.tenant)
 
     def _fail(self, key: CollectionKey, collection: Collection, error: DatabaseFailed) -> None:
-        """An open collection has met a failure: where not all of it is damaged, what is well is used on."""
+        """Handle a failure of an open collection: unless all of it is damaged, its intact part stays in use."""
         if self._collections.get(key) is not collection:
             return
         if error.is_partial:
@@ -279,7 +279,7 @@ class OpenCollections:
         self._wake.set()
 
     def _note(self, key: CollectionKey, reason: str) -> None:
-        """Try again later, and still later where it has failed shortly before."""
+        """Schedule a retry, later if there was a failure shortly before."""
         now, last = time.monotonic(), self._last_failures.get(key)
         is_new = last is None or now - last.noted > 2 * MAX_RETRY_S
         retry_s = MIN_RETRY_S if last is None or is_new else min(2 * last.retry_s, MAX_RETRY_S)

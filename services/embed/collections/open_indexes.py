@@ -1,4 +1,4 @@
-"""The indexes of the checkpoint that is served, and for a while those of the one before it."""
+"""The indexes of the served checkpoint, and for a while those of the previous one."""
 
 import asyncio
 import time
@@ -11,12 +11,12 @@ from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 
-# By then no request that began under another checkpoint can still be using its indexes.
+# After this time no request that began under another checkpoint can still use its indexes.
 RETIRE_AFTER_S = 120.0
 
 
 class OpenIndexes:
-    """Opens a checkpoint's indexes when it is first met."""
+    """Opens a checkpoint's indexes when it is first used."""
 
     def __init__(
         self, store: ImageStore, folder: Path, options: IndexOptions, fresh: FreshPixels, *, max_state_bytes: int
@@ -53,13 +53,13 @@ class OpenIndexes:
             return self._open[served.digest]
 
     async def delete(self, row: int) -> None:
-        """Take an image out of all of them; of those that are just being opened, too."""
+        """Remove an image from all indexes, including those that are just being opened."""
         async with self._opening:
             for indexes in self:
                 await asyncio.to_thread(indexes.delete, row)
 
     async def retire_others(self, current: CheckpointIndexes) -> None:
-        """Drop the indexes of other checkpoints, once they can't be in use any more."""
+        """Drop the indexes of other checkpoints once they can't be in use any more."""
         now = time.monotonic()
         for digest in [digest for digest in self._open if digest != current.digest]:
             self._retired.append((now, self._open.pop(digest)))
@@ -69,7 +69,7 @@ class OpenIndexes:
             await asyncio.to_thread(current.remove_files_of_others)
 
     async def close(self, *, is_saving: bool) -> None:
-        """Close all, saved unless the collection's folder is not to be written to any more."""
+        """Close all; save them unless the collection's folder must not be written to any more."""
         for indexes in self:
             if is_saving:
                 await asyncio.to_thread(indexes.save)

@@ -1,4 +1,4 @@
-"""Stored images under conditions: re-read from a kept state where there is one, else decoded and encoded."""
+"""Reading of stored images under conditions: from a kept state if there is one, else by decoding and encoding."""
 
 import asyncio
 import functools
@@ -19,14 +19,14 @@ from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, 
 from services.embed.service import EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
-# Size of one submission: large enough for full batches, small enough that requests find their turn between two.
+# Size of one submission: large enough for full batches, small enough that requests can be served in between.
 PIECE_IMAGES = 64
 PIECE_COST = 8192
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Images to be read under conditions; `sources`, which may block, brings those of some rows that still live."""
+    """Images to be read under conditions; `sources`, which may block, returns those of given rows that still exist."""
 
     rows: Sequence[int]
     conditions: Sequence[Text | None]
@@ -35,7 +35,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """An image under every condition asked for, (C, E), and its state where it was encoded for the first time."""
+    """An image under each requested condition, (C, E), and its state if it was encoded for the first time."""
 
     row: int
     vectors: Embeddings
@@ -44,8 +44,8 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Images ready for a batch: what each row's items are, in order. Those that do not decode are left out;
-    `through` is the last row, whether it decodes or not."""
+    """Images ready for a batch: the items of each row, in order. Images that do not decode are left out; `through` is
+    the last row, whether it decodes or not."""
 
     through: int
     items: Sequence[tuple[int, Sequence[Item]]]
@@ -56,13 +56,13 @@ class Prepared:
 
     @property
     def from_states(self) -> bool | None:
-        """Whether all images are read from states; None where some are and some are not."""
+        """Whether all images are read from states; None if only some are."""
         kinds = {isinstance(some[0], StateItem) for _, some in self.items}
         return kinds.pop() if len(kinds) == 1 else None
 
 
 class ImageReader:
-    """Reads images in pieces; decoding runs on `threads`, the model where the checkpoint's batcher runs."""
+    """Reads images in pieces; decoding runs on `threads`, the model in the checkpoint's batcher."""
 
     def __init__(self, limits: ImageLimits, threads: Executor) -> None:
         self._limits = limits
@@ -74,7 +74,7 @@ class ImageReader:
     async def prepare(
         self, engine: EmbedModel, sources: Sequence[Source], conditions: Sequence[Text | None], *, keeps_states: bool
     ) -> list[tuple[int, Sequence[Item]]]:
-        """Prepare each row's items; decode an image without state or pixels, and leave out one that does not decode."""
+        """Prepare each row's items; decode images without state or pixels, and leave out those that do not decode."""
         decode = functools.partial(self._decode, engine)
         encoded = [source for source in sources if source.data is not None]
         loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ class ImageReader:
         return [(source.row, items) for source in sources if (items := items_of(source))]
 
     async def run(self, served: ServedEmbed, prepared: Prepared, *, deadline: float | None = None) -> list[Read]:
-        """The images of `prepared`, in order. Raises Overloaded where the queue is full, DeadlineExceeded."""
+        """Read the images of `prepared`, in order. Raises Overloaded if the queue is full, DeadlineExceeded."""
         engine = served.engine
         items = [item for _, some in prepared.items for item in some]
         costs = [engine.cost(item) for item in items]
@@ -113,7 +113,7 @@ class ImageReader:
     async def in_pieces(
         self, engine: EmbedModel, wanted: Wanted, *, keeps_states: bool = False
     ) -> AsyncGenerator[Prepared]:
-        """Prepare what is wanted for one submission after the other; the next is prepared while one is used."""
+        """Prepare one submission after the other; the next is prepared while one is in use."""
 
         async def prepare(rows: Sequence[int]) -> Prepared:
             sources = await asyncio.to_thread(wanted.sources, rows)
@@ -131,7 +131,7 @@ class ImageReader:
             coming.cancel()
 
     async def read(self, served: ServedEmbed, wanted: Wanted, *, deadline: float | None = None) -> list[Read]:
-        """Read what is wanted, piece by piece. Raises what `run` raises."""
+        """Read everything in `wanted`, piece by piece. Raises what `run` raises."""
         async with aclosing(self.in_pieces(served.engine, wanted)) as some:
             return [read async for prepared in some for read in await self.run(served, prepared, deadline=deadline)]
 
@@ -145,7 +145,7 @@ class ImageReader:
 
 
 def pieces(engine: EmbedModel, wanted: Wanted) -> list[Sequence[int]]:
-    """Rows for a submission each: at most PIECE_IMAGES, and fewer where an image costs much."""
+    """Split rows into submissions: at most PIECE_IMAGES each, and fewer if an image costs much."""
     no_pixels = np.empty((0, 0, 3), np.uint8)
     cost = engine.cost(ImageItem("", no_pixels, tuple(wanted.conditions)))
     size = max(1, min(PIECE_IMAGES, PIECE_COST // cost))

@@ -1,7 +1,7 @@
-"""The nearest stored images under a condition, also while the condition's index is being built.
+"""Search for the nearest stored images under a condition, also while the condition's index is being built.
 
-An index that has every image answers alone. Otherwise the images that it lacks are short-listed by the indexes that
-there are, read under the condition at once, and merged with what the index holds already.
+A complete index answers alone. Otherwise the images that it lacks are short-listed by the existing indexes, read under
+the condition at once, and merged with the results of the index.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from services.nn.clip_texts import Text
 
 Rows = NDArray[np.int64]
 
-# An image without a kept state costs about as much as this many with one, so the short list is shorter by it.
+# An image without a stored state costs about as much as this many with one, which shortens the short list.
 ENCODING_COST = 8
-# The query is embedded under each of their conditions: the unconditional one and those asked lately.
+# The query is embedded under the condition of each: the unconditional one and those requested recently.
 MAX_SHORTLISTING_INDEXES = 8
-# Fewer images than this say too little about whether two wordings mean the same.
+# With fewer images than this, a comparison cannot tell whether two wordings mean the same.
 MIN_COMPARED_IMAGES = 16
-# Images over the budget are read until this long before the deadline, at which nothing would be answered.
+# Images over the budget are read until this long before the deadline, at which no response could be sent.
 FINISHING_S = 2.0
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """`shortlist_size` images with a kept state are read for one search, more only where its answer has to hold more
+    """`shortlist_size` images with a stored state are read for one search, more only if the answer has to hold more
     results. Wordings under which the same images' embeddings have a mean cosine of `share_index_cosine` or more share
-    one index; None: none do."""
+    one index; with None, no wordings do."""
 
     shortlist_size: int
     share_index_cosine: float | None = None
@@ -50,7 +50,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One search: what is sought, under which condition, how many, among which rows (None: all)."""
+    """One search: the query, the condition, the number of results, and the rows to search (None: all)."""
 
     input: ImageInput | TextInput
     text: Text | None
@@ -61,7 +61,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """Rows and their cosines, best first; `is_exact` where every image was compared exactly."""
+    """Rows and their cosines, best first; `is_exact` if every image was compared exactly."""
 
     rows: Sequence[int]
     scores: Sequence[float]
@@ -71,8 +71,7 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Rows to be read for one search: those that the budget allows, and those that an answer of `k` results needs
-    besides."""
+    """Rows to be read for one search: those within the budget, and further ones needed for an answer of `k` results."""
 
     rows: Sequence[int]
     further_rows: Sequence[int] = ()
@@ -102,11 +101,11 @@ class Searcher:
     async def search(
         self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, *, last_row: int
     ) -> Nearest:
-        """Raises what is wrong with the query, Overloaded, DeadlineExceeded."""
+        """Raises the errors of an invalid query, Overloaded, DeadlineExceeded."""
         index = indexes.get(question.text)
         if index is not None:
             index.used = time.time()
-            # everything in one answer is compared under one wording: the one that is indexed
+            # all results of one answer are compared under one wording, the indexed one
             question = replace(question, text=index.text)
         (query,) = await self._embed(served, question, [question.text])
         if index is not None and index.vectors.through >= last_row:
@@ -119,7 +118,7 @@ class Searcher:
         wanted = Wanted(shortlist.rows, [question.text], indexes.sources)
         reads = await self._reader.read(served, wanted, deadline=question.context.deadline)
         if index is None and (same := self._same_in_other_words(indexes, question.text, reads)) is not None:
-            assert question.text is not None  # the unconditional embedding has an index always
+            assert question.text is not None  # the unconditional embedding always has an index
             indexes.share(question.text, same)
             return await self.search(served, indexes, question, last_row=last_row)
         wanted = replace(wanted, rows=shortlist.further_rows)
@@ -132,8 +131,8 @@ class Searcher:
     async def _shortlist(
         self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
     ) -> Shortlist:
-        """The images among `lacking` that are worth reading: all of them where they are few, else those that the
-        other indexes rank first, taken in turns, and then the newest; `num_wanted` at least, if there are as many."""
+        """Choose the images among `lacking` to read: all if they are few, else those that the other indexes rank first,
+        alternating between indexes, and then the newest; at least `num_wanted`, if there are as many."""
         states = indexes.states
         kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
@@ -156,7 +155,7 @@ class Searcher:
         return Shortlist(sorted(in_order[:size]), in_order[size : max(size, num_wanted)])
 
     async def _read_in_time(self, served: ServedEmbed, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
-        """Read as much of what is wanted as is possible until then (`time.monotonic()`), and tell whether it is all."""
+        """Read as much of `wanted` as possible before `until` (`time.monotonic()`); also return whether it was all."""
         reads: list[Read] = []
         async with aclosing(self._reader.in_pieces(served.engine, wanted)) as prepared:
             try:
@@ -173,7 +172,7 @@ class Searcher:
     def _same_in_other_words(
         self, indexes: CheckpointIndexes, text: Text | None, reads: Sequence[Read]
     ) -> ConditionIndex | None:
-        """The index under whose condition these images look as they do under `text`."""
+        """Find an index under whose condition these images have nearly the same embeddings as under `text`."""
         threshold = self._options.share_index_cosine
         if threshold is None or text is None or len(reads) < MIN_COMPARED_IMAGES:
             return None
@@ -200,7 +199,7 @@ class Searcher:
     async def _embed(
         self, served: ServedEmbed, question: Question, texts: Sequence[Text | None]
     ) -> Sequence[Embeddings]:
-        """The query under each condition; a text is the same under all."""
+        """Embed the query under each condition; a text's embedding is the same under all."""
 
         async def embed(conditions: Sequence[str]) -> list[Embeddings]:
             call = EmbedCall([question.input], conditions)

@@ -1,6 +1,6 @@
-"""The sources that a stored image can be read from.
+"""The sources from which a stored image can be read.
 
-Pixels that were decoded when an image was added are kept until it is indexed, so that it is decoded once.
+Pixels that were decoded when an image was added are kept until it is indexed, so that it is decoded only once.
 """
 
 import threading
@@ -12,7 +12,7 @@ from services.embed.model.items import ImageState, Pixels
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A stored image: its kept state, or its pixels where it was decoded just now, or its bytes."""
+    """A stored image: its kept state, its pixels if it was decoded recently, or its bytes."""
 
     row: int
     digest: str
@@ -22,9 +22,9 @@ class Source:
 
 
 class FreshPixels:
-    """At most `max_bytes`; the oldest are let go first. Used by any thread.
+    """A cache of at most `max_bytes` that drops the oldest pixels first. Thread-safe.
 
-    What a checkpoint's transform has made is of no use to another checkpoint, so both digests name an image.
+    Pixels transformed for one checkpoint are useless to another, so the key consists of both digests.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -42,7 +42,7 @@ class FreshPixels:
                 self._forget(next(iter(self._pixels)))
 
     def take(self, checkpoint: str, image: str) -> Pixels | None:
-        """Hand them out, once."""
+        """Remove and return the pixels."""
         with self._lock:
             return self._forget((checkpoint, image))
 

@@ -1,8 +1,8 @@
 """Examples for the two training jobs: image and caption, and (image, instruction, answer) triplets.
 
-Two sources: ColorShape, generated batch by batch from (seed, step) alone, so that any step can be repeated on any
-machine, and visual instruction data in LLaVA's JSON format from disk. The instructions that `evaluate.py` asks are
-the dissertation's (Table D.3) and are in no list of training wordings.
+Two sources: ColorShape, generated batch by batch from (seed, step) alone, so that any step can be reproduced on any
+machine, and visual instruction data in LLaVA's JSON format from disk. The instructions used by `evaluate.py` are the
+dissertation's (Table D.3) and are not in any list of training wordings.
 """
 
 import functools
@@ -49,10 +49,10 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     "texture": ("texture",),
     "size and color": ("size", "color"),
 }
-# Never asked in tuning: a whole attribute, and a combination of two that are asked alone and with others.
+# Never asked in tuning: a whole attribute, and a combination of two attributes that are asked alone and with others.
 UNSEEN_CONDITIONS = ("texture", "size and color")
 
-# Asked in evaluation, by Table D.3's pattern; no training wording begins with "What is the" or ends in "the image".
+# Asked in evaluation, in the form of Table D.3; no training wording begins with "What is the" or ends in "the image".
 TEST_INSTRUCTIONS = {
     "color": "What is the color of the object in the image?",
     "shape": "What is the shape of the object in the image?",
@@ -63,7 +63,7 @@ TEST_INSTRUCTIONS = {
     "texture": "What is the texture of the background in the image?",
     "size and color": "What is the size and color of the object in the image?",
 }
-# An instruction's words for an attribute of an object, or of what is behind it.
+# Wordings of an instruction for an attribute of an object, or of its background.
 OBJECT_NAMES = ("object", "shape", "thing")
 ATTRIBUTE_NAMES = {
     "color": ("color",),
@@ -113,8 +113,8 @@ QUESTIONS = {
     ),
 }
 
-# Probability that a caption mentions an attribute: one that captions rarely mention never gets a place of its own in
-# the text space, and no condition can retrieve it then.
+# Probability that a caption mentions an attribute: attributes that captions rarely mention are not separated in the
+# text space, and then no condition can retrieve them.
 MENTION_PROBABILITY = {"color": 0.8, "shape": 0.85, "size": 0.5, "background": 0.5, "texture": 0.5, "position": 0.5}
 ANSWER_CAPTION_FRACTION = 0.3
 PAIR_FRACTION = 0.35
@@ -130,7 +130,7 @@ class CaptionBatch:
 
 @dataclass(frozen=True)
 class TripletBatch:
-    """R rows over B images: `image_index` (R,) points into the images; an instruction of None is no condition."""
+    """R rows over B images: `image_index` (R,) points into the images; an instruction of None means no condition."""
 
     image_index: Tensor
     instructions: list[str | None]
@@ -138,7 +138,7 @@ class TripletBatch:
 
 
 def answer(scenes: Scenes, index: int, condition: str) -> str:
-    """The canonical answer of a scene with one object, for example "red" or "small object"."""
+    """Return the canonical answer for a scene with one object, for example "red" or "small object"."""
     words = {
         "color": _word(COLORS, scenes.color[index, 0]),
         "shape": SHAPES[int(scenes.shape[index, 0])],
@@ -152,7 +152,7 @@ def answer(scenes: Scenes, index: int, condition: str) -> str:
 
 @functools.cache
 def all_answers() -> tuple[str, ...]:
-    """List every answer that the conditions asked in tuning can have, held-out combinations left out."""
+    """List every answer that the conditions asked in tuning can have, without held-out combinations."""
     words: dict[str, Sequence[str]] = {
         "color": list(COLORS),
         "shape": SHAPES,
@@ -185,7 +185,7 @@ def wordings(condition: str) -> tuple[str, ...]:
 
 
 def caption_batch(seed: int, step: int, num_scenes: int) -> CaptionBatch:
-    """Step `step` of the endless caption data of a seed."""
+    """Generate step `step` of a seed's endless caption data."""
     generator = _generator(seed, step)
     scenes = sample_scenes(num_scenes, generator, pair_fraction=PAIR_FRACTION)
     dice = torch.rand(num_scenes, 12, generator=generator).tolist()
@@ -195,10 +195,10 @@ def caption_batch(seed: int, step: int, num_scenes: int) -> CaptionBatch:
 def triplet_batch(
     seed: int, step: int, num_scenes: int, *, num_questions: int = 3, has_unconditional: bool = True
 ) -> tuple[Scenes, TripletBatch]:
-    """Step `step` of the endless tuning data: `num_questions` different questions about each of `num_scenes` scenes.
+    """Generate step `step` of the endless tuning data: `num_questions` questions about each of `num_scenes` scenes.
 
-    With `has_unconditional` each scene has one row more without instruction, answered by a full caption, so that the
-    embedding without a condition stays a CLIP embedding.
+    With `has_unconditional` each scene has an additional row without instruction, answered by a full caption, so that
+    the embedding without a condition remains a CLIP embedding.
     """
     generator = _generator(seed, step)
     scenes = sample_scenes(num_scenes, generator)
@@ -218,9 +218,9 @@ def triplet_batch(
 
 
 def describe(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
-    """A caption: one or two objects with some of their attributes left out, or a bare answer.
+    """Write a caption: one or two objects with some of their attributes left out, or a bare answer.
 
-    `dice` are twelve uniform numbers in 0..1 that decide what is said and how.
+    `dice` are twelve uniform numbers in 0..1 that determine content and wording.
     """
     if int(scenes.num_objects[index]) == 2:
         return _describe_pair(scenes, index, dice)
@@ -244,7 +244,7 @@ def describe(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
 
 
 def instruction_vocabulary() -> list[str]:
-    """List texts with every word that the generator can say or ask, for learning a vocabulary."""
+    """List texts that contain every word of the generator, for learning a vocabulary."""
     words = [*COLORS, *SHAPES, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *(_place(cell) for cell in range(9))]
     sentences = [_sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
     questions = [text for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS for text in wordings(condition)]
@@ -252,12 +252,12 @@ def instruction_vocabulary() -> list[str]:
 
 
 def learn_merges() -> list[tuple[str, str]]:
-    """Byte-pair merges that make one token of each word the generator knows."""
+    """Learn byte-pair merges that make one token of each word of the generator."""
     return clip_tokenizer.learn_merges(instruction_vocabulary())
 
 
 def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], TripletBatch]:
-    """Conversations in LLaVA's format → their image files and one row for each human turn with its answer.
+    """Convert conversations in LLaVA's format → their image files and one row for each human turn with its answer.
 
     A record is `{"image": file, "conversations": [{"from": "human"|"gpt", "value": text}, …]}`. Turns of one
     conversation become rows with the same image: hard negatives of one another. Raises ValueError, naming the
@@ -283,7 +283,7 @@ def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], Tri
 class LlavaData:
     """Visual instruction data on disk: a JSON list of conversations and the folder of its images.
 
-    Records without an image are left out. Raises OSError or ValueError where the file is not such a list.
+    Records without an image are left out. Raises OSError or ValueError if the file is not such a list.
     """
 
     def __init__(self, path: Path, image_folder: Path) -> None:
@@ -294,7 +294,7 @@ class LlavaData:
         self.image_folder = image_folder
 
     def batch(self, seed: int, step: int, num_images: int) -> tuple[list[Path], TripletBatch]:
-        """Step `step` of endless shuffled epochs; the last batch of an epoch runs into the next one."""
+        """Return step `step` of endless shuffled epochs; the last batch of an epoch continues into the next one."""
         picked: list[dict[str, object]] = []
         start = step * num_images
         while len(picked) < num_images:
@@ -311,7 +311,7 @@ def _triplets(rows: Sequence[tuple[int, str | None, str]]) -> TripletBatch:
 
 
 def _generator(seed: int, step: int) -> torch.Generator:
-    # a multiplier beyond any number of steps keeps the streams of two seeds apart
+    # a multiplier larger than any number of steps keeps the random streams of two seeds separate
     return torch.Generator().manual_seed(seed * 1_000_000_007 + step)
 
 
@@ -324,7 +324,7 @@ def _is_held_out(color: str, shape: str) -> bool:
 
 
 def _phrase(words: Mapping[str, str]) -> str:
-    """The shortest text that says these attributes, for example "red circle" or "red object at the top left"."""
+    """Return the shortest text for these attributes, for example "red circle" or "red object at the top left"."""
     if len(words) == 1 and (alone := words.get("color") or words.get("shape") or words.get("position")):
         return alone
     parts = []

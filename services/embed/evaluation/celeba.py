@@ -1,7 +1,7 @@
-"""CelebA-Attribute and CelebA-Identity (Tables 5.2, 5.4, D.4): faces like this one in one respect.
+"""CelebA-Attribute and CelebA-Identity (Tables 5.2, 5.4, D.4): retrieval of faces that are alike in one respect.
 
-Each of 29 attributes is a retrieval task of its own: an image with the attribute looks for others with it, one
-without for others without. mAP is scaled by what a random ranking gets, as most attributes are rare.
+Each of 29 attributes is a separate retrieval task: images with the attribute should find others with it, images without
+it others without. mAP is scaled relative to a random ranking, because most attributes are rare.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ SPLITS = {"train": "0", "val": "1", "test": "2"}
 
 @dataclass(frozen=True)
 class Faces:
-    """N images of a split: whether each has each attribute, by its name (N,) int64, and who it is (N,)."""
+    """N images of a split: for each attribute's name whether each image has it (N,) int64, and the identities (N,)."""
 
     paths: tuple[Path, ...]
     attributes: dict[str, Labels]
@@ -36,11 +36,11 @@ class Faces:
 
 
 def load_faces(directory: Path, *, split: str = "test", limit: int | None = None) -> Faces:
-    """CelebA as it comes: `img_align_celeba/`, `list_attr_celeba.txt`, `list_eval_partition.txt` and
+    """Load CelebA in its original layout: `img_align_celeba/`, `list_attr_celeba.txt`, `list_eval_partition.txt` and
     `identity_CelebA.txt`; the first `limit` images of the split. Raises MissingData."""
     partition = _rows(directory / "list_eval_partition.txt")
     files = [file for file, (part,) in partition.items() if part == SPLITS[split]][:limit]
-    # one line tells the number of images, the next the names of the columns
+    # the first line is the number of images, the second the names of the columns
     _, header, *_ = _lines(directory / "list_attr_celeba.txt")
     has = _rows(directory / "list_attr_celeba.txt", num_header_lines=2)
     values = np.array([has[file] for file in files]).astype(np.int64)
@@ -54,9 +54,9 @@ def load_faces(directory: Path, *, split: str = "test", limit: int | None = None
 
 
 def evaluate_celeba(embedder: ImageEmbedder, faces: Faces, settings: dict[str, object]) -> list[Result]:
-    """Scaled mAP of the 29 attributes and mAP of the identity, in points, from one pass over the images.
+    """Compute the scaled mAP of the 29 attributes and the mAP of the identity, in points, from one pass.
 
-    Memory: the embeddings under all 30 instructions at once. An attribute that all images agree on has no score.
+    All embeddings under all 30 instructions are in memory at once. An attribute on which all images agree has no score.
     """
     instructions = [*map(celeba_attribute, CELEBA_ATTRIBUTES), CELEBA_IDENTITY]
     images = SOURCE.images(faces.paths, f"{embedder.name}, CelebA")
@@ -74,7 +74,7 @@ def evaluate_celeba(embedder: ImageEmbedder, faces: Faces, settings: dict[str, o
 
 
 def scaled_mean_ap(embeddings: Array32, labels: Labels) -> float:
-    """(p − r) / (1 − r) of embeddings (N, E): mAP p against its exact expectation r under a random ranking."""
+    """Compute (p − r) / (1 − r) of embeddings (N, E) from the mAP p and its expectation r for a random ranking."""
     mean_ap = mean_average_precision(cosine_rows(embeddings), labels)
     return scaled_average_precision(mean_ap, random_mean_average_precision(labels))
 
@@ -84,6 +84,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _rows(path: Path, num_header_lines: int = 0) -> dict[str, list[str]]:
-    """File name → the other columns of its line."""
+    """Map file names to the other columns of their lines."""
     split = (line.split() for line in _lines(path)[num_header_lines:])
     return {file: values for file, *values in split}

@@ -1,4 +1,4 @@
-"""The dissertation's ColorShape protocol (Table 5.1): renderings retrieved by colour, by shape, and by both."""
+"""The dissertation's ColorShape protocol (Table 5.1): renderings retrieved by color, by shape, and by both."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from services.jobs.colorshape import (
     sample_classes,
     sample_continuous,
 )
+from services.jobs.progress import watched
 from services.jobs.tables import Table
 
 TABLE_CONDITIONS = ("color", "shape", "both")
@@ -30,7 +31,7 @@ RENDERED_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class ColorShapeResult:
-    """One embedder on ColorShape: points of mAP by condition, Spearman's ρ for the continuous colours."""
+    """One embedder on ColorShape: points of mAP by condition, Spearman's ρ for the continuous colors."""
 
     embedder: str
     by_condition: dict[str, float]
@@ -45,10 +46,10 @@ class ColorShapeResult:
 
 @dataclass(frozen=True)
 class ColorShapeProtocol:
-    """Renderings to retrieve: 4 colours × 4 shapes, the combinations held out of training, and nameless colours.
+    """Renderings to retrieve: 4 colors × 4 shapes, the combinations held out of training, and unnamed colors.
 
-    `num_per_class` images a class, and in proportion for the other two; `is_plain` puts all objects on plain white.
-    Training draws from other seeds.
+    `num_per_class` images per class, and proportional numbers for the other two; `is_plain` puts all objects on plain
+    white. Training uses other seeds.
     """
 
     num_per_class: int = 125
@@ -72,11 +73,14 @@ class ColorShapeProtocol:
 
 
 def evaluate_colorshape(embedder: ImageEmbedder, protocol: ColorShapeProtocol) -> ColorShapeResult:
-    """Table 5.1's row of an embedder."""
+    """Compute an embedder's row of Table 5.1."""
 
-    def mean_ap(scenes: Scenes, conditions: Iterable[str]) -> dict[str, float]:
+    def images_of(scenes: Scenes, part: str) -> Iterator[Image.Image]:
+        return watched(rendered(scenes, embedder.image_size), f"{embedder.name}, {part}", len(scenes))
+
+    def mean_ap(scenes: Scenes, conditions: Iterable[str], part: str) -> dict[str, float]:
         names = list(conditions)
-        images = rendered(scenes, embedder.image_size)
+        images = images_of(scenes, part)
         embeddings = embedder.embed_images(images, [TEST_INSTRUCTIONS[name] for name in names])
         return {
             name: 100 * mean_average_precision(cosine_rows(under), labels_of(scenes, name))
@@ -84,23 +88,23 @@ def evaluate_colorshape(embedder: ImageEmbedder, protocol: ColorShapeProtocol) -
         }
 
     continuous = protocol.continuous_scenes()
-    (by_color,) = embedder.embed_images(rendered(continuous, embedder.image_size), [TEST_INSTRUCTIONS["color"]])
+    (by_color,) = embedder.embed_images(images_of(continuous, "continuous colors"), [TEST_INSTRUCTIONS["color"]])
     return ColorShapeResult(
         embedder=embedder.name,
-        by_condition=mean_ap(protocol.scenes(), TEST_INSTRUCTIONS),
-        held_out=mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS),
+        by_condition=mean_ap(protocol.scenes(), TEST_INSTRUCTIONS, "ColorShape"),
+        held_out=mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS, "held-out combinations"),
         continuous=continuous_color_correlation(cosine_rows(by_color), continuous.rgb[:, 0].numpy().astype(np.float64)),
     )
 
 
 def rendered(scenes: Scenes, side: int) -> Iterator[Image.Image]:
-    """The scenes as images of `side` pixels, some at a time."""
+    """Render the scenes as images of `side` pixels, some at a time."""
     for start in range(0, len(scenes), RENDERED_AT_ONCE):
         yield from map(Image.fromarray, render(scenes[start : start + RENDERED_AT_ONCE], side).numpy())
 
 
 def labels_of(scenes: Scenes, condition: str) -> NDArray[np.int64]:
-    """The class of each scene under a condition: (N,)."""
+    """Return the class of each scene under a condition: (N,)."""
     color, shape, size = scenes.color[:, 0], scenes.shape[:, 0], scenes.size[:, 0]
     label = {
         "color": color,
@@ -116,7 +120,7 @@ def labels_of(scenes: Scenes, condition: str) -> NDArray[np.int64]:
 
 
 def summary(result: ColorShapeResult) -> dict[str, float]:
-    """A result as flat numbers for a manifest."""
+    """Flatten a result into numbers for a manifest."""
     return {
         "average_map": result.average,
         **{f"map_{condition.replace(' ', '_')}": value for condition, value in result.by_condition.items()},
@@ -126,7 +130,7 @@ def summary(result: ColorShapeResult) -> dict[str, float]:
 
 
 def print_table(results: list[ColorShapeResult], console: Console) -> None:
-    """Table 5.1's layout, then the other attributes, the held-out combinations and the continuous colours."""
+    """Print Table 5.1's layout, then the other attributes, the held-out combinations and the continuous colors."""
     others = [condition for condition in TEST_INSTRUCTIONS if condition not in TABLE_CONDITIONS]
     header = ["embedder"]
     header += [f"{name}*" if name in UNSEEN_CONDITIONS else name for name in [*TABLE_CONDITIONS, "average", *others]]

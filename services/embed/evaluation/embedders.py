@@ -1,4 +1,4 @@
-"""The models that the protocols compare, behind one interface: images under instructions, and texts, to vectors.
+"""The models that the protocols compare, with a common interface that embeds images under instructions, and texts.
 
 Shapes: N images or texts, C instructions, B images of a batch, E embedding width. Embeddings are L2-normalised.
 """
@@ -26,33 +26,33 @@ MAX_READOUTS = 256
 
 
 class NoTextSide(ValueError):
-    """A protocol asks for texts, and the model embeds images only; the message names it."""
+    """A protocol needs texts, but the model embeds only images; the message names the model."""
 
 
 class ImageEmbedder(Protocol):
     """A model under evaluation.
 
-    `name` heads its row in a table; `image_size` is the side in pixels of the square that it sees.
+    `name` is the label of its table row; `image_size` is the side in pixels of its square input.
     """
 
     name: str
     image_size: int
 
     def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        """RGB images under each of the instructions (None: under none) → (C, N, E).
+        """Embed RGB images under each of the instructions (None: under none) → (C, N, E).
 
-        The images are taken in one pass and a batch at a time, so that they may come from a generator and a model
-        that encodes an image once for all instructions does. Raises ValueError where there are none.
+        The images are read once, a batch at a time, so they may come from a generator, and a model can encode an image
+        once for all instructions. Raises ValueError without images.
         """
         ...
 
     def embed_texts(self, texts: Sequence[str]) -> Array32:
-        """Texts → (N, E), in the space of the images. Raises NoTextSide where the model embeds images only."""
+        """Embed texts → (N, E), in the space of the images. Raises NoTextSide if the model embeds only images."""
         ...
 
 
 class FocalLensEmbedder:
-    """A FocalLens checkpoint, on the device that it was loaded to."""
+    """A FocalLens checkpoint on the device on which it was loaded."""
 
     def __init__(self, checkpoint: FocalLensCheckpoint, *, name: str, max_readouts: int = MAX_READOUTS) -> None:
         self.name = name
@@ -133,7 +133,7 @@ class ClipEmbedder:
 
 
 class Unconditioned:
-    """An embedder that is never told the instruction."""
+    """An embedder that ignores instructions."""
 
     def __init__(self, embedder: ImageEmbedder) -> None:
         self.name = f"{embedder.name}, no condition"
@@ -149,14 +149,14 @@ class Unconditioned:
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Runs of `size` items, the last as short as it comes."""
+    """Split into runs of `size` items; the last may be shorter."""
     source = iter(items)
     while batch := list(islice(source, size)):
         yield batch
 
 
 def preprocess(images: Sequence[Image.Image], transform: ImageTransform, like: Tensor) -> Tensor:
-    """RGB images → (B, 3, height, width), on the device and of the type of `like`."""
+    """Convert RGB images → (B, 3, height, width), on the device and in the dtype of `like`."""
     pixels = torch.from_numpy(np.stack([transform(image) for image in images]))
     return transform.normalise(pixels.to(like.device)).to(like.dtype)
 

@@ -1,7 +1,7 @@
 """`fovea evaluate focallens …`: the dissertation's protocols on the command line, each a file of `protocols/`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -39,13 +39,14 @@ from services.embed.evaluation.same_class import LOADERS, evaluate_category, eva
 from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
 from services.embed.evaluation.tables import print_tables
 from services.jobs.checkpoints import Device
+from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, output_file, results_file
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.refusals import readable_weights
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint to evaluate: a name in the store, or a folder.")]
 Baseline = Annotated[
@@ -63,6 +64,8 @@ Save = Annotated[
 PerClass = Annotated[int | None, typer.Option(min=1, help="Use at most this many images of each class.")]
 
 FOCALLENS = "focallens-shapes"
+NOTHING_KEPT = "Stopped. Nothing is kept; run the same command to begin again."
+SOME_KEPT = "Stopped. The scores of models that were finished are printed, and kept with --save."
 
 
 @app.callback()
@@ -71,6 +74,7 @@ def choose_protocol() -> None:
 
 
 @app.command()
+@interruptible(NOTHING_KEPT)
 def colorshape(
     checkpoint: Checkpoint = FOCALLENS,
     baseline: Annotated[
@@ -97,6 +101,7 @@ def colorshape(
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def celeba(
     data: Data,
     checkpoint: Checkpoint = FOCALLENS,
@@ -115,11 +120,11 @@ def celeba(
         faces = load_faces(data, split=split, limit=limit)
         settings = {"split": split, "images": len(faces.paths)}
         embedders = load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        results = [result for embedder in embedders for result in evaluate_celeba(embedder, faces, settings)]
-    report(results, save)
+        report((result for embedder in embedders for result in evaluate_celeba(embedder, faces, settings)), save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def genecis(
     data: Annotated[Path, typer.Option(help="Folder with focus_attribute.json and focus_object.json.")],
     visual_genome: Annotated[Path, typer.Option(help="Visual Genome's images, for attributes.")] = Path("VG"),
@@ -140,14 +145,17 @@ def genecis(
         raise typer.BadParameter(f"{focus!r} is not one of attribute, object and both", param_hint="--focus")
     with missing_data_as_bad_parameter():
         tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
-        results = []
-        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-            scores = {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks}
-            results.append(Result(embedder.name, "genecis", scores, {"limit": limit}))
-    report(results, save)
+
+        def score() -> Iterator[Result]:
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+                scores = {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks}
+                yield Result(embedder.name, "genecis", scores, {"limit": limit})
+
+        report(score(), save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def imagenet(
     data: Annotated[Path, typer.Option(help="Folder with one folder of .JPEG files for each class (n02085620, …).")],
     checkpoint: Checkpoint = FOCALLENS,
@@ -166,7 +174,7 @@ def imagenet(
     chosen = choose(nodes, node, "--node")
     with missing_data_as_bad_parameter():
         settings = {"images_per_class": images_per_class}
-        results = [
+        results = (
             Result(
                 embedder.name,
                 "imagenet",
@@ -174,11 +182,12 @@ def imagenet(
                 settings,
             )
             for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        ]
-    report(results, save)
+        )
+        report(results, save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def fine_grained(
     data: Annotated[
         Path, typer.Option(help="The folder with flowers-102, stanford_cars, fgvc-aircraft-2013b and food-101.")
@@ -198,14 +207,17 @@ def fine_grained(
     chosen = choose(LOADERS, dataset, "--dataset")
     with missing_data_as_bad_parameter():
         images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
-        results = []
-        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-            scores = {name: evaluate_category(embedder, images[name], name.lower()) for name in chosen}
-            results.append(Result(embedder.name, "fine-grained", scores, {"images_per_class": images_per_class}))
-    report(results, save)
+
+        def score() -> Iterator[Result]:
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+                scores = {name: evaluate_category(embedder, images[name], name.lower()) for name in chosen}
+                yield Result(embedder.name, "fine-grained", scores, {"images_per_class": images_per_class})
+
+        report(score(), save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def sugarcrepe(
     data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
@@ -226,14 +238,15 @@ def sugarcrepe(
         settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
         counts = ", ".join(f"{kind} {len(some):,}" for kind, some in choices.items())
         typer.echo(f"{sum(map(len, choices.values())):,} choices: {counts}")
-        results = [
+        results = (
             Result(embedder.name, "sugarcrepe", evaluate_sugarcrepe(embedder, coco, choices), settings)
             for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        ]
-    report(results, save)
+        )
+        report(results, save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def mmvp(
     data: Annotated[Path, typer.Option(help="The folder with Questions.csv and 'MLLM_VLM Images'.")],
     checkpoint: Checkpoint = FOCALLENS,
@@ -246,14 +259,15 @@ def mmvp(
     """Match statements with images that CLIP confuses: MMVP-VLM, accuracy on pairs (Table 5.6)."""
     with missing_data_as_bad_parameter():
         patterns = load_mmvp(data)
-        results = [
+        results = (
             Result(embedder.name, "mmvp", evaluate_mmvp(embedder, patterns))
             for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        ]
-    report(results, save)
+        )
+        report(results, save)
 
 
 @app.command()
+@interruptible(SOME_KEPT)
 def linear_probe(
     data: Annotated[
         Path, typer.Option(help="Folder with train and val, each with one folder of images for each class.")
@@ -275,20 +289,23 @@ def linear_probe(
     options = ProbeOptions(num_seeds=seeds)
     with missing_data_as_bad_parameter():
         images = load_dogs(data, options) if category is None else load_probe(data, category, options)
-        results = []
-        for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-            scores = evaluate_linear_probe(embedder, images, options)
-            settings = {
-                "category": images.category,
-                "classes": images.num_classes,
-                "seeds": seeds,
-                "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
-            }
-            results.append(Result(embedder.name, "linear-probe", points(scores), settings))
-    report(results, save)
+
+        def score() -> Iterator[Result]:
+            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
+                scores = evaluate_linear_probe(embedder, images, options)
+                settings = {
+                    "category": images.category,
+                    "classes": images.num_classes,
+                    "seeds": seeds,
+                    "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
+                }
+                yield Result(embedder.name, "linear-probe", points(scores), settings)
+
+        report(score(), save)
 
 
 @app.command()
+@interruptible(NOTHING_KEPT)
 def grid(
     images: Annotated[Path | None, typer.Option(help="Folder of images to search. Default: rendered scenes.")] = None,
     condition: Annotated[
@@ -330,7 +347,7 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files written by -
 def load_embedders(
     checkpoint: str, baseline: str | None, pretrained: str | None, device: DeviceName, store_url: str | None
 ) -> Sequence[ImageEmbedder]:
-    """The baseline, if one is wanted, and then the checkpoint. Raises BadParameter for one that there is not."""
+    """Load the baseline, if requested, and then the checkpoint. Raises BadParameter if one does not exist."""
     try:
         place = str(DeviceOptions(device=device).choose_device())
     except ValueError as error:
@@ -347,7 +364,7 @@ def load_embedders(
 
 
 def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list[str]:
-    """The wanted ones of the known names, all where none are named. Raises BadParameter for a name that is unknown."""
+    """Return the requested names of the known ones, or all if none are requested. Raises BadParameter if unknown."""
     for name in wanted or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint=option)
@@ -362,12 +379,21 @@ def missing_data_as_bad_parameter() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
-def report(results: Sequence[Result], save: Path | None) -> None:
-    """Print the tables that the scores belong to and, as the last line, the scores as JSON; then keep them."""
-    print_tables(results, Console(width=200))
-    print_json([asdict(result) for result in results])
-    if save is not None:
-        RESULT_FILES.save(results, save)
+def report(results: Iterable[Result], save: Path | None) -> None:
+    """Print the tables that the scores belong to and, as the last line, the scores as JSON.
+
+    Each model's scores are kept as soon as there are any; an interruption leaves those, and they are printed.
+    """
+    reached = []
+    try:
+        for result in results:
+            reached.append(result)
+            if save is not None:
+                RESULT_FILES.save([result], save)
+    finally:
+        if reached:
+            print_tables(reached, Console(width=200))
+            print_json([asdict(result) for result in reached])
 
 
 def print_json(value: Any) -> None:

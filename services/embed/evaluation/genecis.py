@@ -1,7 +1,7 @@
-"""GeneCIS, "Focus attribute" and "Focus object" (Table 5.2): of a few images, the one alike in what is asked.
+"""GeneCIS, "Focus attribute" and "Focus object" (Table 5.2): finding the one image that is alike under a condition.
 
-Each query has a reference image, a condition, the target and distractors; all are embedded under the condition, and
-the score is how often the target is among the three most similar to the reference.
+Each query has a reference image, a condition, the target and distractors; all are embedded under the condition, and the
+score is the share of queries whose target is among the three images most similar to the reference.
 """
 
 import gzip
@@ -18,7 +18,8 @@ from PIL import Image
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.instructions import focus_on_attribute, focus_on_object
 from services.embed.evaluation.metrics import target_recall
-from services.jobs.published_data import Source, progress, read_image
+from services.jobs.progress import watched
+from services.jobs.published_data import Source, read_image
 
 Focus = Literal["attribute", "object"]
 Box = tuple[float, float, float, float]
@@ -27,7 +28,7 @@ GENECIS = Source("GeneCIS", "https://github.com/facebookresearch/genecis")
 COCO = Source("COCO 2017's validation images", "https://cocodataset.org")
 VISUAL_GENOME = Source("Visual Genome 1.2's images", "https://homes.cs.washington.edu/~ranjay/visualgenome")
 
-# Folders of Visual Genome's images: as its two archives unpack, put together, or in the folder itself.
+# Folders of Visual Genome's images: as in its two archives, merged, or in the folder itself.
 VISUAL_GENOME_FOLDERS = ("VG_100K", "VG_100K_2", "VG_All", ".")
 
 DILATION = 0.7
@@ -75,8 +76,8 @@ class GeneCis:
 
 
 def load_genecis(annotations: Path, images: Path, focus: Focus, *, limit: int | None = None) -> GeneCis:
-    """The first `limit` queries of `focus_attribute.json` or `focus_object.json`, which may be gzipped, with images of
-    Visual Genome or of COCO's `val2017`. Raises MissingData, or ValueError where the file is not GeneCIS's."""
+    """Load the first `limit` queries of `focus_attribute.json` or `focus_object.json`, optionally gzipped, with images
+    of Visual Genome or of COCO's `val2017`. Raises MissingData, or ValueError if the file is not GeneCIS's."""
     path = annotations / f"focus_{focus}.json"
     zipped = path.with_suffix(".json.gz")
     text = gzip.decompress(zipped.read_bytes()) if zipped.is_file() else GENECIS.existing(path).read_bytes()
@@ -109,9 +110,9 @@ def load_genecis(annotations: Path, images: Path, focus: Focus, *, limit: int | 
 
 
 def evaluate_genecis(embedder: ImageEmbedder, task: GeneCis) -> float:
-    """Recall@3 in points; a distractor as similar as the target counts as nearer.
+    """Compute Recall@3 in points; a distractor as similar as the target counts as nearer.
 
-    Raises MissingData before the first image is read, if any is not there.
+    Raises MissingData before the first image is read if any is missing.
     """
     for picture in {picture for query in task.queries for picture in query.pictures}:
         task.source.existing(picture.path)
@@ -120,10 +121,10 @@ def evaluate_genecis(embedder: ImageEmbedder, task: GeneCis) -> float:
 
 
 def crop_object(image: Image.Image, box: Box) -> Image.Image:
-    """An object with some of what is around it, padded with black to a square, as GeneCIS's own code cuts it.
+    """Crop an object with some of its surroundings, padded with black to a square, like GeneCIS's own code.
 
-    The box grows by DILATION of its sides to the left and to the top, not beyond the image; its right and bottom are
-    1 + DILATION sides from there. So where nothing is cut off, they are the object's own.
+    The box grows by DILATION of its sides to the left and to the top, within the image; its right and bottom edges are
+    1 + DILATION sides from there, so if nothing is cut off, they are the object's own.
     """
     left, top = max(0.0, box[0] - DILATION * box[2]), max(0.0, box[1] - DILATION * box[3])
     right = min(image.width, left + (1 + DILATION) * box[2])
@@ -136,13 +137,14 @@ def crop_object(image: Image.Image, box: Box) -> Image.Image:
 
 
 def _similarities(embedder: ImageEmbedder, task: GeneCis) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-    """Cosines of each query's reference with its gallery, condition by condition: a picture that several queries show
-    is embedded once."""
+    """Yield the cosines of each query's reference with its gallery, condition by condition: a picture that several
+    queries share is embedded once."""
     by_condition = [
         (condition, list(queries))
         for condition, queries in groupby(sorted(task.queries, key=lambda q: q.condition), key=lambda q: q.condition)
     ]
-    for condition, queries in progress(by_condition, f"{embedder.name}, GeneCIS focus {task.focus}"):
+    title = f"{embedder.name}, GeneCIS focus {task.focus}"
+    for condition, queries in watched(by_condition, title, len(by_condition)):
         pictures = list(dict.fromkeys(picture for query in queries for picture in query.pictures))
         images = (picture.read() for picture in pictures)
         (embeddings,) = embedder.embed_images(images, [task.instruction(condition)])

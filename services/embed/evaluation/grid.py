@@ -1,4 +1,4 @@
-"""A query's nearest neighbours under several conditions, beside CLIP's (Figures 5.1 and 5.5).
+"""A query's nearest neighbours under several conditions, next to CLIP's (Figures 5.1 and 5.5).
 
 Shapes: N images of a gallery, Q queries, k neighbours, E embedding width.
 """
@@ -18,19 +18,20 @@ from services.embed.evaluation.colorshape import labels_of, rendered
 from services.embed.evaluation.embedders import Array32, ImageEmbedder
 from services.embed.evaluation.grid_picture import QUERY, THUMBNAIL, Block, Neighbour, Row
 from services.jobs.colorshape import Scenes, render, sample_scenes
-from services.jobs.published_data import MissingData, progress, read_image
+from services.jobs.progress import watched
+from services.jobs.published_data import MissingData, read_image
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
-# Conditions on scenes where none are given.
+# Conditions on scenes if none are given.
 SCENE_CONDITIONS = tuple(TEST_INSTRUCTIONS[name] for name in ("color", "shape", "background"))
 
-# Neither training nor the ColorShape protocol draws from it.
+# Neither training nor the ColorShape protocol uses this seed.
 SCENES_SEED = 2_000_003
 
 
 class Gallery(Protocol):
-    """Images to search among, each of which may be a query."""
+    """Images to search, each of which may also be a query."""
 
     def __len__(self) -> int: ...
 
@@ -43,7 +44,7 @@ class Gallery(Protocol):
         ...
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
-        """Tell whether two images share what is asked; None where nobody knows or nothing is asked (no text)."""
+        """Tell whether two images are alike under the condition; None if that is unknown or the condition is empty."""
         ...
 
 
@@ -58,10 +59,10 @@ class SceneGallery:
         return len(self._scenes)
 
     def images(self, side: int) -> Iterator[Image.Image]:
-        return rendered(self._scenes, side)
+        return watched(rendered(self._scenes, side), "scenes", len(self))
 
     def thumbnail(self, index: int, side: int) -> Image.Image:
-        """Drawn larger and then reduced, which smooths its edges and its noise."""
+        """Draw the scene larger and reduce it, which smooths its edges and its noise."""
         large = Image.fromarray(render(self._scenes[index : index + 1], 4 * side)[0].numpy())
         return large.reduce(4)
 
@@ -71,7 +72,7 @@ class SceneGallery:
 
 
 class FolderGallery:
-    """The images of a folder and of the folders in it, by name. Raises MissingData where there are fewer than two."""
+    """The images of a folder and its subfolders, by name. Raises MissingData if there are fewer than two."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -84,10 +85,10 @@ class FolderGallery:
         return len(self._paths)
 
     def images(self, side: int) -> Iterator[Image.Image]:
-        return map(read_image, progress(self._paths, "images"))
+        return map(read_image, watched(self._paths, "images", len(self._paths)))
 
     def thumbnail(self, index: int, side: int) -> Image.Image:
-        """Its middle, cut square."""
+        """Crop the central square."""
         return ImageOps.fit(read_image(self._paths[index]), (side, side))
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
@@ -96,7 +97,7 @@ class FolderGallery:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """Options of a grid: its conditions, and how many queries are drawn by the seed, with k neighbours each."""
+    """Options of a grid: its conditions, the number of queries drawn with the seed, and k neighbours for each."""
 
     conditions: Sequence[str]
     num_queries: int = 3
@@ -107,7 +108,7 @@ class GridOptions:
 def retrieve_grid(
     gallery: Gallery, baseline: ImageEmbedder, embedder: ImageEmbedder, options: GridOptions
 ) -> list[Block]:
-    """A block for each query: the baseline's row without a condition, then the embedder's under each one.
+    """Make a block for each query: the baseline's row without a condition, then the embedder's under each condition.
 
     At most N queries and N − 1 neighbours.
     """
@@ -131,7 +132,7 @@ def retrieve_grid(
 
 
 def nearest_others(embeddings: Array32, query: int, k: int) -> tuple[NDArray[np.int64], Array32]:
-    """The k images nearest to one of (N, E) and their cosines, best first, without itself; at most N − 1."""
+    """Find the k images nearest to one of (N, E) and their cosines, best first, without itself; at most N − 1."""
     cosines = embeddings @ embeddings[query]
     order = np.argsort(-cosines, kind="stable")
     nearest = order[order != query][:k]

@@ -1,4 +1,4 @@
-"""The picture of a grid of neighbours: a block for each query, its rows beside it. Lengths are in pixels."""
+"""The picture of a grid of neighbours: a block for each query, with its rows next to it. Lengths are in pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ QUERY = 2 * THUMBNAIL
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A thumbnail, its cosine to the query and whether it is alike in what was asked; None where that is unknown."""
+    """A thumbnail, its cosine to the query, and whether the two are alike under the condition (None if unknown)."""
 
     image: Image.Image
     cosine: float
@@ -35,7 +35,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Row:
-    """Neighbours under a condition, best first; an empty condition is none."""
+    """Neighbours under a condition, best first; an empty string means no condition."""
 
     condition: str
     neighbours: tuple[Neighbour, ...]
@@ -58,7 +58,7 @@ class Names:
 
 
 def draw_grid(blocks: Sequence[Block], names: Names) -> Image.Image:
-    """Draw all blocks below one another, with a legend where frames tell what is alike."""
+    """Draw all blocks below one another, with a legend if frames show which neighbours are alike."""
     longest = max(len(row.neighbours) for block in blocks for row in block.rows)
     width = 2 * MARGIN + QUERY + 3 * GAP + LABEL_WIDTH + longest * (THUMBNAIL + GAP) - GAP
     has_frames = any(one.is_alike is not None for block in blocks for row in block.rows for one in row.neighbours)
@@ -96,7 +96,7 @@ def _draw_block(picture: Image.Image, block: Block, names: Names, top: int) -> N
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, at: tuple[int, int], name: str, condition: str) -> None:
-    """The model's name above its condition, both centred on a height."""
+    """Draw the model's name above its condition, vertically centred."""
     lines = [(line, PALE_INK, 14) for line in _wrapped(name, 14)]
     lines += [(line, INK, 17) for line in _wrapped(condition or "no condition", 17)]
     left, top = at[0], at[1] - sum(size + 5 for _, _, size in lines) / 2
@@ -119,7 +119,7 @@ def _draw_neighbour(picture: Image.Image, neighbour: Neighbour, at: tuple[int, i
 def _draw_frame(
     draw: ImageDraw.ImageDraw, at: tuple[int, int], side: int, color: tuple[int, int, int], width: int
 ) -> None:
-    """Around a square image, outside of it."""
+    """Draw a frame around a square image, outside of it."""
     left, top = at
     draw.rectangle((left - width, top - width, left + side + width - 1, top + side + width - 1), None, color, width)
 
@@ -133,7 +133,7 @@ def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
 
 
 def _wrapped(text: str, size: int) -> list[str]:
-    """Lines that fit the labels' column; a word that does not, and what is beyond the last line, end in an ellipsis."""
+    """Wrap to the labels' column; overlong words, and text beyond the last line, are cut with an ellipsis."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word

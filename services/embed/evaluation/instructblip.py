@@ -1,8 +1,8 @@
-"""InstructBLIP as an embedder: the mean over what its Q-Former reads out of an image under an instruction.
+"""InstructBLIP as an embedder: the mean of its Q-Former's outputs for an image under an instruction.
 
-Read from a Hugging Face folder of the whole model (`config.json`, safetensors, `preprocessor_config.json`,
-`qformer_tokenizer/`); of its weights the image tower, the query tokens and the Q-Former alone, never the language
-model.
+It is read from a Hugging Face folder of the whole model (`config.json`, safetensors, `preprocessor_config.json`,
+`qformer_tokenizer/`); only the weights of the image tower, the query tokens and the Q-Former are loaded, not the
+language model.
 
 Shapes: N images, B images of a batch, C instructions, Q query tokens, E width of the Q-Former.
 """
@@ -27,10 +27,10 @@ PARTS = ("vision_model.", "qformer.", "query_tokens")
 
 
 class InstructBlipEmbedder:
-    """InstructBLIP's image side, on one device. Its embeddings live in a space without texts."""
+    """InstructBLIP's image side, on one device. Its embedding space has no texts."""
 
     def __init__(self, directory: Path, *, name: str, device: str = "cpu", batch_size: int = 16) -> None:
-        """Raises OSError or ValueError where the folder does not hold such a model."""
+        """Raises OSError or ValueError if the folder does not contain such a model."""
         open_clip()  # transformers imports torchvision, which open_clip() makes importable
         from transformers import AutoConfig, AutoTokenizer, InstructBlipQFormerModel, InstructBlipVisionModel
 
@@ -47,7 +47,7 @@ class InstructBlipEmbedder:
 
     @torch.inference_mode()
     def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        """(C, N, E), L2-normalised; no instruction is the empty one. Raises ValueError where there are no images."""
+        """Embed images → (C, N, E), L2-normalised; None is the empty instruction. Raises ValueError without images."""
         asked = [self._tokens(instruction or "") for instruction in instructions]
         parts = []
         for batch in batches(images, self._batch_size):
@@ -62,7 +62,7 @@ class InstructBlipEmbedder:
         raise NoTextSide(f"{self.name} embeds images only: InstructBLIP's Q-Former has no space shared with texts")
 
     def _read_out(self, patches: Tensor, input_ids: Tensor) -> Tensor:
-        """The Q-Former's output at the query tokens, averaged: (B, P, D) and (1, W) → (B, E)."""
+        """Average the Q-Former's output at the query tokens: (B, P, D) and (1, W) → (B, E)."""
         num_images, num_queries = patches.shape[0], self._query_tokens.shape[1]
         output = self._qformer(
             input_ids=input_ids.expand(num_images, -1),
@@ -75,7 +75,7 @@ class InstructBlipEmbedder:
         return tokens.mean(dim=1)
 
     def _tokens(self, instruction: str) -> Tensor:
-        """(1, W) int64, cut where the Q-Former's positions end."""
+        """Tokenise → (1, W) int64, cut at the Q-Former's number of positions."""
         longest = self._qformer.config.max_position_embeddings
         encoded = self._tokenizer(instruction, truncation=True, max_length=longest, return_tensors="pt")
         input_ids: Tensor = encoded["input_ids"].to(self._query_tokens.device)
@@ -83,7 +83,7 @@ class InstructBlipEmbedder:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """The image side's tensors by their names in the whole model, from one file or from several with an index."""
+    """Read the image side's tensors by their names in the whole model, from one file or several with an index."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         files = {file for name, file in json.loads(index.read_text())["weight_map"].items() if name.startswith(PARTS)}
@@ -100,7 +100,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _build(kind: Any, config: Any, weights: dict[str, Tensor], prefix: str, device: str) -> Any:
-    """A part of the model with its weights, ready to run. Raises ValueError where some are missing."""
+    """Build a part of the model with its weights, ready to run. Raises ValueError if some are missing."""
     state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     model, info = kind.from_pretrained(
         None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
@@ -112,7 +112,7 @@ def _build(kind: Any, config: Any, weights: dict[str, Tensor], prefix: str, devi
 
 def _transform(directory: Path) -> ImageTransform:
     path = directory / "preprocessor_config.json"
-    # where transformers 5 saves a whole processor, the image's part is in the processor's file
+    # if transformers 5 saved a whole processor, the image part is in the processor's file
     settings = (
         json.loads(path.read_text())
         if path.is_file()

@@ -1,4 +1,4 @@
-"""Instructions of the protocols: the dissertation's Table D.3, word for word; ColorShape's are `TEST_INSTRUCTIONS`."""
+"""Instructions of the protocols: the dissertation's Table D.3, verbatim; ColorShape's are `TEST_INSTRUCTIONS`."""
 
 from typing import Literal
 
@@ -28,8 +28,8 @@ MMVP = {
 
 Kind = Literal["noun", "adjective"]
 
-# Table D.3 asks nouns and adjectives differently and gives one example of each (the first and the third here); the
-# others are under the question that they fit as English.
+# Table D.3 has different questions for nouns and adjectives and one example of each (the first and the third here); the
+# other attributes are assigned to the question that is grammatical.
 CELEBA_ATTRIBUTES: dict[str, Kind] = {
     "Arched Eyebrows": "noun",
     "Bags Under Eyes": "noun",

@@ -1,8 +1,8 @@
-"""Linear probing with few images (Figure 5.4): the projection of a frozen CLIP replaced by a linear classifier.
+"""Linear probing with few images (Figure 5.4): a linear classifier replaces the projection of a frozen CLIP.
 
-The classifier is trained on k images of each class, once for each learning rate. The learning rate that is reported
-is the one that does best on the very images that are reported, as in the dissertation ("the best checkpoint"), so a
-score is an upper bound of what a learning rate fixed in advance would give.
+The classifier is trained on k images of each class, once for each learning rate. The reported learning rate is chosen
+on the same images on which the score is reported, as in the dissertation ("the best checkpoint"), so the score is an
+upper bound of that of a learning rate fixed in advance.
 
 Shapes: N images, D width of the image tower, C classes.
 """
@@ -25,17 +25,18 @@ from services.embed.evaluation.instructions import type_of
 from services.embed.evaluation.metrics import Labels
 from services.embed.evaluation.results import DEVIATION
 from services.embed.evaluation.same_class import IMAGENET, LabelledImages, read_nodes
+from services.jobs.progress import watched
 from services.jobs.published_data import MissingData, Source
 
 
 class NoProjection(ValueError):
-    """A model's image tower does not end in a linear projection; the message names the model."""
+    """The image tower of a model does not end in a linear projection; the message names the model."""
 
 
 def embed_features(embedder: ImageEmbedder, images: Iterable[Image.Image], instruction: str | None) -> Array32:
-    """Pooled features in front of the projection into the shared space: (N, D), not normalised.
+    """Compute pooled features before the projection into the shared space: (N, D), not normalised.
 
-    Raises NoProjection for a model whose image tower is no ViT of open_clip's.
+    Raises NoProjection for a model whose image tower is not an open_clip ViT.
     """
     if not isinstance(embedder, FocalLensEmbedder | ClipEmbedder) or not _ends_in_projection(embedder.visual):
         raise NoProjection(f"{embedder.name} has no ViT whose linear projection a classifier could replace")
@@ -50,7 +51,7 @@ def _ends_in_projection(visual: Any) -> bool:
 
 @contextmanager
 def _projected(visual: Any) -> Iterator[list[Array32]]:
-    """While it lasts, collects the features that the tower projects, one array for each pass."""
+    """Collect the features that the tower projects during the block, one array per pass."""
     features: list[Array32] = []
 
     def collect(_module: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
@@ -64,7 +65,7 @@ def _projected(visual: Any) -> Iterator[list[Array32]]:
 
 
 def _pooled(visual: Any, normed: Tensor) -> Tensor:
-    """The last layer norm's output as the projection gets it: (N, T, D), or pooled already, → (N, D)."""
+    """Pool the last layer norm's output as the projection receives it: (N, T, D), or already pooled, → (N, D)."""
     if normed.ndim == 2:
         return normed
     return normed[:, 1:].mean(dim=1) if visual.pool_type == "avg" else normed[:, 0]
@@ -75,9 +76,9 @@ ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Options of the classifiers' training: Adam without weight decay, from zero, on shuffled batches.
+    """Options of the classifiers' training: Adam without weight decay, starting at zero, on shuffled batches.
 
-    `shots` are the numbers of images of each class; each of the seeds draws its own images and order.
+    `shots` are the numbers of images per class; each seed draws its own images and order.
     """
 
     shots: tuple[int, ...] = (5, 10, 15)
@@ -89,7 +90,7 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class ProbeData:
-    """Images to train on and to be tested on, of the same classes, and what kind of thing the classes are."""
+    """Images for training and for testing, of the same classes, and the category of the classes."""
 
     category: str
     train: LabelledImages
@@ -115,16 +116,16 @@ class Split:
 
 
 def load_dogs(directory: Path, options: ProbeOptions) -> ProbeData:
-    """ImageNet's dogs, as `directory/train/<wnid>/*` and `directory/val/<wnid>/*`.
+    """Load ImageNet's dogs from `directory/train/<wnid>/*` and `directory/val/<wnid>/*`.
 
-    Raises MissingData, also where a class has too few images to train on or none to be tested on.
+    Raises MissingData, also if a class has too few images for training or none for testing.
     """
     (dog,) = [node for node in read_nodes() if node.node == "Dog"]
     return _probe_data(directory, "dog", dog.classes, IMAGENET, options)
 
 
 def load_probe(directory: Path, category: str, options: ProbeOptions) -> ProbeData:
-    """Likewise every class that `directory/train` has a folder for. Raises MissingData."""
+    """Load every class that has a folder in `directory/train`, in the same layout. Raises MissingData."""
     source = Source(f"the images of each {category}", "the folder that --data names")
     classes = sorted(entry.name for entry in source.existing(directory / "train").iterdir() if entry.is_dir())
     if len(classes) < 2:
@@ -135,7 +136,7 @@ def load_probe(directory: Path, category: str, options: ProbeOptions) -> ProbeDa
 
 
 def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: ProbeOptions) -> dict[int, ProbeScore]:
-    """Scores by number of images a class. Raises MissingData, or NoProjection."""
+    """Compute scores by the number of images per class. Raises MissingData, or NoProjection."""
     draws = [draw_shots(data.train.labels, max(options.shots), seed) for seed in range(options.num_seeds)]
     used = np.unique(np.concatenate([draw.ravel() for draw in draws]))
     subset = LabelledImages(data.train.source, tuple(data.train.paths[i] for i in used), data.train.labels[used])
@@ -144,7 +145,7 @@ def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: Pro
         shots: best_score(
             [
                 _accuracies(train, np.searchsorted(used, draw[:, :shots].ravel()), val, seed, options)
-                for seed, draw in enumerate(draws)
+                for seed, draw in enumerate(watched(draws, f"{embedder.name}, {shots} images a class", len(draws)))
             ],
             options.learning_rates,
         )
@@ -153,9 +154,9 @@ def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: Pro
 
 
 def best_score(accuracies: Sequence[Sequence[float]], learning_rates: Sequence[float]) -> ProbeScore:
-    """The learning rate whose mean is best, from the accuracies of each seed at each of them; of equals the first.
+    """Choose the learning rate with the best mean, from the accuracies of each seed at each rate; ties go to the first.
 
-    The deviation is the sample's, and 0 for a single seed.
+    The deviation is the sample's, 0 for a single seed.
     """
     percent = 100 * np.array(accuracies)
     best = int(percent.mean(axis=0).argmax())
@@ -164,7 +165,7 @@ def best_score(accuracies: Sequence[Sequence[float]], learning_rates: Sequence[f
 
 
 def points(scores: dict[int, ProbeScore]) -> dict[str, float]:
-    """Scores by the keys that tables know: k, and beside it its standard deviation."""
+    """Return scores by the tables' keys: k, and a key for its standard deviation."""
     return {
         key: value
         for shots, score in scores.items()
@@ -173,7 +174,7 @@ def points(scores: dict[int, ProbeScore]) -> dict[str, float]:
 
 
 def draw_shots(labels: Labels, num_shots: int, seed: int) -> NDArray[np.int64]:
-    """Places of `num_shots` images of each class, (C, shots). The first k columns are what a draw of k gives."""
+    """Draw the places of `num_shots` images of each class, (C, shots). The first k columns equal a draw of k."""
     return np.stack(
         [
             np.random.default_rng([seed, int(label)]).permutation(np.flatnonzero(labels == label))[:num_shots]
@@ -183,11 +184,11 @@ def draw_shots(labels: Labels, num_shots: int, seed: int) -> NDArray[np.int64]:
 
 
 def fit_probe(train: Split, learning_rate: float, seed: int, options: ProbeOptions) -> torch.nn.Linear:
-    """A classifier of features, trained with softmax cross-entropy."""
+    """Train a classifier of features with softmax cross-entropy."""
     generator = torch.Generator().manual_seed(seed)
     features, labels = torch.from_numpy(train.features), torch.from_numpy(train.labels)
     probe = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
-    # the problem is convex: every start ends in the same place, and zero needs no randomness
+    # the problem is convex: all starting points give the same result, and zero needs no randomness
     torch.nn.init.zeros_(probe.weight)
     torch.nn.init.zeros_(probe.bias)
     optimizer = torch.optim.Adam(probe.parameters(), lr=learning_rate)
@@ -203,7 +204,7 @@ def fit_probe(train: Split, learning_rate: float, seed: int, options: ProbeOptio
 
 @torch.inference_mode()
 def top1_accuracy(probe: torch.nn.Linear, test: Split) -> float:
-    """The fraction of features whose own class has the strictly highest logit."""
+    """Compute the fraction of features whose own class has the strictly highest logit."""
     logits, labels = probe(torch.from_numpy(test.features)), torch.from_numpy(test.labels)[:, None]
     own = logits.gather(1, labels)
     others = logits.scatter(1, labels, -torch.inf).amax(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Embedders by what a command line calls them."""
+"""Loading of embedders by their names on a command line."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,10 @@ from services.nn.image_transform import ImageTransform
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """The embedder that a command line names: a folder of FocalLens's, open_clip's or InstructBLIP's, a name in the
+    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's or InstructBLIP's, a name in the
     store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
 
-    Raises ValueError for an open_clip name that is unknown, StoreError where the store has no such name.
+    Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
     if pretrained is not None:
         return ClipEmbedder(_known_clip(reference, pretrained), name=reference, device=device)
@@ -32,13 +32,13 @@ def load_embedder(
 
 
 def is_instructblip(directory: Path) -> bool:
-    """Whether a Hugging Face folder says that it is such a model."""
+    """Whether a Hugging Face folder contains InstructBLIP according to its configuration."""
     path = directory / "config.json"
     return path.is_file() and json.loads(path.read_text()).get("model_type") == "instructblip"
 
 
 def _known_clip(name: str, pretrained: str) -> ClipModel:
-    """A model of any architecture that open_clip builds, with its own tokenizer and preprocessing."""
+    """Load a model of any architecture that open_clip builds, with its own tokenizer and preprocessing."""
     model_config = open_clip().get_model_config(name)
     if model_config is None:
         raise ValueError(f"open_clip has no model {name!r}")

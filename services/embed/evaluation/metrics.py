@@ -1,10 +1,10 @@
 """Retrieval metrics of the dissertation's tables.
 
 Shapes: Q queries, N gallery images, E embedding width, m relevant and n irrelevant images of a query. Similarities are
-cosines, higher is closer. Ties never help: an irrelevant image ranks before a relevant one of the same similarity.
+cosines, higher is closer. For ties, an irrelevant image ranks before a relevant one of the same similarity.
 
-Where every image is a query and the query itself is left out of its gallery, similarities are any iterable of N rows
-(N,): a matrix, or `cosine_rows`, which never holds all of one.
+If every image is a query that is left out of its own gallery, similarities are any iterable of N rows (N,): a matrix,
+or `cosine_rows`, which never holds the whole matrix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ def average_precision(relevant: Similarities, irrelevant: Similarities) -> float
 def average_precisions(similarity: Iterable[Similarities], labels: Labels) -> Array:
     """Leave-one-out average precision of every image as a query against all others: (N,).
 
-    `labels` (N,): relevant are the others with the query's label; NaN where there are none.
+    `labels` (N,): the relevant images are the others with the query's label; NaN if there are none.
     """
     precisions = np.full(len(labels), np.nan)
     for query, row in enumerate(similarity):
@@ -55,7 +55,7 @@ def average_precisions(similarity: Iterable[Similarities], labels: Labels) -> Ar
 def mean_average_precision(similarity: Iterable[Similarities], labels: Labels) -> float:
     """Mean of `average_precisions` over the queries that have at least one relevant image.
 
-    Raises ValueError where no query has one.
+    Raises ValueError if no query has one.
     """
     precisions = average_precisions(similarity, labels)
     if np.isnan(precisions).all():
@@ -64,7 +64,10 @@ def mean_average_precision(similarity: Iterable[Similarities], labels: Labels) -
 
 
 def expected_average_precision(num_gallery: int, num_relevant: int) -> float:
-    """AP of a random ranking, exactly: (H_n + (m − 1)/(n − 1) · (n − H_n)) / n for m relevant of n, 1 ≤ m ≤ n."""
+    """Compute the exact AP of a random ranking of n, m of them relevant: (H_n + (m − 1)/(n − 1) · (n − H_n)) / n.
+
+    Requires 1 ≤ m ≤ n.
+    """
     n, m = num_gallery, num_relevant
     if n == 1:
         return 1.0

@@ -1,7 +1,7 @@
-"""MMVP-VLM (Table 5.6): pairs of images that CLIP takes for one another, and a statement that is true of each.
+"""MMVP-VLM (Table 5.6): pairs of images that CLIP confuses, with a statement that is true of each.
 
-Nine visual patterns of fifteen pairs. For each of a pair's two statements the model chooses an image; the pair is
-right where both choices are, and a tie is no choice.
+Nine visual patterns with fifteen pairs each. For each of a pair's two statements the model chooses an image; the pair
+is correct if both choices are, and a tie counts as wrong.
 """
 
 import csv
@@ -32,10 +32,10 @@ class Pair:
 
 
 def load_mmvp(directory: Path) -> dict[str, list[Pair]]:
-    """The pairs of each pattern: `Questions.csv` (id, folder, statement) and `MLLM_VLM Images/<folder>/<id>.jpg`.
+    """Load the pairs of each pattern: `Questions.csv` (id, folder, statement) and `MLLM_VLM Images/<folder>/<id>.jpg`.
 
-    As in the authors' script two rows make a pair and fifteen pairs a pattern, in the order of the file. Raises
-    MissingData, also where the file holds another number of rows.
+    As in the authors' script, two rows make a pair and fifteen pairs a pattern, in the order of the file. Raises
+    MissingData, also if the file has another number of rows.
     """
     path = SOURCE.existing(directory / "Questions.csv")
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -51,9 +51,9 @@ def load_mmvp(directory: Path) -> dict[str, list[Pair]]:
 
 
 def evaluate_mmvp(embedder: ImageEmbedder, patterns: dict[str, list[Pair]]) -> dict[str, float]:
-    """Percent of the pairs that are right, by pattern.
+    """Compute the percentage of correct pairs by pattern.
 
-    Raises MissingData before the first image is read, if any is not there, and NoTextSide for a model without texts.
+    Raises MissingData before the first image is read if any is missing, and NoTextSide for a model without texts.
     """
     images = {
         pattern: SOURCE.images([path for pair in pairs for path in pair.images], f"{embedder.name}, {pattern}")
@@ -70,7 +70,7 @@ def evaluate_mmvp(embedder: ImageEmbedder, patterns: dict[str, list[Pair]]) -> d
 
 
 def are_right(similarity: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Tell which pairs are right: (P, image, text) → (P,). Each text has to be nearer to its own image, strictly."""
+    """Tell which pairs are correct: (P, image, text) → (P,). Each text must be strictly nearer to its own image."""
     own = np.diagonal(similarity, axis1=1, axis2=2)
     other = np.diagonal(similarity[:, ::-1], axis1=1, axis2=2)
     return np.asarray((own > other).all(axis=1))

@@ -1,4 +1,4 @@
-"""Scores of embedders by benchmark, kept as JSON so that rows of several runs come together in one table."""
+"""Scores of embedders by benchmark, stored as JSON so that rows of several runs can be combined in one table."""
 
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -6,13 +6,13 @@ from typing import Any
 
 from services.jobs.result_files import ResultFiles
 
-# Suffix of a task's name for the standard deviation of its score over seeds, where there is one.
+# Suffix of a task's name for the standard deviation of its score over seeds, if there is one.
 DEVIATION = " ±"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One embedder on one benchmark: points by task, and what was asked (split, number of images, …)."""
+    """One embedder on one benchmark: points by task, and the settings (split, number of images, …)."""
 
     embedder: str
     benchmark: str

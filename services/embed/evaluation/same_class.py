@@ -1,7 +1,7 @@
 """Retrieval of images of the same class (Table 5.3): ImageNet-Subset and the fine-grained data sets.
 
-ImageNet-Subset (Tables D.1 and D.5) asks for the class within a kind of thing. Of a fine-grained data set, the test
-images are used; each is laid out as its archives unpack, under the folder name that torchvision gives it.
+ImageNet-Subset (Tables D.1 and D.5) asks for the class within a category. Of a fine-grained data set, the test images
+are used; each has the layout of its unpacked archives, in the folder that torchvision uses.
 """
 
 import json
@@ -38,7 +38,7 @@ class LabelledImages:
 
 
 def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category: str) -> float:
-    """mAP in points of retrieving images of the same class, asked for the type of the category. Raises MissingData."""
+    """Compute the mAP in points of retrieving the same class under the category's type. Raises MissingData."""
     pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
     (embeddings,) = embedder.embed_images(pictures, [type_of(category)])
     return 100 * mean_average_precision(cosine_rows(embeddings), images.labels)
@@ -51,8 +51,8 @@ FOOD = Source("Food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/foo
 
 
 def load_flowers(directory: Path) -> LabelledImages:
-    """`flowers-102/`: `jpg/`, `imagelabels.mat` (the class of every image) and `setid.mat` (`tstid`: the test images),
-    both counted from 1. Raises MissingData."""
+    """Load `flowers-102/`: `jpg/`, `imagelabels.mat` (the class of every image) and `setid.mat` (`tstid`: the test
+    images), both counted from 1. Raises MissingData."""
     folder = directory / "flowers-102"
     classes = loadmat(FLOWERS.existing(folder / "imagelabels.mat"))["labels"].ravel()
     numbers = loadmat(FLOWERS.existing(folder / "setid.mat"))["tstid"].ravel()
@@ -61,7 +61,7 @@ def load_flowers(directory: Path) -> LabelledImages:
 
 
 def load_cars(directory: Path) -> LabelledImages:
-    """`stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may be in `devkit/`.
+    """Load `stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may be in `devkit/`.
 
     Raises MissingData.
     """
@@ -76,7 +76,7 @@ def load_cars(directory: Path) -> LabelledImages:
 
 
 def load_aircraft(directory: Path) -> LabelledImages:
-    """`fgvc-aircraft-2013b/data/`: `images/` and `images_variant_test.txt`, a number and a variant a line.
+    """Load `fgvc-aircraft-2013b/data/`: `images/` and `images_variant_test.txt`, a number and a variant per line.
 
     Raises MissingData.
     """
@@ -88,14 +88,14 @@ def load_aircraft(directory: Path) -> LabelledImages:
 
 
 def load_food(directory: Path) -> LabelledImages:
-    """`food-101/`: `images/` and `meta/test.txt`, `class/number` a line. Raises MissingData."""
+    """Load `food-101/`: `images/` and `meta/test.txt`, one `class/number` per line. Raises MissingData."""
     folder = directory / "food-101"
     lines = FOOD.existing(folder / "meta" / "test.txt").read_text().split()
     _, labels = np.unique([line.split("/")[0] for line in lines], return_inverse=True)
     return LabelledImages(FOOD, tuple(folder / "images" / f"{line}.jpg" for line in lines), labels)
 
 
-# By column of Table 5.3, whose name in small letters is the category that the instruction names.
+# By column of Table 5.3, whose lower-case name is the category in the instruction.
 LOADERS: dict[str, Callable[[Path], LabelledImages]] = {
     "Flower": load_flowers,
     "Car": load_cars,
@@ -106,7 +106,7 @@ LOADERS: dict[str, Callable[[Path], LabelledImages]] = {
 
 @dataclass(frozen=True)
 class Node:
-    """A kind of thing: its name in Table D.1, its column in Table D.5, its synset and the classes below it (wnids)."""
+    """A category: its name in Table D.1, its column in Table D.5, its synset and the classes below it (wnids)."""
 
     node: str
     column: str
@@ -116,12 +116,12 @@ class Node:
 
 
 def read_nodes() -> list[Node]:
-    """The fourteen kinds, in the order of Table D.1."""
+    """Read the fourteen categories, in the order of Table D.1."""
     return [Node(**entry) for entry in json.loads(NODES_FILE.read_text())]
 
 
 def load_node(directory: Path, node: Node) -> LabelledImages:
-    """The images of a kind's classes: `directory/<wnid>/*.JPEG`. Raises MissingData."""
+    """Find the images of a category's classes: `directory/<wnid>/*.JPEG`. Raises MissingData."""
     folders = [IMAGENET.existing(directory / wnid) for wnid in node.classes]
     files = [sorted(folder.glob("*.JPEG")) for folder in folders]
     for folder, found in zip(folders, files, strict=True):
@@ -134,8 +134,8 @@ def load_node(directory: Path, node: Node) -> LabelledImages:
 def evaluate_imagenet(
     embedder: ImageEmbedder, directory: Path, nodes: Sequence[Node], *, images_per_class: int | None = None
 ) -> dict[str, float]:
-    """mAP in points by column of Table D.5. Raises MissingData."""
-    # all are found before the first is embedded
+    """Compute the mAP in points by column of Table D.5. Raises MissingData."""
+    # find all images before the first is embedded
     images = [load_node(directory, node).first_of_each_class(images_per_class) for node in nodes]
     return {
         node.column: evaluate_category(embedder, of_node, node.node.lower())

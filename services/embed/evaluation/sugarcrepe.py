@@ -1,6 +1,6 @@
-"""SugarCrepe (Table 5.5): of two captions that differ by little, the one that is true of an image.
+"""SugarCrepe (Table 5.5): choosing between two similar captions the one that is true of an image.
 
-Seven types of hard negatives. Accuracy is strict: the true caption has to be nearer than the false one.
+Seven types of hard negatives. Accuracy is strict: the true caption must be nearer than the false one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from services.jobs.sugarcrepe import COCO, CaptionPair
 def evaluate_sugarcrepe(
     embedder: ImageEmbedder, folder: Path, choices: Mapping[str, Sequence[CaptionPair]]
 ) -> dict[str, float]:
-    """Accuracy in percent by type; `folder` is COCO's `val2017`.
+    """Compute the accuracy in percent by type; `folder` is COCO's `val2017`.
 
-    Raises MissingData before the first image is read, if any is not there, and NoTextSide for a model without texts.
+    Raises MissingData before the first image is read if any is missing, and NoTextSide for a model without texts.
     """
     files = {kind: _numbered([choice.filename for choice in some]) for kind, some in choices.items()}
     images = {
@@ -27,7 +27,7 @@ def evaluate_sugarcrepe(
     }
     scores = {}
     for kind, some in choices.items():
-        # equal texts are embedded once, so that they tie to the last bit
+        # equal texts are embedded once, so that they are exactly tied
         texts = _numbered([text for choice in some for text in (choice.caption, choice.negative_caption)])
         text_embeddings = embedder.embed_texts(list(texts))
         (image_embeddings,) = embedder.embed_images(images[kind], [SUGARCREPE[kind]])
@@ -44,5 +44,5 @@ def _cosines(images: Array32, texts: Array32) -> Array32:
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
-    """Number the names, each once."""
+    """Number the distinct names."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}

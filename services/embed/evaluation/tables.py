@@ -1,4 +1,4 @@
-"""The dissertation's result tables: which columns, which averages, in which order; best bold, second underlined."""
+"""The dissertation's result tables: columns, averages and order; the best score is bold, the second underlined."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from services.jobs.tables import Cell, Table, ranked, with_error
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring columns about one benchmark: headings and the scores under them, then the average of all its tasks.
+    """Adjacent columns for one benchmark: headings and their scores, then the average of all its tasks.
 
-    The average is shown only where all `num_tasks` scores are there.
+    The average is shown only if all `num_tasks` scores exist.
     """
 
     benchmark: str
@@ -29,7 +29,7 @@ class Group:
         return [f"{self.heading}\n{names[0]}", *names[1:]] if self.heading else names
 
     def values(self, scores: Mapping[str, float]) -> list[tuple[float, float | None] | None]:
-        """A score and its deviation by column; None where there is none."""
+        """Return a score and its deviation for each column; None if there is none."""
         values = [
             (scores[key], scores.get(key + DEVIATION)) if key in scores else None for key in self.columns.values()
         ]
@@ -48,7 +48,7 @@ class Layout:
 
 
 def average(scores: Mapping[str, float], num_tasks: int) -> float | None:
-    """The unweighted mean over a benchmark's tasks; None where one is missing."""
+    """Compute the unweighted mean over a benchmark's tasks; None if one is missing."""
     return sum(scores.values()) / num_tasks if len(scores) == num_tasks else None
 
 
@@ -110,7 +110,7 @@ LAYOUTS = (
 
 
 def print_tables(results: Sequence[Result], console: Console, layouts: Sequence[Layout] = LAYOUTS) -> None:
-    """Print every table that the results have a score for, a row for each embedder."""
+    """Print every table for which the results have a score, with a row for each embedder."""
     scores: dict[str, dict[str, Mapping[str, float]]] = {}
     for result in RESULT_FILES.merge(results):
         scores.setdefault(result.embedder, {})[result.benchmark] = result.scores

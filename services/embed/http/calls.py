@@ -1,4 +1,4 @@
-"""Conversion of a request's body, in any of the accepted forms, into a call of the model."""
+"""Conversion of request bodies in any of the accepted formats into calls of the model."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from services.core.http.bodies import (
     validate,
 )
 from services.core.http.dialects import tei_error_body
-from services.core.http.request_fields import refuse_unsupported
+from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (
@@ -24,10 +24,11 @@ from services.embed.http.schemas import (
     EmbedRequest,
     InputItem,
     TeiRequest,
+    conditions_of,
 )
 from services.embed.service import CallLimits, EmbedCall, Input, TextInput
 
-# Fields of vLLM's and Jina's embeddings, with the values that change nothing.
+# Fields of vLLM's and Jina's embeddings, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "embedding_type": ("float", ["float"]),
@@ -41,9 +42,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
-    """`POST /embed`: an image, a multipart form, Fovea's JSON, TEI's or Cohere's; `query` holds the URL's parameters.
+    """Read `POST /embed`: an image, a form, Fovea's JSON, TEI's or Cohere's; `query` has the URL's parameters.
 
-    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
+    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for invalid content.
     """
     media_type = media_type_of(request)
     if media_type.startswith("image/"):
@@ -65,7 +66,7 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
 
 
 async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
-    """`POST /v1/embeddings`, OpenAI's. Raises what `read_embed` raises."""
+    """Read `POST /v1/embeddings` in OpenAI's format. Raises what `read_embed` raises."""
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
     body = await read_json(request)
@@ -73,7 +74,7 @@ async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
 
 
 async def read_cohere(request: Request, limits: CallLimits) -> EmbedCall:
-    """`POST /v2/embed`, Cohere's. Raises what `read_embed` raises."""
+    """Read `POST /v2/embed` in Cohere's format. Raises what `read_embed` raises."""
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
     body = await read_json(request)
@@ -93,6 +94,7 @@ def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     _refuse_token_ids(body.get("input"), "input")
     parsed = validate(EmbeddingsRequest, body)
     refuse_unsupported(parsed.model_extra, UNSUPPORTED)
+    refuse_misspelt(parsed.model_extra, ("condition", "modality"))
     items = parsed.input if isinstance(parsed.input, list) else [parsed.input]
     if not items:
         raise InvalidField("input: The list is empty.", param="input")
@@ -146,15 +148,8 @@ def _openai_input(item: str | InputItem, param: str, limits: CallLimits, *, is_i
         return TextInput(item, param)
     if item.text is not None:
         return TextInput(item.text, f"{param}.text")
-    assert item.image is not None  # the schema lets no other item pass
+    assert item.image is not None  # the schema rejects all other items
     return image_input(item.image, f"{param}.image", limits.images)
-
-
-def conditions_of(condition: str | list[str] | None) -> list[str]:
-    """The conditions of a request, which may be none, one, or a list."""
-    if condition is None:
-        return []
-    return [condition] if isinstance(condition, str) else condition
 
 
 def _refuse_token_ids(value: Any, param: str) -> None:
@@ -168,7 +163,7 @@ def _refuse_token_ids(value: Any, param: str) -> None:
 
 
 def _merge(query: EmbedCall, call: EmbedCall) -> EmbedCall:
-    """Merge the options of URL and body. Raises InvalidRequest where they contradict each other."""
+    """Merge the options of URL and body. Raises InvalidRequest if they contradict each other."""
     return replace(
         call,
         conditions=agreed("condition", query.conditions, call.conditions) or [],
@@ -178,7 +173,7 @@ def _merge(query: EmbedCall, call: EmbedCall) -> EmbedCall:
 
 
 def _within(call: EmbedCall, limits: CallLimits) -> EmbedCall:
-    """Raises TooLarge for a call over the limits."""
+    """Raises TooLarge for a call that exceeds the limits."""
     num_images = sum(isinstance(one, ImageInput) for one in call.inputs)
     num_embeddings = num_images * max(1, len(call.conditions)) + len(call.inputs) - num_images
     param = call.inputs[0].param.partition(".")[0]

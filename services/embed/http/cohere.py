@@ -1,4 +1,4 @@
-"""Cohere's embed, in both of its versions."""
+"""Cohere's embed API in both versions."""
 
 import uuid
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, InvalidRequest
 from services.core.http.bodies import JsonList, validate
-from services.core.http.request_fields import OpenRequest, refuse_unsupported
+from services.core.http.request_fields import OpenRequest, refuse_misspelt, refuse_unsupported
 from services.core.images.inputs import image_input
 from services.core.images.references import JsonImage
-from services.embed.http.schemas import render_rows
+from services.embed.http.schemas import conditions_of, render_rows
 from services.embed.service import CallLimits, EmbedCall, Embedded, Input, TextInput
 
 Version = Literal["1", "2"]
 EmbeddingType = Literal["float", "base64"]
-# Fields that only Cohere's request has: they tell version 1 from Fovea's own form.
+# Fields that only Cohere's requests have; they distinguish version 1 from Fovea's own format.
 COHERES = ("input_type", "embedding_types")
 UNSUPPORTED = {"max_tokens": ()}
 
@@ -46,7 +46,7 @@ class CohereRequest(OpenRequest):
 
 
 class CohereEmbeddings(BaseModel):
-    """Embeddings by type, those that were asked for; `float` by default."""
+    """Embeddings by requested type; `float` by default."""
 
     float_: list[list[float]] | None = Field(None, alias="float")
     base64: list[str] | None = Field(None, description="Of little-endian float32.")
@@ -58,7 +58,7 @@ class CohereMeta(BaseModel):
 
 
 class CohereAnswer(BaseModel):
-    """Embeddings in the order of the inputs; version 1 has a plain list where no type was asked for."""
+    """Embeddings in the order of the inputs; in version 1 a plain list if no type was requested."""
 
     id: str
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
@@ -69,27 +69,27 @@ class CohereAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class CohereCall(EmbedCall):
-    """A call that is answered in Cohere's form; without `embedding_types` version 1 gets a plain list."""
+    """A call that is answered in Cohere's format; without `embedding_types` version 1 gets a plain list."""
 
     version: Version = "2"
     embedding_types: Sequence[EmbeddingType] | None = None
 
 
 def is_cohere(body: dict[str, Any]) -> bool:
-    """Whether a body of `/embed` speaks version 1 of Cohere's dialect."""
+    """Whether a body of `/embed` has version 1 of Cohere's format."""
     return any(name in body for name in COHERES)
 
 
 def cohere_call(body: dict[str, Any], version: Version, limits: CallLimits) -> CohereCall:
-    """Convert Cohere's request into a call. Raises InvalidField and InvalidRequest for what does not fit."""
+    """Convert Cohere's request into a call. Raises InvalidField and InvalidRequest for invalid requests."""
     parsed = validate(CohereRequest, body)
     refuse_unsupported(parsed.model_extra, UNSUPPORTED)
+    refuse_misspelt(parsed.model_extra, ("condition",))
     if parsed.truncate == "START":
         raise InvalidRequest("truncate: Texts are cut at their end only.", param="truncate")
-    condition = parsed.condition
     return CohereCall(
         inputs=_inputs(parsed, limits),
-        conditions=[condition] if isinstance(condition, str) else condition or [],
+        conditions=conditions_of(parsed.condition),
         model=parsed.model,
         dimensions=parsed.output_dimension,
         truncate=parsed.truncate == "END",
@@ -119,7 +119,7 @@ def _input(given: CohereInput, param: str, limits: CallLimits) -> Input:
 
 
 def render_cohere(embedded: Embedded, call: CohereCall) -> bytes:
-    """The JSON of a CohereAnswer."""
+    """Render the JSON of a CohereAnswer."""
     types = call.embedding_types
     rows = {kind: render_rows(embedded.rows, kind) for kind in types or ("float",)}
     units = {"input_tokens": embedded.prompt_tokens, "images": embedded.num_images}

@@ -34,12 +34,12 @@ from services.embed.http.schemas import (
 )
 from services.embed.service import CallLimits, EmbedCall, Embedded, EmbedService, EncodingFormat, ServedEmbed, TextInput
 
-# More numbers than this are written by a thread, so that the event loop serves others meanwhile.
+# Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024
 
 
 def embed_router(service: EmbedService) -> APIRouter:
-    """Create the routes that embed."""
+    """Create the embedding routes."""
     router = APIRouter(tags=["embed"])
 
     @router.post(
@@ -93,7 +93,7 @@ def embed_router(service: EmbedService) -> APIRouter:
 
 
 def embed_models_router(service: EmbedService) -> APIRouter:
-    """Make the routes of the served models, in OpenAI's and in TEI's form."""
+    """Create the routes of the served models in OpenAI's and TEI's formats."""
     router = models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
 
     @router.get("/info")
@@ -149,7 +149,7 @@ EMBED_BODY: dict[str, Any] = {
 
 
 async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> Response:
-    """Embed a call and write the answer in the dialect that it came in."""
+    """Embed a call and render the response in the format of the request."""
     began = time.perf_counter()
     embedded = await service.embed(call, context_of(request.scope))
     with service.metrics.stage_seconds.labels("serialize").time():
@@ -160,7 +160,7 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
 
 
 def _body(embedded: Embedded, call: EmbedCall) -> bytes:
-    """TEI's form, Cohere's, or OpenAI's with the condition of each embedding."""
+    """Render TEI's format, Cohere's, or OpenAI's with the condition of each embedding."""
     if isinstance(call, CohereCall):
         return render_cohere(embedded, call)
     if call.is_tei:

@@ -1,4 +1,4 @@
-"""Request and response bodies of the embed service: Fovea's own form, OpenAI's, and TEI's."""
+"""Request and response bodies of the embed service in Fovea's own format, OpenAI's and TEI's."""
 
 import base64
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> lis
 
 
 def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: Usage) -> bytes:
-    """The JSON of an EmbeddingList."""
+    """Render the JSON of an EmbeddingList."""
     data = [
         {"object": "embedding", "index": index, "condition": condition, "embedding": row}
         for index, (row, condition) in enumerate(zip(rows, conditions, strict=True))
@@ -156,5 +156,12 @@ def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None],
 
 
 def render_tei(rows: Embeddings) -> bytes:
-    """TEI's answer: nothing but the numbers."""
+    """Render TEI's response, which consists only of numbers."""
     return orjson.dumps(np.ascontiguousarray(rows), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def conditions_of(condition: str | list[str] | None) -> list[str]:
+    """List the conditions of a request that has none, one, or a list."""
+    if condition is None:
+        return []
+    return [condition] if isinstance(condition, str) else condition

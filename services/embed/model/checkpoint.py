@@ -1,7 +1,7 @@
 """FocalLens checkpoint directories.
 
-One holds the configuration and the merges of an open_clip directory, `model.safetensors` (image tower, frozen text
-tower, condition tower) and `focallens.json`.
+A directory holds the configuration and the merges of an open_clip directory, `model.safetensors` (image tower, frozen
+text tower, condition tower) and `focallens.json`.
 """
 
 import json
@@ -30,7 +30,7 @@ class FocalLensCheckpoint:
 
 
 def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
-    """Write a FocalLens directory; `clip` lends configuration and tokenizer. Weights are stored as float16."""
+    """Write a FocalLens directory with `clip`'s configuration and tokenizer. Weights are stored as float16."""
     directory.mkdir(parents=True, exist_ok=True)
     write_config(clip, directory)
     settings = {"condition_layer": model.condition_layer, "visibility": model.visibility}
@@ -41,7 +41,7 @@ def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
 def load_focallens(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> FocalLensCheckpoint:
-    """Read a FocalLens directory for evaluation. Raises OSError, ValueError or RuntimeError where it is not one."""
+    """Read a FocalLens directory for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
     clip = create_clip(*read_config(directory))
     model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
     model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))

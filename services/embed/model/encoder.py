@@ -1,8 +1,8 @@
-"""A FocalLens model on its device: pixels, states and token ids of host memory in, unit vectors and states out.
+"""A FocalLens model on its device: from pixels, states and token ids in host memory to unit vectors and states.
 
-An image's state is what of it no condition touches: with it, the image is read under another condition without being
-encoded again. States are packed in half precision, so that a row read from one differs in its last digits from the
-row that the pixels give.
+An image's state is the part of its computation that no condition affects: with it, the image is read under another
+condition without being encoded again. States are packed in half precision, so a row read from one differs in its last
+digits from the row computed from pixels.
 
 Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions,
 E embedding width, W text tokens, N texts.
@@ -24,20 +24,20 @@ from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
 
-# This many tokens cost a few hundred kilobytes.
+# This many condition tokens take a few hundred kilobytes.
 MAX_REMEMBERED_CONDITIONS = 256
 
 
 class ConditionTokens:
-    """Remembers what `encode`, the condition tower, made of conditions: token ids (W,) each → (C, D)."""
+    """Caches the outputs of `encode`, the condition tower: token ids (W,) each → (C, D)."""
 
     def __init__(self, encode: Callable[[Sequence[InputIds]], Tensor]) -> None:
         self._encode = encode
         self._remembered: OrderedDict[str, Tensor] = OrderedDict()
 
     def of(self, conditions: Mapping[str, InputIds]) -> Tensor:
-        """Tokens (C, D) of at least one condition, given by digest; only those that were not asked for lately pass
-        the tower."""
+        """Return the tokens (C, D) of one or more conditions by digest; only those not cached pass through the
+        tower."""
         remembered = self._remembered
         new = [digest for digest in conditions if digest not in remembered]
         if new:
@@ -55,16 +55,15 @@ class ConditionTokens:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
-# A readout copies its image's keys and values, so a batch of many is read out in slices.
+# A readout copies its image's keys and values, so a batch of many is read in slices.
 MAX_READOUTS_AT_ONCE = 256
 
 
 class Encoder:
-    """Runs under torch.inference_mode, on one thread at a time. The checkpoint's model is its own from then on: on a
-    CPU its weights are laid out anew.
+    """Runs under torch.inference_mode, on one thread at a time. It owns the checkpoint's model and repacks it on CPUs.
 
     `conditions` are token ids (W,) by their digest; `pairs` point into images and conditions, in order. Rows are
-    (R, E) float32, L2-normalised; BrokenModel is raised where one of their numbers is not finite.
+    (R, E) float32, L2-normalised; BrokenModel is raised if one of their numbers is not finite.
     """
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -79,12 +78,12 @@ class Encoder:
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of a packed state; None where nothing of an image is the same under every condition."""
+        """Bytes of a packed state; None if nothing of an image is the same under all conditions."""
         size = self._model.state_size
         return None if size is None else size * self.state_dtype.itemsize
 
     def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Images (B, height, width, 3) uint8."""
+        """Encode images (B, height, width, 3) uint8."""
         slices = self._slices(pairs)
         if len(slices) > 1:
             return self._encode_in_slices(pixels, conditions, slices, self._dtype)[0]
@@ -94,9 +93,10 @@ class Encoder:
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
     ) -> tuple[Rows, list[Bytes | None]]:
-        """Encode as `encode`, and return from the same pass the packed state (state_bytes,) of each image.
+        """Encode like `encode`, and also return the packed state (state_bytes,) of each image from the same pass.
 
-        None is a state with a number that half precision can't hold. Raises ValueError where `state_bytes` is None.
+        A state is None if half precision can't represent one of its numbers. Raises ValueError if `state_bytes` is
+        None.
         """
         slices = self._slices(pairs)
         dtype = self.state_dtype if len(slices) == 1 else self._dtype  # rows are never read from rounded numbers
@@ -106,14 +106,14 @@ class Encoder:
         return rows, [data if is_whole[i] else None for i, data in enumerate(packed.view(torch.uint8).cpu().numpy())]
 
     def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Images by their packed states (B, state_bytes) uint8, which an encoder of the same model and dtype made."""
+        """Read images from packed states (B, state_bytes) uint8, made by an encoder of the same model and dtype."""
         unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
         tokens = self._tokens_of(conditions)
         slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
         return _to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
-        """Token ids (W,) each → (N, E)."""
+        """Embed texts: token ids (W,) each → (N, E)."""
         return _to_rows(self._model.encode_texts(self._stacked(texts)))
 
     def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
@@ -122,7 +122,7 @@ class Encoder:
     def _encode_in_slices(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype
     ) -> tuple[Rows, Tensor]:
-        """The first readouts come with the images' states (B, S) of `dtype`, from which the others are read."""
+        """Compute the first readouts together with the images' states (B, S) of `dtype`; read the others from these."""
         tokens, readouts = self._tokens_of(conditions), self._readouts(slices[0], len(pixels))
         first, states = self._model.encode_images_and_states(self._normalised(pixels), tokens, readouts, dtype=dtype)
         return _to_rows(torch.cat([first, *(self._read_slice(states, tokens, some) for some in slices[1:])])), states
@@ -131,7 +131,7 @@ class Encoder:
         return self._model.read_states(states, tokens, self._readouts(pairs, len(states)))
 
     def _slices(self, pairs: Sequence[Pair]) -> Sequence[Sequence[Pair]]:
-        """All at once in `full`, where a readout is a pass of its own, which has to be paid for in any order."""
+        """Cut pairs into slices; only one in `full`, where each readout is a pass and slices would save nothing."""
         size = MAX_READOUTS_AT_ONCE if self._model.visibility == "readout" else len(pairs)
         return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
@@ -149,7 +149,7 @@ class Encoder:
 
 
 def _to_rows(features: Tensor) -> Rows:
-    """(R, E) of any dtype → unit vectors in float32 on the host; a half-precision norm is only nearly 1."""
+    """Convert (R, E) of any dtype to float32 unit vectors on the host; a half-precision norm is not exactly 1."""
     rows: Rows = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
     if not np.isfinite(rows).all():
         raise BrokenModel("an embedding contains a number that is not finite")

@@ -12,7 +12,7 @@ from services.nn.clip_texts import Text
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Pixels = Bytes
-# `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that made one can read it.
+# `EmbedEngine.state_bytes` bytes, (state_bytes,); only the engine that computed one can read it.
 ImageState = Bytes
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -21,8 +21,8 @@ Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 class ImageItem:
     """An image, transformed but still bytes (height, width, 3), to be read under each of `conditions`.
 
-    `digest` names the image: items of equal digest share one pass. None is the unconditional embedding.
-    `keeps_state` asks for the image's state beside the embeddings.
+    `digest` identifies the image: items of equal digest share one pass. A condition of None gives the unconditional
+    embedding. `keeps_state` asks for the image's state in addition to the embeddings.
     """
 
     digest: str
@@ -33,7 +33,7 @@ class ImageItem:
 
 @dataclass(frozen=True, eq=False)
 class StateItem:
-    """An image that was encoded before, to be read from its state under each of `conditions`."""
+    """An image that was encoded before and is read from its state under each of `conditions`."""
 
     digest: str
     state: ImageState
@@ -45,9 +45,9 @@ Item = ImageItem | StateItem | Text
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A batch's answer for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
+    """The result of a batch for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
 
-    `state` is there where it was asked for, unless one of its numbers is too large for half precision or
+    `state` is set if it was asked for, unless one of its numbers is too large for half precision or
     `EmbedEngine.state_bytes` is None.
     """
 

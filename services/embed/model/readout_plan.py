@@ -1,4 +1,4 @@
-"""The distinct (image, condition) pairs of a batch, so that each is computed once for all requests that have it."""
+"""The distinct (image, condition) pairs of a batch, so that each is computed once for all requests that contain it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class ReadoutPlan:
-    """`pairs` of an image's place and a condition's (or UNCONDITIONAL), none twice; `row_index` into them for every
-    condition of every item, in order; `ends` of the items in it."""
+    """Distinct `pairs` of the places of an image and a condition (or UNCONDITIONAL); `row_index` into them for each
+    condition of each item, in order; `ends` of the items in `row_index`."""
 
     pairs: Sequence[Pair]
     row_index: Sequence[int]
@@ -24,8 +24,8 @@ class ReadoutPlan:
 
     @classmethod
     def of(cls, items: Sequence[tuple[int, Sequence[str | None]]], place_of: Mapping[str, int]) -> "ReadoutPlan":
-        """`items` are an image's place and its conditions' digests each, None for the unconditional embedding;
-        `place_of` tells the place of a condition by its digest."""
+        """Plan `items`, each the place of an image and its conditions' digests, None for the unconditional embedding;
+        `place_of` maps a condition's digest to its place."""
         wanted = [
             (image, UNCONDITIONAL if digest is None else place_of[digest])
             for image, digests in items

@@ -18,6 +18,7 @@ from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
 from services.embed.training.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
 from services.jobs.clip_base import load_base
+from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
@@ -29,11 +30,15 @@ FOCALLENS_NAME = "focallens-shapes"
 HEAD_WIDTH = 32
 
 app = typer.Typer(
-    add_completion=False, help="Train and publish checkpoints of the embed service.", no_args_is_help=True
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Train and publish checkpoints of the embed service.",
+    no_args_is_help=True,
 )
 
 
 @app.command()
+@interruptible(resumable)
 def clip(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
@@ -83,6 +88,7 @@ def clip(
 
 
 @app.command()
+@interruptible(resumable)
 def focallens(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")

@@ -1,4 +1,4 @@
-"""Questions answered under many calibration settings at once, prefilled and estimated once for all of them."""
+"""Answers to questions under many calibration settings, with one prefill and one estimate for all of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from services.generate.calibrate.search import Measured
 from services.generate.calibration import Calibration
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import Example
-from services.generate.generation.bias import BiasEstimate, EstimateKind, TreeOptions
+from services.generate.generation.bias import BiasEstimate, DummyOptions, EstimateKind
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, CalibrationProfile, SpanRule
 from services.generate.prompts.chat import render_question
@@ -19,7 +19,7 @@ from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, t
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, the questions' own way to be answered, and how many tokens prompts may take in the cache together."""
+    """A model, the options of the questions' answers, and the maximum number of prompt tokens in the cache."""
 
     model: LanguageModel
     questions: QuestionSet
@@ -28,7 +28,7 @@ class Bench:
     on_progress: Callable[[int], None] = lambda count: None
 
     def prompts(self, examples: Sequence[Example], span_rule: SpanRule) -> list[Prompt]:
-        """Write one prompt per example, as the service would."""
+        """Make one prompt per example, as in the service."""
         tokenizer = self.model.tokenizer
         return [
             tokenise(tokenizer, render_question(tokenizer, one.question, one.documents, self.template, span_rule))
@@ -36,12 +36,16 @@ class Bench:
         ]
 
     def measure(
-        self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind, tree: TreeOptions | None = None
+        self,
+        examples: Sequence[Example],
+        span_rule: SpanRule,
+        kind: EstimateKind,
+        options: DummyOptions | None = None,
     ) -> Iterator[Measured]:
-        """Attn(k) with documents and with dummies, all layers and heads, of each example in order."""
+        """Yield Attn(k) with documents and with dummies, for all layers and heads, of each example in order."""
         for places, batch in self._batches(examples, span_rule):
             for place, prompt, attention, estimate in zip(
-                places, batch.prompts, batch.attention, batch.estimate(kind, tree), strict=True
+                places, batch.prompts, batch.attention, batch.estimate(kind, options), strict=True
             ):
                 yield Measured(
                     attention.cpu(),
@@ -53,13 +57,13 @@ class Bench:
             self.on_progress(len(places))
 
     def attention(self, examples: Sequence[Example], span_rule: SpanRule) -> Iterator[Tensor]:
-        """Attn(k) with the documents alone, (L, H, K) of each example in order."""
+        """Yield Attn(k) with only the documents, (L, H, K), of each example in order."""
         for places, batch in self._batches(examples, span_rule):
             yield from (attention.cpu() for attention in batch.attention)
             self.on_progress(len(places))
 
     def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[list[bool]]:
-        """Tell by profile, None for vanilla, which examples are answered right. Raises BadProfile as a profile does."""
+        """Return by profile, None for vanilla, which examples are answered right. Raises BadProfile like a profile."""
         right: list[list[bool]] = [[False] * len(examples) for _ in profiles]
         for span_rule in dict.fromkeys((profile or OFF).span_rule for profile in profiles):
             chosen = [place for place, profile in enumerate(profiles) if (profile or OFF).span_rule == span_rule]
@@ -99,7 +103,7 @@ class Bench:
         return text[: min((place for stop in self.questions.stop if (place := text.find(stop)) >= 0), default=None)]
 
     def _text(self, answer: tuple[int, ...], texts: dict[tuple[int, ...], str]) -> str:
-        """Detokenise an answer, once: most settings' answers are equal, and decoding all took longer than the model."""
+        """Detokenise an answer once: most settings' answers are equal, and decoding all took longer than the model."""
         if answer not in texts:
             texts[answer] = self.model.tokenizer.decode(list(answer), skip_special_tokens=True)
         return texts[answer]
@@ -113,18 +117,18 @@ class Bench:
 
 
 class _Estimates:
-    """The estimates of a batch's bias, each made when it is first asked for."""
+    """The estimates of a batch's bias, each computed on first use."""
 
     def __init__(self, batch: PrefilledPrompts) -> None:
         self._batch = batch
-        self._made: dict[tuple[EstimateKind, TreeOptions], list[BiasEstimate]] = {}
+        self._made: dict[tuple[EstimateKind, DummyOptions], list[BiasEstimate]] = {}
 
     def of(self, profile: CalibrationProfile) -> list[BiasEstimate] | None:
         """Return a profile's estimates of the batch; None for a cached bias."""
         if profile.bias == "cached":
             return None
-        tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
-        key = profile.bias, tree
+        options = DummyOptions.of(profile)
+        key = profile.bias, options
         if key not in self._made:
-            self._made[key] = self._batch.estimate(profile.bias, tree)
+            self._made[key] = self._batch.estimate(profile.bias, options)
         return self._made[key]

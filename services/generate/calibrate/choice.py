@@ -14,23 +14,28 @@ from services.generate.calibrate.search import (
     merit,
     middle_positions,
     narrow_down,
+    num_kept,
+    num_tries,
     rank_rel_settings,
     score_of,
+    varied,
 )
 from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example
+from services.generate.generation.bias import DummyOptions
 from services.generate.model.profile import (
     OFF,
     BiasKind,
     BiasTable,
     CalibrationProfile,
+    DummyForm,
     RelScope,
     SpanRule,
     length_bucket,
 )
 
 SEARCH_SHARES = (0.2, 0.3, 0.5)
-# from the cheapest on; a dearer one is taken only where all cheaper ones lose more than the tolerance
+# from the cheapest; a more expensive one is chosen only if all cheaper ones lose more than the tolerance
 BIAS_KINDS: tuple[BiasKind, ...] = ("cached", "single", "tree", "exact")
 TOLERANCE = 0.01
 TABLE_PROMPTS = 100
@@ -39,9 +44,10 @@ MIN_BUCKET_PROMPTS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """The extent of a search. `positions` are of gold documents, counted from 0; either half asks `num_prompts`.
+    """The extent of a search. `positions` are of gold documents, counted from 0; each half asks `num_prompts`.
 
-    `search_bias` is the estimate that the search uses, `bias_kinds` are those to choose among in the end.
+    `search_bias` is the estimate during the search, `bias_kinds` are those to choose among at the end; all use dummies
+    of the form `dummy`.
     """
 
     positions: tuple[int, ...]
@@ -51,9 +57,10 @@ class Plan:
     search_bias: BiasKind
     bias_kinds: tuple[BiasKind, ...]
     limits: Limits
+    dummy: DummyForm = "framed"
 
     def middle(self, num_documents: int) -> tuple[int, ...]:
-        """Return the positions that are the middle; where none is, those nearest to it."""
+        """Return the positions in the middle or, if there are none, those nearest to it."""
         wanted = middle_positions(num_documents)
         distances = {position: min(abs(position - one) for one in wanted) for position in self.positions}
         nearest = min(distances.values())
@@ -62,9 +69,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class ProfileChoice:
-    """The profile, on or off, and what was seen on the way to it.
+    """The profile, on or off, and the results that led to it.
 
-    `rounds` have vanilla first; `estimates` and `held_out` are of the finalists that came to it, vanilla first.
+    `rounds` have vanilla first; `estimates` and `held_out` are those of the tried finalists, vanilla first.
     """
 
     profile: CalibrationProfile
@@ -77,35 +84,39 @@ class ProfileChoice:
 def choose_calibration(
     bench: Bench, examples: Sequence[Example], plan: Plan, on_step: Callable[[str, int], None] = lambda what, work: None
 ) -> ProfileChoice:
-    """Choose on one half of the examples (gold anywhere), decide on the other.
+    """Choose settings on one half of the examples (gold anywhere), decide on the other half.
 
-    `on_step` is told what begins and of how many prompts. Raises ValueError for fewer than 2 examples.
+    `on_step` receives the name of each step and its number of prompts. Raises ValueError for fewer than 2 examples.
     """
     if len(examples) < 2:
         raise ValueError(
             "a calibration needs at least two questions, one to choose settings with and one to decide with"
         )
     middle = plan.middle(len(examples[0].documents))
-    # the middle is what is to be gained and has few positions of all: it is asked three times as often
+    # the gain is expected in the middle, which has few of the positions, so it is asked three times as often
     asked = (*plan.positions, *middle, *middle)
     half = len(examples) // 2
     search, held_out = (at_positions(part, asked, plan.num_prompts) for part in (examples[:half], examples[half:]))
     on_step("measuring attention", plan.num_measured * len(plan.span_rules))
     settings = _rel_settings(bench, examples[:half], middle, plan)
-    profiles = candidates(_best(settings, plan.limits), bench.model.config.num_layers, plan.search_bias, plan.limits)
+    found = candidates(_best(settings, plan.limits), bench.model.config.num_layers, plan.search_bias, plan.limits)
+    profiles = [profile.model_copy(update={"dummy": plan.dummy}) for profile in found]
     rounds = []
     chunks = _chunks(search)
-    on_step(f"trying {len(profiles)} settings", len(chunks[0]) * (len(profiles) + 1))
+    on_step(f"trying {len(profiles)} settings", len(chunks[0]) * num_tries(len(profiles), plan.limits))
     for tried in narrow_down(bench.ask, profiles, chunks, middle, plan.limits):
         rounds.append(tried)
         if len(rounds) < len(chunks):
-            following = max(plan.limits.finalists, round(len(tried) * 0.2))
+            following = num_kept(len(tried) - 1, plan.limits)
             on_step(f"trying the best {following}", len(chunks[len(rounds)]) * (following + 1))
-    finalists = [tried.profile for tried in rounds[-1][1 : 1 + plan.limits.finalists] if tried.profile is not None]
+    last, *running = rounds[-1]
+    finalists = [tried.profile for tried in varied(running, last, middle, plan.limits) if tried.profile is not None]
     estimates: list[Tried] = []
     decided: list[Tried] = []
     for finalist in finalists:
-        on_step("comparing estimates of the bias", len(search) * (len(plan.bias_kinds) + 1))
+        kinds = _kinds(finalist, plan)
+        num_tabulated = len(at_positions(examples[:half][:TABLE_PROMPTS], plan.positions)) if "cached" in kinds else 0
+        on_step("comparing estimates of the bias", len(search) * (len(kinds) + 1) + num_tabulated)
         estimates = list(_by_estimate(bench, finalist, search, plan, examples[:half]))
         chosen = cheapest_as_good(estimates, middle)
         on_step("deciding on held-out questions", len(held_out) * 2)
@@ -114,13 +125,14 @@ def choose_calibration(
         if does_help(calibrated.score, vanilla.score, middle):
             profile = chosen.model_copy(update={"gain": gain(calibrated.score, vanilla.score, middle)})
             return ProfileChoice(profile, settings, rounds, estimates, decided)
-    off = OFF.model_copy(update={"gain": gain(decided[1].score, decided[0].score, middle)}) if decided else OFF
+    seen = {"gain": gain(decided[1].score, decided[0].score, middle)} if decided else {}
+    off = OFF.model_copy(update={"dummy": plan.dummy, **seen})
     return ProfileChoice(off, settings, rounds, estimates, decided)
 
 
 def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str, float]:
-    """Accuracies in 0 … 1 as they are written into the profile: means over all positions, over the middle ones and
-    over the first and last."""
+    """Accuracies in 0 … 1 for the profile: means over all positions, over the middle ones, and over the first and
+    last."""
     ends = {min(vanilla.asked), max(vanilla.asked)}
     numbers = {
         "vanilla": vanilla.accuracy(),
@@ -134,9 +146,9 @@ def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str
 
 
 def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> CalibrationProfile:
-    """Return the cheapest of profiles that differ in their estimate and are within TOLERANCE of the best's accuracies.
+    """Return the cheapest of profiles with different estimates whose accuracies are within TOLERANCE of the best's.
 
-    `tried` has vanilla first; the best is by `merit`. Raises ValueError where there is no profile.
+    `tried` has vanilla first; the best is by `merit`. Raises ValueError if there is no profile.
     """
     vanilla, *others = tried
     kinds = {one.profile.bias: one for one in others if one.profile is not None}
@@ -154,7 +166,7 @@ def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> Calibra
 def bias_tables(
     bench: Bench, examples: Sequence[Example], positions: Sequence[int], profile: CalibrationProfile
 ) -> Iterator[BiasTable]:
-    """Mean Attn(dummy, k) over `rel_layers` and heads, of examples with equally many documents, by length.
+    """Compute mean Attn(dummy, k) over `rel_layers` and heads, of examples with equally many documents, by length.
 
     A bucket with fewer than MIN_BUCKET_PROMPTS prompts is left out, unless it is the only one.
     """
@@ -162,7 +174,8 @@ def bias_tables(
     prompts = bench.prompts(placed, profile.span_rule)
     kind = "tree" if profile.bias == "cached" else profile.bias
     buckets: dict[int, list[list[float]]] = {}
-    for prompt, measured in zip(prompts, bench.measure(placed, profile.span_rule, kind), strict=True):
+    measurements = bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy))
+    for prompt, measured in zip(prompts, measurements, strict=True):
         bucket = length_bucket([end - start for start, end in prompt.spans])
         means = measured.bias[list(profile.rel_layers)].mean(dim=(0, 1)).tolist()
         buckets.setdefault(bucket, []).append(means)
@@ -173,19 +186,19 @@ def bias_tables(
 
 
 def _rel_settings(bench: Bench, examples: Sequence[Example], middle: Sequence[int], plan: Plan) -> list[RelSetting]:
-    """All of them, for each span rule and scope, best first within each."""
+    """Rank all settings of rel, for each span rule and scope, best first."""
     placed = at_positions(examples, middle, plan.num_measured)
     kind = "tree" if plan.search_bias == "cached" else plan.search_bias
     found: list[RelSetting] = []
     for span_rule in plan.span_rules:
-        measured = list(bench.measure(placed, span_rule, kind))
+        measured = list(bench.measure(placed, span_rule, kind, DummyOptions(plan.dummy)))
         for scope in plan.limits.rel_scopes:
             found += rank_rel_settings(measured, span_rule, scope)
     return found
 
 
 def _best(settings: Sequence[RelSetting], limits: Limits) -> list[RelSetting]:
-    """The first few of each span rule and scope, of those that find the same the first alone."""
+    """The first few of each span rule and scope; of settings with equal results, only the first."""
     chosen: dict[tuple[SpanRule, RelScope], list[RelSetting]] = {}
     for setting in settings:
         others = chosen.setdefault((setting.span_rule, setting.scope), [])
@@ -201,12 +214,16 @@ def _chunks(examples: Sequence[Example]) -> list[Sequence[Example]]:
     return [examples[start:end] for start, end in zip(starts, ends, strict=True) if start < end]
 
 
+def _kinds(profile: CalibrationProfile, plan: Plan) -> list[BiasKind]:
+    """The estimates to choose among; a cached bias has one number for all heads."""
+    return [kind for kind in plan.bias_kinds if kind != "cached" or profile.rel_scope == "mean"]
+
+
 def _by_estimate(
     bench: Bench, profile: CalibrationProfile, search: Sequence[Example], plan: Plan, examples: Sequence[Example]
 ) -> Iterator[Tried]:
-    kinds: list[BiasKind] = [kind for kind in plan.bias_kinds if kind != "cached" or profile.rel_scope == "mean"]
     profiles = []
-    for kind in kinds:
+    for kind in _kinds(profile, plan):
         changes: dict[str, object] = {"bias": kind}
         if kind == "cached":
             changes["tables"] = tuple(bias_tables(bench, examples[:TABLE_PROMPTS], plan.positions, profile))

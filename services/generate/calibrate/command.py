@@ -1,4 +1,4 @@
-"""`fovea calibrate`: choose a checkpoint's calibration on questions of its own, measure it, and keep what helps."""
+"""`fovea calibrate`: choose a checkpoint's calibration, measure it on separate questions, and keep it if it helps."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from services.core.store.checkpoint_files import DESCRIPTION_FILE
@@ -27,17 +26,31 @@ from services.generate.calibrate.selection import drawn, load, parse_positions
 from services.generate.data.question_sets import GENERATED
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
-from services.generate.model.profile import BiasKind, BiasTable, CalibrationProfile, RowScope, SpanRule, write_profile
+from services.generate.model.profile import (
+    BiasKind,
+    BiasTable,
+    CalibrationProfile,
+    DummyForm,
+    RowScope,
+    SpanRule,
+    write_profile,
+)
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
+from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, output_file, output_folder, parse_numbers
+from services.jobs.progress import standard_bars
 
 KIND = "causal-lm"
 MAX_ROWS = 12
+# The standard error of an accuracy on as many held-out questions is up to 5 percentage points.
+ENOUGH_QUESTIONS = 100
+STOPPED = "Stopped. Nothing is kept; run the same command to begin again."
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@interruptible(STOPPED)
 def calibrate(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
@@ -59,6 +72,9 @@ def calibrate(
     search_bias: Annotated[
         EstimateKind, typer.Option(help="The bias estimate that all settings are tried with.")
     ] = "tree",
+    dummy: Annotated[
+        DummyForm, typer.Option(help="What filler replaces in a dummy: title and text (framed), or the whole document.")
+    ] = "framed",
     tables: Annotated[
         str | None, typer.Option(help="Numbers of documents to tabulate the cached bias for, instead of --documents.")
     ] = None,
@@ -81,7 +97,10 @@ def calibrate(
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions."""
+    """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions.
+
+    One of --publish, --output and --save is required.
+    """
     if output is None and publish is None and save is None:
         raise typer.BadParameter("say where to keep the calibration: --publish NAME, --output FOLDER or --save FILE")
     plan = Plan(
@@ -92,6 +111,7 @@ def calibrate(
         search_bias=search_bias,
         bias_kinds=among(bias, get_args(BiasKind), "--bias"),
         limits=Limits(row_scopes=among(row_scope, get_args(RowScope), "--row-scope")),
+        dummy=dummy,
     )
     if publish is not None:
         _check_publication(publish, alias, store_url)
@@ -103,9 +123,11 @@ def calibrate(
     examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
     of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
     try:
-        with Progress(console=Console(stderr=True)) as progress:
-            choice = _chosen(bench, examples, plan, progress)
-        found = [one for those in of_tables for one in _tables(bench, choice.profile, those)]
+        with standard_bars().bar("") as bar:
+            watched = replace(bench, on_progress=bar.advance)
+            choice = choose_calibration(watched, examples, plan, bar.begin)
+            bar.begin("tables of the bias")
+            found = [one for those in of_tables for one in _tables(watched, choice.profile, those)]
     except (BadData, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     profile = choice.profile.model_copy(update={"tables": tuple(found)})
@@ -119,35 +141,48 @@ def calibrate(
             console.print(f"wrote {write_profile(profile, output)}")
         if publish is not None:
             console.print(f"published {_publish(source, info, profile, publish, alias, open_store(store_url))}")
-    finally:  # what can't be kept is printed all the same
+        console.print(decision(profile), soft_wrap=True)
+    finally:  # print it even if it can't be saved
         console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
 
 
-def _chosen(bench: Bench, examples: Sequence[Example], plan: Plan, progress: Progress) -> ProfileChoice:
-    """The choice, with a bar for each of its steps."""
-    task = progress.add_task("")
-
-    def begin(what: str, num_prompts: int) -> None:
-        progress.reset(task, description=what, total=num_prompts)
-
-    watched = replace(bench, on_progress=lambda count: progress.advance(task, count))
-    return choose_calibration(watched, examples, plan, begin)
-
-
 def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:
-    """Make an enabled profile's tables from separately drawn questions, equally many documents each, gold anywhere."""
+    """Make an enabled profile's tables from separate questions with equally many documents, gold anywhere."""
     if not profile.enabled or profile.rel_scope == "per_head":
         return ()
     return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
 
 
 def print_choice(choice: ProfileChoice, console: Console) -> None:
-    """Print what was tried, and what is kept."""
+    """Print the tried settings, and the chosen profile."""
     console.print(_rel_table(choice.rel_settings))
     for number, tried in enumerate(choice.rounds, start=1):
         console.print(_tried_table(f"Round {number}: {tried[0].score.num_questions} questions", tried))
     console.print(_tried_table("Estimates of the bias", choice.estimates))
     console.print(_tried_table("Held-out questions", choice.held_out))
+
+
+def decision(profile: CalibrationProfile) -> str:
+    """Say whether calibration is on, and which measurements decided that."""
+    gain = profile.gain
+    if not gain:
+        return "Calibration is off: there was no setting to try."
+    count = round(gain["num_prompts"])
+    middle, mean = (
+        f"from {100 * gain[f'{prefix}vanilla']:.2f} % to {100 * gain[f'{prefix}calibrated']:.2f} %"
+        for prefix in ("middle_", "")
+    )
+    told = f"on {count} held-out questions, accuracy with the gold in the middle went {middle}, its mean {mean}"
+    if profile.enabled:
+        said = f"Calibration is on: {told}."
+    else:
+        said = (
+            "Calibration is off: no finalist raised the accuracy with the gold in the middle without lowering its mean"
+            f" over all positions; with the last one, {told}."
+        )
+    if count < ENOUGH_QUESTIONS:
+        said += f" So few questions say little: give at least {ENOUGH_QUESTIONS} --prompts."
+    return said
 
 
 def _rel_table(settings: Sequence[RelSetting]) -> Table:
@@ -190,7 +225,7 @@ def _layers(layers: Sequence[int]) -> str:
 def _record(
     choice: ProfileChoice, profile: CalibrationProfile, source: CheckpointSource, seed: int
 ) -> dict[str, object]:
-    """Everything that was tried, as JSON."""
+    """All tried settings, as JSON values."""
 
     def told(tried: Sequence[Tried]) -> list[dict[str, object]]:
         return [
@@ -211,7 +246,7 @@ def _record(
 
 
 def _check_publication(name: str, alias: str, store_url: str | None) -> None:
-    """Check before the work. Raises BadParameter for values that the store does not accept, and for a missing store."""
+    """Check options before the work. Raises BadParameter for values that the store rejects, or a missing store."""
     checks = (
         ("--publish", lambda: check_model_name(name)),
         ("--alias", lambda: check_alias(alias)),
@@ -240,7 +275,7 @@ def _known_info(source: CheckpointSource) -> CheckpointInfo:
 def _publish(
     source: CheckpointSource, info: CheckpointInfo, profile: CalibrationProfile, name: str, alias: str, store: Store
 ) -> Version:
-    """Publish a version with the checkpoint's files, the profile beside them and its gain in the manifest."""
+    """Publish a version with the checkpoint's files and the profile, and with its gain in the manifest."""
     calibration = {"enabled": profile.enabled, **profile.gain}
     info = info.model_copy(
         update={

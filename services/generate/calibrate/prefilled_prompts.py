@@ -1,7 +1,7 @@
-"""Prompts that are prefilled once and answered many times, each time under another calibration.
+"""Prompts that are prefilled once and answered many times, each time under a different calibration.
 
-Calibration changes nothing before the prompt rows that it is for, so a search among hundreds of settings needs one
-prefill and one estimate of the bias for all of them: a setting costs a re-run of a prompt's last rows and its answer.
+Calibration changes nothing before the calibrated prompt rows, so a search among hundreds of settings needs only one
+prefill and one estimate of the bias: a setting costs a re-run of a prompt's last rows and its answer.
 
 Shapes: L layers, H heads, K documents.
 """
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration
-from services.generate.generation.bias import BiasEstimate, BiasJob, EstimateKind, TreeOptions, estimate_bias
+from services.generate.generation.bias import BiasEstimate, BiasJob, DummyOptions, EstimateKind, estimate_bias
 from services.generate.generation.relevance import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import CalibrationProfile, RowScope
 from services.generate.prompts.templates import Prompt, filler_ids
 
-# Whether an answer of these tokens is complete.
+# Tells whether an answer of these tokens is complete.
 IsComplete = Callable[[tuple[int, ...]], bool]
 
 
 @dataclass(eq=False)
 class PrefilledPrompts:
-    """Prompts with room for `max_tokens` of an answer, one slot of a cache each; `attention` is (L, H, K) a prompt."""
+    """Prompts with room for `max_tokens` of an answer, one cache slot each; `attention` is (L, H, K) per prompt."""
 
     model: LanguageModel
     prompts: tuple[Prompt, ...]
@@ -35,18 +35,18 @@ class PrefilledPrompts:
     attention: tuple[Tensor, ...]
     max_tokens: int
 
-    def estimate(self, kind: EstimateKind, tree: TreeOptions | None = None) -> list[BiasEstimate]:
-        """Attn(dummy, k) of each prompt, over all layers."""
+    def estimate(self, kind: EstimateKind, options: DummyOptions | None = None) -> list[BiasEstimate]:
+        """Estimate Attn(dummy, k) of each prompt, over all layers."""
         filler = filler_ids(self.model.tokenizer)
         jobs = [BiasJob(slot, prompt, filler) for slot, prompt in zip(self.slots, self.prompts, strict=True)]
-        return estimate_bias(self.model, jobs, kind, options=tree)
+        return estimate_bias(self.model, jobs, kind, options=options)
 
     def calibrations(
         self, profile: CalibrationProfile, estimates: Sequence[BiasEstimate] | None
     ) -> list[Calibration | None]:
         """Make each prompt's calibration by a profile; None for one without documents. `cached` needs no estimates.
 
-        Raises BadProfile where a cached bias has no table for a prompt's documents.
+        Raises BadProfile if a cached bias has no table for a prompt's documents.
         """
         return [
             self._calibration(profile, place, None if estimates is None else estimates[place].attention)
@@ -58,25 +58,25 @@ class PrefilledPrompts:
     def answers(
         self, calibrations: Sequence[Calibration | None], row_scope: RowScope, is_complete: IsComplete
     ) -> list[tuple[int, ...]]:
-        """Greedy answers, the end-of-text token not among them; the next ones are not touched by these."""
+        """Answer greedily, without the end-of-text token; later answers are not affected."""
         lengths = [len(prompt.input_ids) for prompt in self.prompts]
         logits = self._first_logits(calibrations, row_scope)
         answers = self._decoded(logits, calibrations, is_complete)
         for slot, length in zip(self.slots, lengths, strict=True):
             slot.length = length
         if row_scope == "tail":
-            # later answers read these rows as keys; the last row alone is run again by each of them
+            # later answers read these rows as keys, but each re-runs only the last row
             self._first_logits([None] * len(self.slots), row_scope)
         return answers
 
     def _first_logits(self, calibrations: Sequence[Calibration | None], row_scope: RowScope) -> Tensor:
-        """(B, V), with the prompts' last rows run once more."""
+        """Run the prompts' last rows once more: (B, V)."""
         rows = zip(self.slots, self.prompts, calibrations, strict=True)
         if row_scope == "tail":
             return self.model.rerun(
                 [Row(slot, prompt.input_ids[prompt.tail_start :], calibration) for slot, prompt, calibration in rows]
             )
-        # one row of each: decoding runs them as a batch, where a re-run would go from prompt to prompt
+        # one row of each: decoding runs them as a batch, whereas a re-run would run one prompt after the other
         for slot in self.slots:
             slot.length -= 1
         return self.model.decode([Row(slot, prompt.input_ids[-1:], calibration) for slot, prompt, calibration in rows])
@@ -111,7 +111,7 @@ class PrefilledPrompts:
 
 @contextmanager
 def prefilled(model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[PrefilledPrompts]:
-    """Prefill prompts side by side in a cache of their own, which is gone afterwards."""
+    """Prefill prompts side by side in their own cache, which is discarded afterwards."""
     capacity = max((len(prompt.input_ids) for prompt in prompts), default=0) + max_tokens
     cache = model.new_cache(capacity * len(prompts))
     slots = tuple(cache.open(capacity) for _ in prompts)
@@ -124,7 +124,7 @@ def prefilled(model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) 
 
 
 def in_batches(prompts: Sequence[Prompt], max_tokens: int, max_cached_tokens: int) -> Iterator[range]:
-    """Runs of prompts that fit into `max_cached_tokens` with their answers, at least one prompt each."""
+    """Yield ranges of prompts that fit into `max_cached_tokens` with their answers, at least one prompt each."""
     start, longest = 0, 0
     for place, prompt in enumerate(prompts):
         longest = max(longest, len(prompt.input_ids) + max_tokens)

@@ -1,13 +1,14 @@
 """A bounded search for the settings of the calibration that help one checkpoint (`fovea calibrate`).
 
-Three steps, each on questions of its own, and none of them among those of an evaluation:
+It has three steps, each with its own questions, none of which are used in evaluation:
 
 1. All layers and heads of some prompts are measured at once. Which layers' relevance finds a gold document in the
-   middle is then arithmetic (Recall@1 and @3), and its spread over the documents tells the scale of t.
+   middle is then arithmetic (Recall@1 and @3), and its spread over the documents gives the scale of t.
 2. Every combination of the best of these with intervened layers, t and calibrated rows answers a chunk of questions;
-   those that do best answer the next chunk, until a few are left.
-3. The few, best first, answer the held-out questions. The first one that raises accuracy with gold in the middle, and
-   does not lower the mean over all positions, is the profile; if none does, calibration is off.
+   the best combinations answer the next chunk, until a few are left.
+3. These finalists, which differ from each other, answer the held-out questions, best first. The first one that raises
+   accuracy with gold in the middle, and does not lower the mean over all positions, is the profile; if none does,
+   calibration is off.
 
 Shapes: L layers, H heads, K documents.
 """
@@ -25,17 +26,19 @@ from services.generate.calibration import relevance
 from services.generate.model.profile import BiasKind, CalibrationProfile, RelScope, RowScope, SpanRule, paper_profile
 
 RECALL_DEPTHS = (1, 3)
-# of the spread of rel between a prompt's documents: from nearly one-hot to nearly even
+# factors of the spread of rel over a prompt's documents: from nearly one-hot to nearly uniform
 TEMPERATURE_FACTORS = tuple(2.0**power for power in range(-4, 4))
 MAX_SINGLE_LAYERS = 8
 KEPT_EACH_ROUND = 0.2
-# an average that falls counts more than a middle that rises: what only moves from the ends to the middle is no gain
+# layers, estimate, span and temperature, in which finalists should differ
+NUM_ASPECTS = 4
+# a lower average counts more than a better middle: merely moving accuracy from the ends to the middle is no gain
 LOSS_WEIGHT = 5.0
 
 
 @dataclass
 class Score:
-    """Right answers and questions by gold position, counted from 0."""
+    """Numbers of right answers and of questions by gold position, counted from 0."""
 
     right: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
@@ -45,7 +48,7 @@ class Score:
         self.asked[position] = self.asked.get(position, 0) + 1
 
     def accuracy(self, positions: Collection[int] | None = None) -> float:
-        """Return the unweighted mean over positions, in 0 … 1; None is all that were asked. NaN where none was."""
+        """Return the unweighted mean over positions, in 0 … 1; None means all positions asked. NaN without any."""
         chosen = [one for one in sorted(self.asked) if positions is None or one in positions]
         return statistics.fmean(self.right[one] / self.asked[one] for one in chosen) if chosen else math.nan
 
@@ -56,9 +59,9 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One prompt: Attn(k) of the last row with its documents and with dummies, (L, H, K) each; which one is gold.
+    """One prompt: Attn(k) of the last row with its documents and with dummies, (L, H, K) each, and the gold document.
 
-    The prompt has `prompt_tokens`; `bias_tokens` were run beside them for the dummies.
+    The prompt has `prompt_tokens`; `bias_tokens` were run in addition for the dummies.
     """
 
     attention: Tensor
@@ -70,9 +73,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class RelSetting:
-    """The layers that give rel, and its recall of gold documents.
+    """The layers that define rel, and its recall of gold documents.
 
-    `recall` by depth in 0 … 1, `vanilla_recall` that of the same layers' attention before anything is taken off;
+    `recall` by depth in 0 … 1, `vanilla_recall` that of the same layers' attention without subtracting the bias;
     `spread` is the median over prompts of rel's standard deviation over the documents, in the unit of Attn.
     """
 
@@ -88,16 +91,16 @@ class RelSetting:
         return sum(self.recall.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tried:
-    """A profile, None for vanilla, and how it answered."""
+    """A profile, None for vanilla, and its score."""
 
     profile: CalibrationProfile | None
     score: Score
 
 
 class Question(Protocol):
-    """A question as the search sees it: the position of its gold document, counted from 0."""
+    """A question for the search: the position of its gold document, counted from 0."""
 
     @property
     def gold(self) -> int: ...
@@ -105,12 +108,12 @@ class Question(Protocol):
 
 QuestionT = TypeVar("QuestionT", bound=Question)
 
-# Under each profile, None for vanilla, which of the questions are answered right.
+# Returns for each profile, None for vanilla, which questions are answered right.
 Ask = Callable[[Sequence[CalibrationProfile | None], Sequence[QuestionT]], list[list[bool]]]
 
 
 def score_of(questions: Sequence[Question], answers: Sequence[bool]) -> Score:
-    """The score of questions that were each answered right or not."""
+    """The score of questions, given which were answered right."""
     score = Score()
     for question, is_right in zip(questions, answers, strict=True):
         score.add(question.gold, is_right=is_right)
@@ -118,14 +121,14 @@ def score_of(questions: Sequence[Question], answers: Sequence[bool]) -> Score:
 
 
 def middle_positions(num_documents: int) -> tuple[int, ...]:
-    """The middle one of an odd number of documents, the middle two of an even one; of fewer than 3 all."""
+    """The middle position of an odd number of documents, the middle two of an even number; all of fewer than 3."""
     if num_documents < 3:
         return tuple(range(num_documents))
     return tuple(sorted({(num_documents - 1) // 2, num_documents // 2}))
 
 
 def layer_ranges(num_layers: int, max_single: int = MAX_SINGLE_LAYERS) -> list[tuple[int, ...]]:
-    """All runs of consecutive layers; where there are more than `max_single` layers, of as many blocks of them."""
+    """All runs of consecutive layers; with more than `max_single` layers, runs of as many blocks of layers."""
     num_blocks = min(num_layers, max_single)
     ends = [round(num_layers * block / num_blocks) for block in range(num_blocks + 1)]
     return [tuple(range(start, end)) for start, end in itertools.combinations(ends, 2)]
@@ -134,14 +137,14 @@ def layer_ranges(num_layers: int, max_single: int = MAX_SINGLE_LAYERS) -> list[t
 def rank_rel_settings(measured: Sequence[Measured], span_rule: SpanRule, scope: RelScope = "mean") -> list[RelSetting]:
     """Rank the runs of layers as sources of rel, best first. `measured` should have gold in the middle.
 
-    With `per_head` recall is the mean over layers and heads of what each of them finds. Raises ValueError where nothing
-    was measured.
+    With `per_head`, recall is the mean over layers and heads of their own recalls. Raises ValueError if nothing was
+    measured.
     """
     if not measured:
         raise ValueError("no prompts were measured")
     runs = layer_ranges(measured[0].attention.shape[0])
     settings = [_rel_setting(measured, span_rule, layers, scope) for layers in runs]
-    # layers that attend to no document change rel by a factor alone: of equals, the fewer layers come first
+    # layers that attend to no document only change rel by a factor: of equals, fewer layers come first
     return sorted(settings, key=lambda setting: (-setting.merit, len(setting.layers)))
 
 
@@ -160,7 +163,7 @@ def _rel_setting(
 
 
 def _recalls(scores: Sequence[Tensor], golds: Sequence[int]) -> dict[int, float]:
-    """Recall by depth, of (…, K) scores a prompt the mean over all but K."""
+    """Compute recall by depth from each prompt's (…, K) scores, as the mean over all dimensions except K."""
     recalls = {}
     for depth in RECALL_DEPTHS:
         found = [is_found(score, gold, depth) for score, gold in zip(scores, golds, strict=True)]
@@ -169,7 +172,7 @@ def _recalls(scores: Sequence[Tensor], golds: Sequence[int]) -> dict[int, float]
 
 
 def is_found(scores: Tensor, gold: int, depth: int) -> Tensor:
-    """Whether document `gold` is among the `depth` best: (…, K) → (…) bool. One that ties for the last place is not."""
+    """Whether document `gold` is among the `depth` best: (…, K) → (…) bool. A tie for the last place does not count."""
     return (scores >= scores[..., gold, None]).sum(dim=-1) <= depth
 
 
@@ -181,7 +184,7 @@ class Limits:
     row_scopes: tuple[RowScope, ...] = ("last", "tail")
     rel_scopes: tuple[RelScope, ...] = ("mean", "per_head")
     max_layer_blocks: int = 6
-    finalists: int = 3
+    finalists: int = 5
 
 
 def candidates(
@@ -189,8 +192,8 @@ def candidates(
 ) -> list[CalibrationProfile]:
     """The paper's settings, then every combination of settings of rel, runs of layers and t; all with `bias`.
 
-    `settings` are the best few of each span rule and scope. Those per head are for the layers that they come from.
-    All calibrate the last prompt row; `narrow_down` tries others where these do well.
+    `settings` are the best few of each span rule and scope. Those per head apply only to their own layers. All
+    calibrate the last prompt row; `narrow_down` tries other rows for those that do well.
     """
     found = [paper_profile(num_layers).model_copy(update={"bias": bias})]
     for setting in settings:
@@ -205,7 +208,7 @@ def _candidate(setting: RelSetting, layers: tuple[int, ...], factor: float, bias
     return CalibrationProfile(
         enabled=True,
         bias=bias,
-        # two digits are as much as a spread measured on some prompts can tell
+        # a spread measured on some prompts is not more precise than two digits
         temperature=float(f"{setting.spread * factor:.1e}"),
         layers=layers,
         rel_layers=setting.layers,
@@ -227,10 +230,11 @@ def narrow_down(
     middle: Collection[int],
     limits: Limits,
 ) -> Iterator[list[Tried]]:
-    """Yield after each chunk vanilla and then every profile still in the running, best first.
+    """Yield after each chunk vanilla and then every remaining profile, best first.
 
-    A chunk is answered by a fifth of those that answered the one before, by no fewer than `finalists`; scores are over
-    all chunks answered. Those that pass the first chunk answer it again with each other scope of rows.
+    A fifth of the profiles that answered a chunk, but at least `finalists`, answer the next one: the varied ones and
+    then the best. Scores are over all chunks answered. Those that pass the first chunk answer it again with each other
+    scope of rows.
     """
     vanilla = Tried(None, Score())
     running = [Tried(profile, Score()) for profile in profiles]
@@ -238,12 +242,12 @@ def narrow_down(
         _answer(ask, [vanilla, *running], chunk)
         running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
         if number == 0:
-            siblings = _other_row_scopes(running[: _num_kept(running, limits)], limits.row_scopes)
+            siblings = _other_row_scopes(_kept(running, vanilla, middle, limits), limits.row_scopes)
             _answer(ask, siblings, chunk)
             running += siblings
             running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
         yield [Tried(one.profile, Score(dict(one.score.right), dict(one.score.asked))) for one in (vanilla, *running)]
-        running = running[: _num_kept(running, limits)]
+        running = _kept(running, vanilla, middle, limits)
 
 
 def _answer(ask: Ask[QuestionT], everyone: Sequence[Tried], chunk: Sequence[QuestionT]) -> None:
@@ -262,8 +266,58 @@ def _other_row_scopes(tried: Sequence[Tried], row_scopes: Sequence[RowScope]) ->
     ]
 
 
-def _num_kept(running: Sequence[Tried], limits: Limits) -> int:
-    return max(limits.finalists, math.ceil(len(running) * KEPT_EACH_ROUND))
+def varied(running: Sequence[Tried], vanilla: Tried, middle: Collection[int], limits: Limits) -> list[Tried]:
+    """Choose the best profile and those least similar to it, at most `finalists`, best first, as in `running`.
+
+    Neighbours of the best succeed on the same questions by the same chance, so that one trial on other questions
+    decides for all of them. Each choice minimises how many of layers, estimate, span and temperature it shares with its
+    most similar finalist; ties go to the best. Only profiles that rate above vanilla are chosen, and none that shares
+    all four.
+    """
+    chosen = list(running[:1])
+    others = [tried for tried in running[1:] if merit(tried.score, vanilla.score, middle) > 0]
+    while others and len(chosen) < limits.finalists:
+        shared = [max(_num_shared(tried, one) for one in chosen) for tried in others]
+        if min(shared) == NUM_ASPECTS:
+            break
+        chosen.append(others.pop(shared.index(min(shared))))
+    return [tried for tried in running if tried in chosen]
+
+
+def _num_shared(one: Tried, other: Tried) -> int:
+    """Count in how many of NUM_ASPECTS two profiles are similar: layers by their overlap, temperatures by decades."""
+    a, b = one.profile, other.profile
+    if a is None or b is None:
+        return 0
+    return sum(
+        (
+            _overlap(a.layers, b.layers),
+            (a.bias, a.rel_scope) == (b.bias, b.rel_scope) and _overlap(a.rel_layers, b.rel_layers),
+            a.span_rule == b.span_rule,
+            abs(math.log10(a.temperature / b.temperature)) < 1,
+        )
+    )
+
+
+def _overlap(some: Collection[int], others: Collection[int]) -> bool:
+    """Whether two sets have at least half of their union in common."""
+    return 2 * len(set(some) & set(others)) >= len(set(some) | set(others))
+
+
+def num_kept(num_running: int, limits: Limits) -> int:
+    """Count the profiles that answer the next chunk, of those that answered this one."""
+    return min(num_running, max(limits.finalists, math.ceil(num_running * KEPT_EACH_ROUND)))
+
+
+def num_tries(num_profiles: int, limits: Limits) -> int:
+    """Count the answers to the first chunk: by vanilla, by every profile, and by those kept with other rows."""
+    return 1 + num_profiles + num_kept(num_profiles, limits) * sum(scope != "last" for scope in limits.row_scopes)
+
+
+def _kept(running: Sequence[Tried], vanilla: Tried, middle: Collection[int], limits: Limits) -> list[Tried]:
+    kept = varied(running, vanilla, middle, limits)
+    kept += [tried for tried in running if tried not in kept][: num_kept(len(running), limits) - len(kept)]
+    return [tried for tried in running if tried in kept]
 
 
 def does_help(score: Score, vanilla: Score, middle: Collection[int]) -> bool:

@@ -1,4 +1,4 @@
-"""The inputs of calibration and evaluation: questions, a checkpoint, numbers and positions of documents."""
+"""Inputs of calibration and evaluation: questions, a checkpoint, numbers and positions of documents."""
 
 import typer
 
@@ -14,7 +14,7 @@ from services.nn.devices import DeviceName, DeviceOptions
 def load(
     data: str, checkpoint: str, device: DeviceName, store_url: str | None
 ) -> tuple[QuestionSet, CheckpointSource, LanguageModel]:
-    """Data, then checkpoint, then model. Raises BadParameter for one that there is not."""
+    """Load data, then checkpoint, then model. Raises BadParameter for one that does not exist."""
     try:
         questions = question_set(data)
     except BadData as error:
@@ -29,7 +29,7 @@ def load(
 def drawn(
     questions: QuestionSet, part: Part, num_documents: int, count: int | None, seed: int, option: str
 ) -> list[Example]:
-    """`QuestionSet.examples`. Raises BadParameter for a number of documents, `option`, that there are not."""
+    """Call `QuestionSet.examples`. Raises BadParameter if there are not as many documents, naming `option`."""
     try:
         return questions.examples(part, num_documents, count, seed)
     except BadData as error:
@@ -39,7 +39,7 @@ def drawn(
 
 
 def parse_positions(text: str, num_documents: int) -> tuple[int, ...]:
-    """`all`, or numbers between commas. Raises BadParameter for a position that there is not."""
+    """Parse `all`, or numbers separated by commas. Raises BadParameter for a position that does not exist."""
     found = tuple(range(num_documents)) if text == "all" else tuple(sorted(parse_numbers(text, int, "--positions")))
     if found[0] < 0 or found[-1] >= num_documents:
         message = f"the positions of {num_documents} documents are 0 to {num_documents - 1}"

@@ -2,9 +2,9 @@
 
 A document is a sentence such as "Belan Ashford plays the amber flute."; the question asks for that fact by the person's
 name, and all documents of a question state facts of one kind. A question may get one part of the name wrong, and two
-people may share one part of it: how well a name matches is evidence, not proof, so a reader with a habit of trusting
-certain positions is led astray by it. That is the effect that found-in-the-middle calibration corrects (dissertation,
-section 3.2), in a form that a small model can show.
+people may share one part of it: a matching name is only evidence, so a model with a positional bias can be misled. That
+is the effect that found-in-the-middle calibration corrects (dissertation, section 3.2), in a form that a small model
+can show.
 """
 
 import random
@@ -41,7 +41,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fact: the question's words before the name, the sentence's words after it, what it can name."""
+    """One kind of fact: the question's words before the name, the sentence's words after it, and possible things."""
 
     question: str
     statement: str
@@ -84,7 +84,7 @@ KINDS = {
 }
 
 
-# No answer word and no name occurs twice in a prompt.
+# The limit that lets every answer word and every name occur only once in a prompt.
 MAX_DOCUMENTS = min(len(column) for column in (FIRST_NAMES, LAST_NAMES, QUALITIES, *(k.things for k in KINDS.values())))
 
 
@@ -92,8 +92,8 @@ MAX_DOCUMENTS = min(len(column) for column in (FIRST_NAMES, LAST_NAMES, QUALITIE
 class Naming:
     """Reliability of names, as probabilities.
 
-    A question gets one part of the name wrong with `half_wrong`, both with `all_wrong`; a document takes one part of
-    its name from another document with `shared`.
+    A question gets one part of the name wrong with probability `half_wrong`, both with `all_wrong`; a document takes
+    one part of its name from another document with `shared`.
     """
 
     half_wrong: float = 0.4
@@ -106,7 +106,7 @@ USUAL_NAMING = Naming()
 
 @dataclass(frozen=True)
 class Fact:
-    """One document: a fact about a person; `note` is a sentence after it, empty for none."""
+    """One document: a fact about a person; `note` is a sentence after it, or empty."""
 
     first: str
     last: str
@@ -150,9 +150,9 @@ class FactQuestion:
 def draw_facts(
     generator: random.Random, num_documents: int, naming: Naming = USUAL_NAMING, note_rate: float = 0.0
 ) -> tuple[Fact, ...]:
-    """Facts of one kind in which no answer word occurs twice; each has a note with `note_rate`.
+    """Draw facts of one kind in which no answer word occurs twice; each has a note with probability `note_rate`.
 
-    Raises ValueError for more than MAX_DOCUMENTS, which the word lists are too short for.
+    Raises ValueError for more than MAX_DOCUMENTS, for which the word lists are too short.
     """
     if num_documents > MAX_DOCUMENTS:
         raise ValueError(f"a generated question has at most {MAX_DOCUMENTS} documents, not {num_documents}")
@@ -171,7 +171,7 @@ def draw_facts(
 
 
 def ask(generator: random.Random, facts: Sequence[Fact], gold: int, naming: Naming) -> FactQuestion:
-    """A question about `facts[gold]` whose name is as right as `naming` says; a wrong part is no document's."""
+    """Draw a question about `facts[gold]`, with name errors as in `naming`; a wrong part occurs in no document."""
     first, last = facts[gold].first, facts[gold].last
     draw = generator.random()
     is_all_wrong = draw < naming.all_wrong
@@ -189,7 +189,7 @@ def _other(generator: random.Random, names: Sequence[str], taken: Set[str]) -> s
 
 
 def words() -> list[str]:
-    """List the words and numbers of the generated prompts except the template's, each once, in a fixed order."""
+    """List the distinct words and numbers of the generated prompts except the template's, in a fixed order."""
     phrases = [word for kind in KINDS.values() for word in f"{kind.question} {kind.statement}".split()]
     notes = [word.strip(".") for note in NOTES for word in note.split()]
     things = [thing for kind in KINDS.values() for thing in kind.things]

@@ -1,7 +1,7 @@
-"""The questions that calibration is chosen on, and those that it is measured on: never the same.
+"""Disjoint sets of questions for choosing a calibration and for measuring it.
 
-Of a file one question in ten is for choosing, by a digest of its gold passage, so that questions about one passage stay
-together whatever is asked for. Generated questions are drawn from seeds that are far apart.
+One question in ten of a file is for choosing, by a digest of its gold passage, so that questions about one passage are
+always in the same set. Generated questions are drawn from seeds that are far apart.
 """
 
 import gzip
@@ -30,16 +30,16 @@ GENERATED = "generated"
 Part = Literal["calibration", "evaluation", "all"]
 
 CALIBRATION_SHARE = 10  # one question in this number
-# what training draws from begins at 0
+# the seeds of training begin at 0
 GENERATED_SEEDS: dict[Part, int] = {"calibration": 1_000_003, "evaluation": 2_000_003, "all": 2_000_003}
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one data set, how long their answers may be, and which answers are right.
+    """Questions of one data set, the limits of their answers, and the check of answers.
 
-    `read` gives examples of K documents with a seed, gold first; None for the generated ones, which are drawn.
-    `distractors` says where the other documents come from.
+    `read` returns examples of K documents for a seed, gold first; None for generated questions, which are drawn.
+    `distractors` describes the source of the other documents.
     """
 
     name: str
@@ -52,8 +52,8 @@ class QuestionSet:
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
         """Draw at most `count` questions of a part in random order, gold first; None for all, or for 500 generated.
 
-        Which questions come first depends on the seed alone, not on `count` or on the number of documents. Raises
-        BadData where the part has none, and what reading raises.
+        The order depends only on the seed, not on `count` or the number of documents. Raises BadData if the part has no
+        questions, and what reading raises.
         """
         if self.read is None:
             return generated_facts(500 if count is None else count, num_documents, GENERATED_SEEDS[part] + seed)
@@ -65,10 +65,10 @@ class QuestionSet:
 
 
 def question_set(data: str) -> QuestionSet:
-    """`generated`, a file of lost-in-the-middle's (.jsonl, .jsonl.gz) or of SynthWiki's (.csv).
+    """Open `generated`, or a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv).
 
-    Answers are cut and judged as either's own evaluation does it; generated answers are judged as NaturalQuestions'.
-    Raises BadData for anything else, and for a file that is missing.
+    Answers are cut and judged as in the data set's own evaluation; generated questions are judged like
+    NaturalQuestions. Raises BadData for anything else, and for a missing file.
     """
     if data == GENERATED:
         return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
@@ -92,7 +92,7 @@ def question_set(data: str) -> QuestionSet:
 
 
 def has_golds_only(path: Path) -> bool:
-    """Tell by its first question whether a file of lost-in-the-middle's is the oracle one. Raises BadData."""
+    """Whether a file of lost-in-the-middle is the oracle file, by its first question. Raises BadData."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         try:
             return len(json.loads(file.readline())["ctxs"]) == 1
@@ -101,10 +101,10 @@ def has_golds_only(path: Path) -> bool:
 
 
 def at_positions(examples: Sequence[Example], positions: Sequence[int], count: int | None = None) -> list[Example]:
-    """`count` examples with their gold documents at the positions in turn, one of each example for None.
+    """Return `count` examples with their gold documents at the positions in turn; None takes each example once.
 
-    A position that is named more than once is asked more often. Examples are asked again, at their next position, only
-    where there are fewer than `count`; never twice at the same, so fewer may come.
+    A repeated position is used more often. If there are fewer than `count` examples, they are used again at their next
+    position, but never twice at the same one, so that the result may be shorter.
     """
     most = len(examples) * len(set(positions))
     placed = []

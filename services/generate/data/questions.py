@@ -1,7 +1,7 @@
 """Multi-document questions with one gold document, and the checks of their answers.
 
 Sources: lost-in-the-middle's NaturalQuestions files (Liu et al. 2023), SynthWiki (Peysakhovich and Lerer 2023), and
-generated facts. The gold document's place is free: `place_gold` moves it, the others keep their order.
+generated facts. `place_gold` moves the gold document to any position; the others keep their order.
 
 Legend: K documents of a question.
 """
@@ -24,12 +24,12 @@ Check = Callable[[str, Sequence[str]], bool]
 
 
 class BadData(ValueError):
-    """A file that is not of the form it was read as; says where and why."""
+    """A file in another form than expected; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question over K documents, of which number `gold` (from 0) holds the answer; any of `answers` is right."""
+    """A question over K documents; number `gold` (from 0) contains the answer, and any of `answers` is right."""
 
     question: str
     answers: tuple[str, ...]
@@ -50,13 +50,13 @@ def place_gold(example: Example, position: int) -> Example:
 
 
 def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int | None = None) -> list[Example]:
-    """Examples of a lost-in-the-middle file (JSON lines, .gz or not), with `num_documents` documents each.
+    """Read examples of a lost-in-the-middle file (JSON lines, .gz or not), with `num_documents` documents each.
 
     Files with distractors (nq-open-10_total_documents_gold_at_0, …) give each question its gold and its first
-    num_documents − 1 retrieved distractors, in their order. The oracle file has golds only: there the distractors
-    are the gold passages of other questions with other titles, drawn at random with `seed`, which are easier than
-    retrieved ones. Gold comes first; `limit` is the number of questions, the first ones. Raises BadData, naming the
-    line, for records of another form and for too few distractors, ValueError for `num_documents` below 1.
+    num_documents − 1 retrieved distractors, in order. The oracle file has only golds: there the distractors are the
+    gold passages of other questions with other titles, drawn at random with `seed`, which are easier than retrieved
+    ones. Gold comes first; `limit` takes the first questions. Raises BadData, naming the line, for records of another
+    form and for too few distractors, ValueError for `num_documents` below 1.
     """
     _check_count(num_documents)
     rows = list(_read_questions(path))
@@ -74,11 +74,11 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
 
 
 def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None = None) -> list[Example]:
-    """Examples of a SynthWiki csv file: its context is the gold document, without title.
+    """Read examples of a SynthWiki csv file: a row's context is the gold document, without a title.
 
     The num_documents − 1 distractors are contexts about other people, drawn at random with `seed`, in random order.
-    Gold comes first; `limit` is the number of questions, the first ones. Raises BadData for missing columns or too
-    few contexts, ValueError for `num_documents` below 1.
+    Gold comes first; `limit` takes the first questions. Raises BadData for missing columns or too few contexts,
+    ValueError for `num_documents` below 1.
     """
     _check_count(num_documents)
     with path.open(encoding="utf-8", newline="") as file:
@@ -100,7 +100,7 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
 def generated_facts(
     num_questions: int, num_documents: int, seed: int = 0, naming: Naming = USUAL_NAMING
 ) -> list[Example]:
-    """Generated questions (see services.generate.data.facts), gold first, the same for the same arguments."""
+    """Generate questions (see services.generate.data.facts), gold first, the same for the same arguments."""
     _check_count(num_documents)
     examples = []
     for i in range(num_questions):
@@ -112,17 +112,17 @@ def generated_facts(
 
 
 def best_subspan_em(answer: str, answers: Sequence[str]) -> bool:
-    """Tell whether the first line of `answer` contains any of `answers`, as lost-in-the-middle counts it.
+    """Whether the first line of `answer` contains any of `answers`, as in lost-in-the-middle.
 
-    Both are compared in lower case, without ASCII punctuation, articles and surplus white space; an answer that is
-    nothing but those is contained in everything.
+    Both are compared in lower case, without ASCII punctuation, articles and extra white space; an answer that consists
+    only of these is contained in everything.
     """
     line = _bare(answer.split("\n")[0])
     return any(_bare(right) in line for right in answers)
 
 
 def contains_answer(answer: str, answers: Sequence[str]) -> bool:
-    """Tell whether `answer` contains any of `answers`, as SynthWiki counts it.
+    """Whether `answer` contains any of `answers`, as in SynthWiki.
 
     Both are compared in lower case, without straight and right single quotation marks and without line breaks.
     """
@@ -147,7 +147,7 @@ _Question = tuple[str, tuple[str, ...]]
 
 
 def _read_questions(path: Path) -> Iterator[tuple[_Question, Document, list[Document]]]:
-    """Question and answers, gold and distractors of each line. In the oracle file one context is not marked gold."""
+    """Yield question, gold and distractors of each line. The only context in the oracle file is not marked as gold."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:

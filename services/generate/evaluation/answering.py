@@ -1,4 +1,4 @@
-"""Offline answers to many prompts through the running batch, so that jobs measure what the service answers."""
+"""Offline answers to many prompts through the running batch, so that jobs measure the service's answers."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from services.generate.prompts.templates import Prompt
 class AnswerOptions:
     """An answer ends before one of the `stop` strings, or after `max_tokens`.
 
-    At most `max_running` prompts run at a time, in slots of `max_cached_tokens` together.
+    At most `max_running` prompts run at a time, in slots of `max_cached_tokens` in total.
     """
 
     max_tokens: int
@@ -33,8 +33,8 @@ def answer(
 ) -> list[str]:
     """Greedy answers in the order of the prompts, calibrated by `profile` if it is on.
 
-    `on_progress` is told how many more have ended. Raises ValueError for a prompt that has no room with its answer,
-    in the cache or within the model's limit, naming its tokens.
+    `on_progress` receives the number of newly ended answers. Raises ValueError, with the number of tokens, for a prompt
+    that does not fit with its answer into the cache or the model's limit.
     """
     generations = [Generation(prompt, options.max_tokens, stop=options.stop, calibration=profile) for prompt in prompts]
     batch = RunningBatch(
@@ -52,7 +52,7 @@ def answer(
     waiting = deque(generations)
     while waiting or batch.num_running:
         joining: list[Generation] = []
-        # prompts are prefilled many at a time: a few that join whenever one leaves would cost a pass each
+        # many prompts are prefilled at a time, because replacing each ended one immediately would cost a pass each
         if batch.num_running <= options.max_running // 2:
             while waiting and batch.has_room(*joining, waiting[0]):
                 joining.append(waiting.popleft())

@@ -1,11 +1,11 @@
 """`fovea evaluate litm`: found-in-the-middle by the dissertation's protocols (chapter 3, appendix B), on any model.
 
-Which protocols: `accuracy` is Table B.2 and Figures 3.5 and 3.6, `recall` Table 3.3, `attention` Table 3.1 and Figures
-3.3 and 3.4, `hypotheses` Tables 3.2 and B.1, `estimates` compares the estimates of the bias with the paper's.
+Protocols: `accuracy` is Table B.2 and Figures 3.5 and 3.6, `recall` Table 3.3, `attention` Table 3.1 and Figures 3.3
+and 3.4, `hypotheses` Tables 3.2 and B.1; `estimates` compares the estimates of the bias with the paper's.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -13,7 +13,6 @@ from typing import Annotated, Any, get_args
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import Progress
 
 from services.core.errors import FoveaError
 from services.generate.calibrate.bench import Bench
@@ -40,23 +39,28 @@ from services.generate.model.profile import (
     BiasKind,
     BiasTable,
     CalibrationProfile,
+    DummyForm,
     complaints,
     paper_profile,
     read_profile,
+    read_profile_file,
 )
 from services.jobs.checkpoints import CheckpointSource, Device
+from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, output_folder, parse_numbers, positive, results_file
 from services.jobs.plots import draw
+from services.jobs.progress import Bar, standard_bars
 
 PAPER = "paper"
+STOPPED = "Stopped. The protocols that had ended are reported above, and kept with --save."
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Protocols and methods to run, and the questions to run them on; without `positions`, gold is put at three."""
+    """Protocols and methods to run, and their questions; without `positions`, gold is placed at three positions."""
 
     protocols: tuple[Protocol, ...]
     methods: tuple[str, ...]
@@ -66,13 +70,14 @@ class Plan:
     seed: int
 
     def positions_of(self, num_documents: int) -> tuple[int, ...]:
-        """The dissertation's first, middle and last, or those that were asked for."""
+        """The requested positions, or the dissertation's: first, middle and last."""
         if self.positions is None:
             return tuple(sorted({0, (num_documents - 1) // 2, num_documents - 1}))
         return parse_positions(self.positions, num_documents)
 
 
 @app.command()
+@interruptible(STOPPED)
 def litm(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
@@ -105,6 +110,7 @@ def litm(
     layers: Annotated[
         str | None, typer.Option(help="Layers to calibrate, instead of the profile's, as in 2,3.")
     ] = None,
+    dummy: Annotated[DummyForm | None, typer.Option(help="Form of dummies, instead of the profile's.")] = None,
     sorting_rounds: Annotated[int, typer.Option(min=1, help="Iterations of attention sorting.")] = 1,
     save: Annotated[
         Path | None,
@@ -120,7 +126,7 @@ def litm(
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Evaluate a model's use of documents by where they stand, with and without attention calibration."""
+    """Evaluate a model's answers by the position of the gold document, with and without attention calibration."""
     plan = Plan(
         among(protocols, PROTOCOLS, "--protocols"),
         METHODS if methods == "all" else among(methods, METHODS, "--methods"),
@@ -133,27 +139,29 @@ def litm(
     questions, source, model = load(data, checkpoint, device, store_url)
     asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
     for count in counts:
-        plan.positions_of(count)  # better refused now than when others are answered
-    profile = _profile(
-        source, model.config.num_layers, calibration, {"bias": bias, "temperature": temperature, "layers": layers}
-    )
+        plan.positions_of(count)  # fail before any answers are computed
+    changes = {"bias": bias, "temperature": temperature, "layers": layers, "dummy": dummy}
+    profile = _profile(source, model.config.num_layers, calibration, changes)
     options = AnswerOptions(questions.max_tokens, questions.stop, max_running, max_cached_tokens)
     study = Study(Bench(model, questions, max_cached_tokens), profile, options, sorting_rounds)
+    results: list[Result] = []
     try:
-        with Progress(console=Console(stderr=True)) as progress:
-            results = [one for examples in asked for one in run(study, plan, examples, source, progress)]
+        with standard_bars().bar("") as bar:
+            for examples in asked:
+                results.extend(run(study, plan, examples, source, bar))
+    except KeyboardInterrupt:
+        if results:
+            report(results, save, plots)
+        raise
     except (BadData, BadProfile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     report(results, save, plots)
 
 
-def run(
-    study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, progress: Progress
-) -> list[Result]:
+def run(study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, bar: Bar) -> Iterator[Result]:
     """Run the protocols on examples with equally many documents, one result for each."""
     num_documents = len(examples[0].documents)
-    task = progress.add_task("", total=None)
-    watched = replace(study, bench=replace(study.bench, on_progress=lambda count: progress.advance(task, count)))
+    watched = replace(study, bench=replace(study.bench, on_progress=bar.advance))
     questions = study.bench.questions
     positions = plan.positions_of(num_documents)
     settings = {
@@ -171,18 +179,15 @@ def run(
         "hypotheses": lambda: hypotheses(watched, examples),
         "estimates": lambda: _estimates(watched, examples, num_documents, plan),
     }
-    results = []
     for protocol in plan.protocols:
-        progress.reset(task, description=f"{protocol}, K = {num_documents}", total=None)
-        scores = protocols[protocol]()
-        results.append(Result(source.label, protocol, questions.name, num_documents, scores, settings))
-    return results
+        bar.begin(f"{protocol}, K = {num_documents}")
+        yield Result(source.label, protocol, questions.name, num_documents, protocols[protocol](), settings)
 
 
 def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> None:
-    """Print the tables of all kept results, keep the scores, draw figures and print, as the last line, the new scores.
+    """Print the tables of all saved results, save the scores, draw figures and print the new scores as the last line.
 
-    What can't be kept is printed all the same.
+    The scores are printed even if they can't be saved.
     """
     kept = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
     shown = RESULT_FILES.merge([*kept, *results])
@@ -202,7 +207,7 @@ def report(results: Sequence[Result], save: Path | None, plots: Path | None) -> 
 
 
 def _estimates(study: Study, examples: Sequence[Example], num_documents: int, plan: Plan) -> Scores:
-    """Compare the estimates of the bias; the cached one has a table from questions that calibration is chosen on."""
+    """Compare the estimates of the bias; the table of the cached one is made from the questions for calibration."""
     profile = study.profile
     tables: Sequence[BiasTable] = profile.tables
     if not any(table.num_documents == num_documents for table in tables):
@@ -215,9 +220,9 @@ def _estimates(study: Study, examples: Sequence[Example], num_documents: int, pl
 def _profile(
     source: CheckpointSource, num_layers: int, calibration: str | None, changes: Mapping[str, Any]
 ) -> CalibrationProfile:
-    """The one named, else the checkpoint's own, else the paper's; changed where options say so.
+    """The named profile, else the checkpoint's own, else the paper's, with the changes of the options.
 
-    Raises BadParameter for one that cannot be read or does not fit the model, and for changes that do not fit it.
+    Raises BadParameter for a profile that cannot be read or does not fit the model, and for changes that do not fit.
     """
     named = "CHECKPOINT" if calibration is None else "--calibration"
     try:
@@ -230,20 +235,17 @@ def _profile(
         if wanted["layers"][0] < 0 or wanted["layers"][-1] >= num_layers:
             raise typer.BadParameter(f"the model's layers are 0 to {num_layers - 1}", param_hint="--layers")
     try:
-        return CalibrationProfile.model_validate({**found.model_dump(), **wanted})
+        return found.changed(wanted)
     except ValidationError as error:
         given = ", ".join(f"--{field}" for field in wanted)
         raise typer.BadParameter(complaints(error), param_hint=given) from error
 
 
 def _profile_named(source: CheckpointSource, num_layers: int, calibration: str | None) -> CalibrationProfile:
-    """Raises OSError or BadProfile for one that cannot be read."""
+    """Read the named profile. Raises OSError or BadProfile for one that cannot be read."""
     if calibration is None:
         own = read_profile(source.directory)
         return own if own is not None and own.enabled else paper_profile(num_layers)
     if calibration == PAPER:
         return paper_profile(num_layers)
-    try:
-        return CalibrationProfile.model_validate_json(Path(calibration).read_bytes())
-    except ValidationError as error:
-        raise BadProfile(f"{calibration}: {complaints(error)}") from error
+    return read_profile_file(Path(calibration))

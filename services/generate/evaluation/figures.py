@@ -1,4 +1,4 @@
-"""The dissertation's Figures 3.3 to 3.6 from results, as panels to be drawn."""
+"""The dissertation's Figures 3.3 to 3.6 from results, as panels to draw."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
-    """Panels by figure (`3.3` to `3.6`), one for each result that has something to show; others are left out."""
+    """Make the panels of each figure (`3.3` to `3.6`), one for each result with data for it."""
     merged = RESULT_FILES.merge(results)
     attention = [result for result in merged if result.protocol == "attention"]
     accuracy = [result for result in merged if result.protocol == "accuracy"]
@@ -41,7 +41,7 @@ def _accuracy(result: Result, rows: set[str] | None) -> Panel:
 
 
 def _curve(name: str, columns: Mapping[str, float]) -> Curve:
-    """Positions are counted from 1 in figures; what has none is level."""
+    """Make a curve, with positions counted from 1; a row without positions is a horizontal line."""
     positions = positions_of(columns)
     if not positions:
         return Curve(name, ((0.0, average_of(columns)),), is_level=True)

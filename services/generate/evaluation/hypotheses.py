@@ -1,6 +1,6 @@
-"""Tests of what found-in-the-middle assumes of attention (dissertation, section 3.3 and appendix B.3).
+"""Tests of found-in-the-middle's assumptions about attention (dissertation, section 3.3 and appendix B.3).
 
-The assumption is Attn(doc, k) = f(rel(doc), bias(k)), growing with either: with relevance for every position, and with
+The assumption is Attn(doc, k) = f(rel(doc), bias(k)), increasing in both: with relevance for every position, and with
 the position's bias for every document. It is tested on matrices of attention: one example's documents, each measured
 at every position.
 
@@ -9,10 +9,10 @@ at every position.
     linear        Attn = rel + bias + ε (Eq. 3.2), so the difference of two documents is the same at every position
     log-linear    log Attn = rel + bias + ε (Eq. B.1), the same of their logarithms
 
-How nearly the differences agree is their Spearman rank correlation over quadruplets of two documents and two positions.
-The dissertation does not say whether a quadruplet counts once or in every order: unordered ones are the default here.
+The agreement of the differences is their Spearman rank correlation over quadruplets of two documents and two positions.
+The dissertation does not say whether a quadruplet counts once or in every order; unordered ones are the default here.
 
-Shapes: D documents, K positions, P pairs. Attention is the mean weight a token, float of any precision, unitless.
+Shapes: D documents, K positions, P pairs. Attention is the mean weight per token, float of any precision, unitless.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ Form = Literal["linear", "log-linear"]
 
 @dataclass(frozen=True, eq=False)
 class AdditiveModel:
-    """The best additive explanation of an attention matrix, in the least squares.
+    """The additive model of an attention matrix with the least squares.
 
-    `relevance` (D,) has mean 0 and `bias` (K,) carries the level, in the unit of attention, or of its logarithm.
-    `explained` is the share of the variance that it explains, 1 where there is none to explain.
+    `relevance` (D,) has mean 0 and `bias` (K,) includes the level, in the unit of attention, or of its logarithm.
+    `explained` is the share of variance that it explains, 1 if there is no variance.
     """
 
     relevance: Array
@@ -40,9 +40,9 @@ class AdditiveModel:
 
 
 def fit(attention: Array, form: Form) -> AdditiveModel:
-    """Eq. 3.2 or B.1 fitted to a full matrix (D, K): then the means of rows and columns are the least squares.
+    """Fit Eq. 3.2 or B.1 to a full matrix (D, K), for which the means of rows and columns are the least squares.
 
-    Raises ValueError for a matrix without entries, and for attention that has no logarithm with `log-linear`.
+    Raises ValueError for a matrix without entries and, with `log-linear`, for attention without a logarithm.
     """
     values = _values(attention, form)
     if values.size == 0:
@@ -56,8 +56,8 @@ def fit(attention: Array, form: Form) -> AdditiveModel:
 def condition_1(examples: Sequence[Array]) -> float:
     """The share of (two documents, two positions) where both documents order the positions alike, 0 to 1.
 
-    `examples` are matrices (D, K) each, pooled. A tie is no order and counts against the condition, as does a pair of
-    documents that both tie. Raises ValueError where no example has two documents and two positions.
+    `examples` are matrices (D, K), pooled. A tie counts against the condition, also if both documents tie. Raises
+    ValueError if no example has two documents and two positions.
     """
     return _agreement([np.asarray(attention).T for attention in examples])
 
@@ -70,9 +70,9 @@ def condition_2(examples: Sequence[Array]) -> float:
 def rank_correlation(examples: Sequence[Array], form: Form, *, is_ordered: bool = False) -> float:
     """Spearman's ρ of the documents' difference at one position with that at another (Table B.1), −1 to 1.
 
-    Over quadruplets of all `examples` (D, K) together. With `is_ordered` each counts in all four orders of its two
-    documents and its two positions. NaN where all differences of one side are equal. Raises ValueError for attention
-    that has no logarithm with `log-linear`, and where there is no quadruplet.
+    Over quadruplets of all `examples` (D, K) together. With `is_ordered`, each counts in all four orders of its two
+    documents and its two positions. NaN if all differences of one side are equal. Raises ValueError if there is no
+    quadruplet and, with `log-linear`, for attention without a logarithm.
     """
     sides = [_differences(_values(attention, form)) for attention in examples]
     one, other = (np.concatenate([side[i].ravel() for side in sides] or [np.empty(0)]) for i in (0, 1))
@@ -91,7 +91,7 @@ def spearman(one: Array, other: Array) -> float:
 
 
 def is_in_attended_half(attention: Sequence[float], document: int) -> bool:
-    """Tell whether a document is among the ⌈K/2⌉ attended most (Table 3.1); of equals, the earlier come first."""
+    """Whether a document is among the ⌈K/2⌉ most attended (Table 3.1); of equal ones, the earlier come first."""
     order = sorted(range(len(attention)), key=lambda k: (-attention[k], k))
     return document in order[: (len(order) + 1) // 2]
 
@@ -106,7 +106,7 @@ def _agreement(examples: Sequence[Array]) -> float:
 
 
 def _differences(values: Array) -> tuple[Array, Array]:
-    """Differences of each two rows at the one and at the other of each two columns, (P, P') both."""
+    """Compute the differences of each pair of rows at the first and second of each pair of columns, (P, P') both."""
     first, second = np.triu_indices(values.shape[0], k=1)
     left, right = np.triu_indices(values.shape[1], k=1)
     difference = values[first] - values[second]
@@ -123,7 +123,7 @@ def _values(attention: Array, form: Form) -> Array:
 
 
 def _ranks(values: Array) -> Array:
-    """Rank from 1 on; equal values have the mean of their ranks."""
+    """Rank values from 1; equal values have the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     mean: Array = (last - (count - 1) / 2)[place]

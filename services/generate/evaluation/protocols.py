@@ -1,6 +1,6 @@
 """The dissertation's protocols of found-in-the-middle, run on one model and one data set (chapter 3, appendix B).
 
-Every protocol answers with the scores of a `Result`. Percentages are of questions, fractions are in 0 … 1.
+Every protocol returns the scores of a `Result`. Percentages are of questions, fractions are in 0 … 1.
 
 Shapes: L layers, H heads, K documents, E examples.
 """
@@ -28,7 +28,7 @@ from services.generate.evaluation.hypotheses import (
 )
 from services.generate.evaluation.tables import MOST_USED
 from services.generate.evaluation.tfidf import similarities
-from services.generate.generation.bias import TreeOptions
+from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import reorder, run_rankings
 from services.generate.model.profile import BiasKind, BiasTable, CalibrationProfile, SpanRule
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
@@ -38,7 +38,7 @@ Scores = dict[str, dict[str, float]]
 VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
 SORTING, PROMPT, LIKELIHOOD = "Attention sorting", "Prompt reordering", "LongLLMLingua-r_k"
 AND_CALIBRATED = " + Cal."
-# by reordering; the last two rank each document alone, so that where gold stood makes no difference
+# by reordering; the last two rank each document alone, so that gold's position makes no difference
 REORDERINGS: Mapping[str, RankMethod] = {
     SORTING: "attention",
     PROMPT: "relevance_prompt",
@@ -61,7 +61,7 @@ RANKED_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Study:
-    """A model with its questions (`bench`), how many prompts are answered at once, and the profile under test."""
+    """A model with its questions (`bench`), the number of concurrent prompts, and the profile under test."""
 
     bench: Bench
     profile: CalibrationProfile
@@ -69,7 +69,7 @@ class Study:
     num_iterations: int = 1
 
     def answers(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> list[str]:
-        """Answer as the service would, calibrated by the profile or not."""
+        """Answer as in the service, calibrated by the profile or not."""
         profile = self.profile if is_calibrated else None
         span_rule: SpanRule = self.profile.span_rule if is_calibrated else "newline"
         prompts = self.bench.prompts(examples, span_rule)
@@ -88,9 +88,9 @@ class Study:
 def accuracy_by_position(
     study: Study, examples: Sequence[Example], positions: Sequence[int], methods: Sequence[str] = METHODS
 ) -> Scores:
-    """Table B.2 and Figures 3.5 and 3.6: percent of the examples that are answered right, by gold position.
+    """Table B.2 and Figures 3.5 and 3.6: percentage of examples answered right, by gold position.
 
-    Methods for which the position makes no difference have their one number under `Avg.`.
+    Methods for which the position makes no difference have a single number under `Avg.`.
     """
     scores: Scores = {}
     for name in _without_endings(methods):
@@ -111,7 +111,7 @@ def accuracy_by_position(
 
 
 def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> list[Example]:
-    """Documents in the order of a method: the most relevant first, under attention sorting the most attended last."""
+    """Reorder documents by a method: the most relevant first, but with attention sorting the most attended last."""
     if method == "attention":
         model, rounds = study.bench.model, study.num_iterations
         orders = [reorder(model, one.question, one.documents, method, num_iterations=rounds).order for one in examples]
@@ -121,16 +121,16 @@ def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> 
 
 
 def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[str, RankMethod] = RANKINGS) -> Scores:
-    """Table 3.3: in which share of the examples gold, put in the middle, is among the three best documents.
+    """Table 3.3: the share of examples in which gold, placed in the middle, is among the three best documents.
 
-    Attention is a mean over all layers and heads; attention and rel over the profile's `rel_layers` are added
-    where these are not all.
+    Attention is a mean over all layers and heads; attention and rel over the profile's `rel_layers` are added if these
+    are not all layers.
     """
     middle = (len(examples[0].documents) - 1) // 2
     placed = [place_gold(example, middle) for example in examples]
     profile = study.profile
     kind = "tree" if profile.bias == "cached" else profile.bias
-    measured = list(study.bench.measure(placed, profile.span_rule, kind))
+    measured = list(study.bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy)))
     every = tuple(range(study.bench.model.config.num_layers))
     found: dict[str, list[bool]] = {}
     for layers in dict.fromkeys([every, profile.rel_layers or every]):
@@ -149,7 +149,7 @@ def attention_and_use(study: Study, examples: Sequence[Example], seed: int) -> S
 
     Columns are positions: mean TF-IDF cosine of the response to the document there, and mean Attn(k) over all layers
     and heads, in the original and in a shuffled order. `MOST_USED` counts in which half of the attention the document
-    is that the response is most like; responses that are like none are left out. NaN where nothing is wrong.
+    most similar to the response is; responses similar to none are left out. NaN if no answer is wrong.
     """
     middle = (len(examples[0].documents) - 1) // 2
     placed = [place_gold(example, middle) for example in examples]
@@ -182,7 +182,7 @@ def attention_and_use(study: Study, examples: Sequence[Example], seed: int) -> S
 def attention_everywhere(study: Study, examples: Sequence[Example]) -> Tensor:
     """Attn of every document at every position, a mean over all layers and heads: (E, K documents, K positions).
 
-    Positions are gone through by turning the order, so that each example takes K prompts.
+    The order is rotated through all positions, so that each example takes K prompts.
     """
     num_documents = len(examples[0].documents)
     attention = torch.empty(len(examples), num_documents, num_documents)
@@ -195,9 +195,9 @@ def attention_everywhere(study: Study, examples: Sequence[Example]) -> Tensor:
 
 
 def hypotheses(study: Study, examples: Sequence[Example]) -> Scores:
-    """Tables 3.2 and B.1: how often the two conditions hold, and how well either model of attention orders documents.
+    """Tables 3.2 and B.1: how often the two conditions hold, and how well each model of attention orders documents.
 
-    Without a log-linear row where a document was not attended at all.
+    There is no log-linear row if a document was not attended at all.
     """
     attention = attention_everywhere(study, examples).double().numpy()
     matrices = list(attention)
@@ -213,7 +213,7 @@ def hypotheses(study: Study, examples: Sequence[Example]) -> Scores:
 
 @dataclass
 class _Estimate:
-    """Sums of what one estimate of the bias brought."""
+    """Sums of the results of one estimate of the bias."""
 
     bias: list[float] = field(default_factory=list)
     rel: list[float] = field(default_factory=list)
@@ -227,15 +227,15 @@ def compare_estimates(
 ) -> Scores:
     """Compare each estimate of the bias with the paper's, under the profile's other settings.
 
-    `examples` have their gold documents where they are to be; `tables` serve `cached`. Spearman's ρ of bias and of rel
-    with those of `exact` are means over prompts; Recall@3 is of examples with gold in the middle; accuracies are in
-    percent. Costs are tokens that are run: of the estimate relative to `exact`'s own, and of prompt and estimate
-    together in prefills of the prompt. Rows of `tree` that say more are its savings; `none` takes no bias off.
+    `examples` have their gold documents at the positions to measure; `tables` are for `cached`. Spearman's ρ of bias
+    and of rel with those of `exact` are means over prompts; Recall@3 is of examples with gold in the middle; accuracies
+    are in percent. Costs are tokens run: of the estimate relative to `exact`'s own, and of prompt and estimate together
+    in prefills of the prompt. Rows of `tree` with a longer name are its savings; `none` subtracts no bias.
     """
     profile = study.profile.model_copy(update={"rel_scope": "mean"})
     num_documents = len(examples[0].documents)
     middle = middle_positions(num_documents)
-    exact = list(study.bench.measure(examples, profile.span_rule, "exact"))
+    exact = list(study.bench.measure(examples, profile.span_rule, "exact", DummyOptions(profile.dummy)))
     nothing = BiasTable(bucket=1, attention=(0.0,) * num_documents, num_prompts=1)
     variants: dict[str, CalibrationProfile] = {
         **{kind: profile.model_copy(update={"bias": kind, "tables": tuple(tables)}) for kind in kinds},
@@ -285,12 +285,11 @@ def _compared(
 def _measured_again(
     study: Study, examples: Sequence[Example], exact: Sequence[Measured], profile: CalibrationProfile
 ) -> Iterator[Measured]:
-    """Measure again with the profile's estimate of the bias; one that is looked up runs no tokens."""
+    """Measure again with the profile's estimate of the bias; a cached estimate runs no tokens."""
     if profile.bias == "exact":
         yield from exact
     elif profile.bias != "cached":
-        tree = TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
-        yield from study.bench.measure(examples, profile.span_rule, profile.bias, tree)
+        yield from study.bench.measure(examples, profile.span_rule, profile.bias, DummyOptions.of(profile))
     else:
         prompts = study.bench.prompts(examples, profile.span_rule)
         for one, prompt in zip(exact, prompts, strict=True):
@@ -307,7 +306,7 @@ def _spearman(one: Tensor, other: Tensor) -> float:
 def _rankings(
     bench: Bench, examples: Sequence[Example], method: RankMethod
 ) -> Iterator[tuple[tuple[float, ...], tuple[int, ...]]]:
-    """Scores and order of each example's documents, several examples together."""
+    """Yield scores and order of each example's documents, computed for several examples together."""
     model = bench.model
     for start in range(0, len(examples), RANKED_AT_ONCE):
         some = examples[start : start + RANKED_AT_ONCE]
@@ -320,12 +319,12 @@ def _rankings(
 
 
 def _without_endings(methods: Sequence[str]) -> list[str]:
-    """Name each method once, without what tells whether it is calibrated."""
+    """List the distinct methods, without the suffix for calibration."""
     return list(dict.fromkeys(VANILLA if one == CALIBRATED else one.removesuffix(AND_CALIBRATED) for one in methods))
 
 
 def _in_order(example: Example, order: Sequence[int]) -> Example:
-    """Put the documents in another order, given as their places now."""
+    """Reorder the documents; `order` contains their current places."""
     return replace(
         example, documents=tuple(example.documents[place] for place in order), gold=list(order).index(example.gold)
     )
@@ -354,6 +353,6 @@ def _means(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Mean of the numbers among them; NaN where there is none."""
+    """Mean of the values that are not NaN; NaN if there are none."""
     numbers = [float(value) for value in values if not math.isnan(value)]
     return statistics.fmean(numbers) if numbers else math.nan

@@ -1,4 +1,4 @@
-"""Scores of the protocols of found-in-the-middle, kept as JSON so that several runs come together in one table."""
+"""Scores of the protocols of found-in-the-middle, stored as JSON so that several runs can be combined in one table."""
 
 import math
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from services.jobs.result_files import ResultFiles
 
 Protocol = Literal["accuracy", "recall", "attention", "hypotheses", "estimates"]
 
-# Suffix of the column of an accuracy's standard error, where there is one.
+# Suffix of the column of an accuracy's standard error, if there is one.
 ERROR = " ±"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One model by one protocol on one data set with `num_documents` documents a question.
+    """One model by one protocol on one data set with `num_documents` documents per question.
 
-    `scores` by row and column of the protocol's table; in accuracies columns are gold positions, counted from 0.
-    `settings` says what was asked: the model's version, seed, number of questions, calibration profile, …
+    `scores` by row and column of the protocol's table; columns of accuracies are gold positions, counted from 0.
+    `settings` are the model's version, seed, number of questions, calibration profile, …
     """
 
     model: str
@@ -31,7 +31,7 @@ class Result:
 
 
 def _combine(earlier: Result, later: Result) -> Result:
-    """Put columns of the same row together."""
+    """Merge the columns of equal rows."""
     rows = {row: {**earlier.scores.get(row, {}), **columns} for row, columns in later.scores.items()}
     return replace(later, scores={**earlier.scores, **rows})
 
@@ -40,12 +40,12 @@ RESULT_FILES = ResultFiles(Result, attrgetter("model", "protocol", "data", "num_
 
 
 def positions_of(columns: Mapping[str, float]) -> list[int]:
-    """The gold positions among a row's columns, in order; none for a method that no position makes a difference to."""
+    """The gold positions among a row's columns, in order; none for a method that does not depend on the position."""
     return sorted(int(column) for column in columns if column.isdigit())
 
 
 def average_of(columns: Mapping[str, float]) -> float:
-    """The mean over gold positions, or what a method without them has under `Avg.`; NaN where there is neither."""
+    """The mean over gold positions, or the value of `Avg.` for a method without them; NaN without either."""
     positions = positions_of(columns)
     if not positions:
         return columns.get("Avg.", math.nan)
@@ -53,7 +53,7 @@ def average_of(columns: Mapping[str, float]) -> float:
 
 
 def truncated(percent: float) -> str:
-    """Two decimals, the rest cut off, as Table B.2 has them; 60.396 → 60.39.
+    """Truncate to two decimals, as in Table B.2; 60.396 → 60.39.
 
     A value within rounding of a hundredth counts as that hundredth, so that 0.57 as 0.569999… stays 0.57.
     """

@@ -1,4 +1,4 @@
-"""The dissertation's tables of found-in-the-middle, and the one that compares estimates of the bias."""
+"""The dissertation's tables of found-in-the-middle, and a comparison of the estimates of the bias."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ ESTIMATE_COLUMNS = {
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """Print every table that the results have a score for."""
+    """Print every table for which the results have a score."""
     merged = RESULT_FILES.merge(results)
     for table in (
         *_attention_tables(_of(merged, "attention")),
@@ -41,7 +41,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 
 def ordinal(position: int) -> str:
-    """A position, counted from 0, as the dissertation calls it: 0 → 1st, 9 → 10th."""
+    """Write a position, counted from 0, as in the dissertation: 0 → 1st, 9 → 10th."""
     number = position + 1
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
@@ -109,7 +109,7 @@ def _accuracy_tables(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
-    """Table of how near each estimate of the bias comes to the paper's, and of what it costs."""
+    """Make the table of each estimate's agreement with the paper's, and its cost."""
     for result in results:
         rows = []
         for row, columns in result.scores.items():
@@ -131,7 +131,7 @@ def _percent(columns: dict[str, float], position: str) -> str:
 
 
 def _grouped(results: Sequence[Result]) -> list[list[Result]]:
-    """Results of one model on one data set together, fewer documents first."""
+    """Group results of one model on one data set, fewer documents first."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.model, result.data), []).append(result)

@@ -1,7 +1,7 @@
-"""An answer's tokens as text that is only ever added to.
+"""An answer's tokens as append-only text.
 
-A token may end in half a character, and text may be the beginning of a stop string: both are held back until it is
-clear what they are, so that nothing that was given away has to be taken back.
+A token may end in the middle of a character, and text may be the beginning of a stop string: both are held back until
+this is decided, so that no emitted text has to be retracted.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any
 
 from services.generate.generation.sampling import TokenChoice
 
-# Decoders' replacement for bytes that are no character, or none yet.
+# Decoders' replacement for bytes that are not a character, or not yet.
 REPLACEMENT = "\ufffd"
-# Half a character is at most three bytes, so what is held back longer is not going to become one.
+# An incomplete character has at most three bytes, so bytes held back longer never become a character.
 MAX_HELD_TOKENS = 64
-# Tokens of a continued prompt: enough for a decoder to tell that it is in the middle of a text.
+# Tokens of a continued prompt: enough for a decoder to know that it is in the middle of a text.
 NUM_CONTEXT_TOKENS = 8
 
 Decode = Callable[[list[int]], str]
@@ -24,7 +24,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class TokenOut:
-    """A token of an answer. Everything but `token_id` is there only where log-probabilities were asked for.
+    """A token of an answer. Only `token_id` is set unless log-probabilities were requested.
 
     `utf8` are the token's bytes, which may be part of a character. `top` are the most likely tokens in its
     place, the most likely first, without `top` of their own.
@@ -37,20 +37,20 @@ class TokenOut:
 
     @property
     def text(self) -> str:
-        """`utf8` as far as it is text; what is not, is marked."""
+        """`utf8` as text, with invalid bytes replaced."""
         return self.utf8.decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is certain by now, and the tokens that it is made of; a token comes with the last of its text."""
+    """Final text and its tokens; a token comes with the last part of its text."""
 
     text: str = ""
     tokens: tuple[TokenOut, ...] = ()
 
 
 class Vocabulary:
-    """A fast tokenizer of transformers, read backwards: token ids to text, and each to its bytes."""
+    """Decoding by a fast tokenizer of transformers: token ids to text, and each id to its bytes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -61,12 +61,12 @@ class Vocabulary:
         self._known: dict[int, bytes] = {}
 
     def decode(self, token_ids: list[int]) -> str:
-        """Decode token ids without special tokens and without any tidying of spaces."""
+        """Decode token ids without special tokens and without cleaning up spaces."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=True)
         return text
 
     def token(self, choice: TokenChoice) -> TokenOut:
-        """A choice with its bytes, if it has log-probabilities."""
+        """Add its bytes to a choice if it has log-probabilities."""
         if choice.logprob is None:
             return TokenOut(choice.token_id)
         top = tuple(TokenOut(i, self.utf8(i), logprob) for i, logprob in choice.top)
@@ -92,27 +92,26 @@ class Vocabulary:
 
 
 class Detokenizer:
-    """Token ids to text, one by one; the pieces, joined, are what `decode` makes of all of them at once.
+    """Converts token ids to text one by one; the joined pieces equal `decode` of all ids at once.
 
-    Except after bytes that are no text: where a decoder would then read bytes before them anew, text that was given
-    out is kept. `context` are token ids of the text that is continued, if it is: a decoder that drops the space a text
-    begins with then keeps it.
+    The exception is after invalid bytes: if a decoder would then reinterpret earlier bytes, emitted text is kept.
+    `context` are token ids of a text to be continued, so that a decoder which drops leading spaces keeps this one.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
-        # Decoding is local: a few tokens before the new ones are enough, here those from the last move on.
+        # Decoding is local: a few tokens before the new ones are enough, here those since the window last moved.
         self._window = list(context[-NUM_CONTEXT_TOKENS:])
-        self._num_read = len(self._window)  # tokens of the window that had been given away at the last move
-        self._given = decode(self._window) if self._window else ""  # of the window's text
+        self._num_read = len(self._window)  # tokens of the window that had been emitted at the last move
+        self._given = decode(self._window) if self._window else ""  # emitted text of the window
 
     def push(self, token_id: int) -> str:
-        """The text that is certain with this token, and was not before."""
+        """Add a token, and return the text that becomes final with it."""
         self._window.append(token_id)
         return self._advance(is_last=len(self._window) - self._num_read > MAX_HELD_TOKENS)
 
     def flush(self) -> str:
-        """The text that was held back, whatever it is."""
+        """Return the text that was held back."""
         return self._advance(is_last=True)
 
     def _advance(self, *, is_last: bool) -> str:
@@ -134,10 +133,10 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the first stop string, or behind it where it is to be kept.
+    """Cuts a text before the first stop string, or after it if `is_kept`.
 
-    First is the one that is complete first, of two that end together the longer: the cut does not depend on how the
-    text is divided. `is_found` tells that the text has ended.
+    The first stop string is the one that is complete first; of two that end together, the longer one. So the cut does
+    not depend on how the text is divided. `is_found` tells that the text has ended.
     """
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
@@ -147,7 +146,7 @@ class StopStrings:
         self.is_found = False
 
     def push(self, text: str) -> str:
-        """The text that is certain with this, and was not before."""
+        """Add text, and return the text that becomes final with it."""
         if not self._stops:
             return text
         if self.is_found:
@@ -163,26 +162,26 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """The text that was held back: no more is to come, so it is no stop string."""
+        """Return the text that was held back: no more text follows, so it is not a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _num_uncertain(self, text: str) -> int:
-        """Characters at the end that a stop string begins with."""
+        """Count the characters at the end that may begin a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         lengths = range(longest, 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
 class AnswerText:
-    """One answer: its tokens in, its text and the tokens of this text out."""
+    """Converts one answer's tokens to its text and the tokens of this text."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
-        self._num_read = 0  # characters that came out of the tokens
+        self._num_read = 0  # characters decoded from the tokens
         self._num_given = 0
-        # tokens that are held back, and where their text begins and ends; the end is None until it is known
+        # tokens that are held back, with the beginning and end of their text; the end is None until known
         self._held: deque[tuple[TokenOut, int, int | None]] = deque()
 
     @property
@@ -191,12 +190,12 @@ class AnswerText:
         return self._stops.is_found
 
     def push(self, token: TokenOut) -> Piece:
-        """Return the text that is certain with this token."""
+        """Return the text that becomes final with this token."""
         self._held.append((token, self._num_read, None))
         return self._give(self._detokenizer.push(token.token_id))
 
     def finish(self) -> Piece:
-        """Return the rest when no token is to come. A stop string may show up in it; the answer then ends there."""
+        """Return the rest after the last token. If it contains a stop string, the answer ends there."""
         piece = self._give(self._detokenizer.flush())
         if self.is_stopped:
             return piece
@@ -231,7 +230,7 @@ def _kinds(decoder: dict[str, Any]) -> frozenset[str]:
 
 
 def _byte_of_character() -> dict[str, bytes]:
-    """The characters that byte-level tokenizers write bytes as: printable Latin-1 as itself, others from U+0100 on."""
+    """The characters with which byte-level tokenizers write bytes: printable Latin-1 unchanged, others from U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {

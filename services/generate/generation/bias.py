@@ -1,18 +1,20 @@
-"""Attention that a document's position brings by itself: the attention that a dummy in that position receives.
+"""Attention due to a document's position: the attention that a dummy in that position receives.
 
-Three estimates of Attn(dummy, k), on a prompt that is prefilled already:
+There are three estimates of Attn(dummy, k), on a prefilled prompt:
 
 * `exact`, the paper's: for each k the prompt with document k replaced, all K of them. Each continues the cached
   prompt from document k on, so they cost half of K prefills, not K.
-* `tree`: for each k a dummy in document k's place, then the question's tail once more, which sees the dummy in place
-  of document k. Documents behind k keep the keys and values that they have with the real document k: that is the
-  approximation, and why all branches together cost one or two prefills, whatever K is.
+* `tree`: for each k a dummy in document k's place, then the question's tail once more, which sees the dummy instead of
+  document k. Later documents keep the keys and values that they have with the real document k: this approximation is
+  the reason why all branches together cost one or two prefills, for any K.
 * `single`: one prompt with every document replaced. A dummy then competes with dummies.
 
-A dummy is neutral text cut to its document's number of tokens; the newline that ends a document stays.
+A dummy has its document's number of tokens. In a `framed` one, neutral text replaces only title and text: the
+template's own text (`Document [3](Title:`) stays, because attention to it is bias as well. In a `whole` one, neutral
+text replaces all but the newline that ends a document.
 
-`tree` takes less with shorter dummies, with dummies that see a window and the prompt's first tokens alone, with only
-as many layers as relevance needs, and with a `DummyCache` for the next question over the same documents.
+`tree` costs less with shorter dummies, with dummies that see only a window and the prompt's first tokens, with only the
+layers that relevance needs, and with a `DummyCache` for the next question over the same documents.
 
 Shapes: L' layers that run, H heads, K documents.
 """
@@ -21,9 +23,9 @@ import hashlib
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -32,27 +34,35 @@ from services.generate.generation.passes import Passes, finish
 from services.generate.model.branches import Branch, Branched, Range, Segment
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
+from services.generate.model.profile import CalibrationProfile, DummyForm
 from services.generate.prompts.templates import Prompt
 
 EstimateKind = Literal["exact", "tree", "single"]
 
 
 @dataclass(frozen=True)
-class TreeOptions:
-    """Savings of `tree`. None is without.
+class DummyOptions:
+    """The form of dummies, and savings of `tree`, which None turns off.
 
-    dummy_tokens: the most tokens of a dummy; they have the first positions of its document.
+    dummy_tokens: the most tokens of a whole dummy, or of the filler for one title or text of a framed one; a shorter
+    dummy has the first positions of its document, and its filler is weighted by the number of tokens that it replaces.
     window: number of tokens before its document that a dummy sees, besides the prompt's first `num_sinks`.
     """
 
+    form: DummyForm = "framed"
     dummy_tokens: int | None = None
     window: int | None = None
     num_sinks: int = 4
 
+    @classmethod
+    def of(cls, profile: CalibrationProfile) -> Self:
+        """The options of a profile."""
+        return cls(profile.dummy, profile.dummy_tokens, profile.window, profile.num_sinks)
+
 
 @dataclass(frozen=True, eq=False)
 class BiasJob:
-    """A prompt whose tokens are all in `slot`; `filler_ids` are what dummies are made of, at least one."""
+    """A prompt whose tokens are all in `slot`; `filler_ids` are the tokens of dummies, at least one."""
 
     slot: Slot
     prompt: Prompt
@@ -63,8 +73,8 @@ class BiasJob:
 class BiasEstimate:
     """`attention` (L', H, K) float32, Attn(dummy, k) of the last prompt row; 0 for an empty document.
 
-    `num_tokens` were run for it, in `num_passes` forward passes if each were of one sequence: K for `exact`, 1 for the
-    others, whose branches share theirs, and 0 where nothing had to be run.
+    `num_tokens` were run for it, in `num_passes` forward passes if each ran one sequence: K for `exact`, 1 for the
+    others, whose branches share a pass, and 0 if nothing had to be run.
     """
 
     attention: Tensor
@@ -73,10 +83,10 @@ class BiasEstimate:
 
 
 class DummyCache:
-    """Keys and values of dummies, for questions over documents that were asked about before.
+    """Keys and values of dummies, for further questions over the same documents.
 
-    A dummy depends on nothing but itself and the tokens before it, so where a prompt puts its question behind the
-    documents the next question finds all of them. Of at most `max_bytes`; what was not used for longest goes first.
+    A dummy depends only on itself and the tokens before it, so in prompts with the question after the documents, the
+    next question finds all of them. Limited to `max_bytes`; the least recently used are dropped first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -85,7 +95,7 @@ class DummyCache:
         self._kept: OrderedDict[bytes, KeyValues] = OrderedDict()
 
     def get(self, key: bytes, num_layers: int) -> KeyValues | None:
-        """Return the first `num_layers` layers of what was put under a key; None where there are fewer."""
+        """Return the first `num_layers` layers of a key's entry; None if there are fewer."""
         kept = self._kept.get(key)
         if kept is None or kept.keys.shape[0] < num_layers:
             return None
@@ -93,7 +103,7 @@ class DummyCache:
         return kept
 
     def put(self, key: bytes, key_values: KeyValues) -> None:
-        """Replaces what stood under the key."""
+        """Store an entry, replacing the key's previous one."""
         if (old := self._kept.pop(key, None)) is not None:
             self._num_bytes -= old.num_bytes
         if key_values.num_bytes <= self._max_bytes:
@@ -104,13 +114,36 @@ class DummyCache:
             self._num_bytes -= oldest.num_bytes
 
 
+@dataclass(frozen=True)
+class _Dummy:
+    """A dummy's tokens, in stretches, with each one's length and the number of document tokens that it replaces."""
+
+    input_ids: tuple[int, ...]
+    stretches: tuple[tuple[int, int], ...]
+
+    def spans(self, start: int) -> tuple[Range, ...]:
+        """The positions of the stretches if the dummy begins at `start`."""
+        ends = list(itertools.accumulate((length for length, _ in self.stretches), initial=start))
+        return tuple(itertools.pairwise(ends))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The stretches' shares of the document, which add up to 1."""
+        total = sum(replaced for _, replaced in self.stretches)
+        return tuple(replaced / total for _, replaced in self.stretches)
+
+
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A branch of a job, with the documents that it measures and the keys under which its segments are to be kept."""
+    """A branch of a job, with the documents that it measures and the key for storing its dummy.
+
+    With `shares`, its spans are stretches of one document, whose attention is their weighted mean.
+    """
 
     branch: Branch
     documents: tuple[int, ...]
     keep_as: bytes | None = None
+    shares: tuple[float, ...] | None = None
 
 
 def estimate_bias(
@@ -119,13 +152,14 @@ def estimate_bias(
     kind: EstimateKind,
     *,
     num_layers: int | None = None,
-    options: TreeOptions | None = None,
+    options: DummyOptions | None = None,
     dummy_cache: DummyCache | None = None,
 ) -> list[BiasEstimate]:
     """Attn(dummy, k) of each job's prompt in the first `num_layers` layers, None for all; jobs share their passes.
 
-    `options` and `dummy_cache` are `tree`'s alone. Raises ValueError for a prompt that is not cached whole, that ends
-    with a document, or that has documents but no filler for their dummies.
+    `dummy_cache`, and all `options` except the form, apply only to `tree`. Raises ValueError for a prompt that is not
+    fully cached, that ends with a document, that has documents but no filler for their dummies, or that lacks the
+    places of titles and texts which framed dummies need.
     """
     return finish(estimating(model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummy_cache))
 
@@ -136,17 +170,17 @@ def estimating(
     kind: EstimateKind,
     *,
     num_layers: int | None = None,
-    options: TreeOptions | None = None,
+    options: DummyOptions | None = None,
     dummy_cache: DummyCache | None = None,
 ) -> Passes[list[BiasEstimate]]:
-    """`estimate_bias`, a pass at a time; the prompts stay in their slots meanwhile."""
+    """Run `estimate_bias` one pass at a time; the prompts stay in their slots meanwhile."""
     depth = model.config.num_layers if num_layers is None else num_layers
-    options = options or TreeOptions()
+    options = options or DummyOptions()
     planned: list[list[_Planned]] = []
     for job in jobs:
-        _check(job)
+        _check(job, options.form)
         max_tokens = options.dummy_tokens if kind == "tree" else None
-        dummies = [_dummy(model, job, span, max_tokens) for span in job.prompt.spans]
+        dummies = [_dummy(model, job, k, options.form, max_tokens) for k in range(len(job.prompt.spans))]
         if kind == "tree":
             planned.append(_tree(job, dummies, options, dummy_cache, depth))
         else:
@@ -163,17 +197,25 @@ def estimating(
     ]
 
 
-def num_estimate_tokens(prompt: Prompt, kind: EstimateKind, options: TreeOptions) -> int:
-    """Tokens that an estimate runs of which nothing is known yet."""
+def num_estimate_tokens(prompt: Prompt, kind: EstimateKind, options: DummyOptions) -> int:
+    """Number of tokens that an estimate runs if nothing is cached."""
     num_tokens = len(prompt.input_ids)
     if kind == "exact":
         return sum(num_tokens - start for start, stop in prompt.spans if start < stop)
     if kind == "single":
         return num_tokens - prompt.spans[0][0] if prompt.spans else 0
-    limit = num_tokens if options.dummy_tokens is None else options.dummy_tokens
     return sum(
-        min(stop - start, limit) + num_tokens - prompt.tail_start for start, stop in prompt.spans if start < stop
+        stop - start - _num_saved(prompt, k, options) + num_tokens - prompt.tail_start
+        for k, (start, stop) in enumerate(prompt.spans)
+        if start < stop
     )
+
+
+def _num_saved(prompt: Prompt, k: int, options: DummyOptions) -> int:
+    """Number of tokens by which `dummy_tokens` shortens the dummy of document k."""
+    limit = options.dummy_tokens
+    replaced = prompt.contents[k] if options.form == "framed" else prompt.spans[k : k + 1]
+    return 0 if limit is None else sum(max(0, stop - start - limit) for start, stop in replaced)
 
 
 def _estimate(
@@ -187,7 +229,10 @@ def _estimate(
     shape = (num_layers, model.config.num_heads, len(job.prompt.spans))
     attention = torch.zeros(shape, device=model.device)
     for each, branched in zip(planned, found, strict=True):
-        attention[:, :, list(each.documents)] = branched.attention.to(attention)
+        measured = branched.attention.to(attention)
+        if each.shares is not None:
+            measured = (measured * measured.new_tensor(each.shares)).sum(dim=-1, keepdim=True)
+        attention[:, :, list(each.documents)] = measured
         if dummy_cache is not None and each.keep_as is not None and (dummy := branched.kept[0]) is not None:
             dummy_cache.put(each.keep_as, dummy)
     is_tree = any(len(each.branch.segments) > 1 for each in planned)
@@ -198,24 +243,24 @@ def _estimate(
     )
 
 
-def _exact(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
-    """A branch each: the dummy and everything behind it."""
+def _exact(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
+    """Plan a branch for each document: the dummy and everything after it."""
     input_ids = job.prompt.input_ids
     planned = []
     for k, ((start, stop), dummy) in enumerate(zip(job.prompt.spans, dummies, strict=True)):
-        if dummy:
-            segment = Segment((*dummy, *input_ids[stop:]), start, ((0, start),))
+        if dummy.input_ids:
+            segment = Segment((*dummy.input_ids, *input_ids[stop:]), start, ((0, start),))
             planned.append(_Planned(Branch(job.slot, (segment,), ((start, stop),)), (k,)))
     return planned
 
 
-def _single(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
+def _single(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
     """Plan one branch: everything from the first document on, with a dummy for each document."""
-    if not any(dummies):
+    if not any(dummy.input_ids for dummy in dummies):
         return []
     replaced = list(job.prompt.input_ids)
     for (start, stop), dummy in zip(job.prompt.spans, dummies, strict=True):
-        replaced[start:stop] = dummy
+        replaced[start:stop] = dummy.input_ids
     first = job.prompt.spans[0][0]
     segment = Segment(tuple(replaced[first:]), first, ((0, first),))
     return [_Planned(Branch(job.slot, (segment,), job.prompt.spans), tuple(range(len(dummies))))]
@@ -223,48 +268,66 @@ def _single(job: BiasJob, dummies: Sequence[tuple[int, ...]]) -> list[_Planned]:
 
 def _tree(
     job: BiasJob,
-    dummies: Sequence[tuple[int, ...]],
-    options: TreeOptions,
+    dummies: Sequence[_Dummy],
+    options: DummyOptions,
     dummy_cache: DummyCache | None,
     num_layers: int,
 ) -> list[_Planned]:
-    """A branch each: the dummy, then the question's tail, between which the prompt is what it was."""
+    """Plan a branch for each document: the dummy, then the question's tail; the prompt in between is unchanged."""
     prompt = job.prompt
     tail = prompt.input_ids[prompt.tail_start :]
     digests = _prefix_digests(prompt)
     planned = []
     for k, ((start, stop), dummy) in enumerate(zip(prompt.spans, dummies, strict=True)):
-        if not dummy:
+        if not dummy.input_ids:
             continue
-        key = _key(digests[k], dummy, options)
+        key = _key(digests[k], dummy.input_ids, options)
         known = None if dummy_cache is None else dummy_cache.get(key, num_layers)
         is_kept = dummy_cache is not None and known is None
         segments = (
-            Segment(dummy, start, _seen_by_dummy(start, options), key_values=known, is_kept=is_kept),
+            Segment(dummy.input_ids, start, _seen_by_dummy(start, options), key_values=known, is_kept=is_kept),
             Segment(tail, prompt.tail_start, ((0, start), (stop, prompt.tail_start))),
         )
-        branch = Branch(job.slot, segments, ((start, start + len(dummy)),))
-        planned.append(_Planned(branch, (k,), key if is_kept else None))
+        branch = Branch(job.slot, segments, dummy.spans(start))
+        planned.append(_Planned(branch, (k,), key if is_kept else None, dummy.shares))
     return planned
 
 
-def _seen_by_dummy(start: int, options: TreeOptions) -> tuple[Range, ...]:
+def _seen_by_dummy(start: int, options: DummyOptions) -> tuple[Range, ...]:
     if options.window is None:
         return ((0, start),)
     return ((0, min(options.num_sinks, start)), (max(0, start - options.window), start))
 
 
-def _dummy(model: LanguageModel, job: BiasJob, span: Range, max_tokens: int | None) -> tuple[int, ...]:
-    """Filler of a document's number of tokens, or of `max_tokens` if those are fewer.
+def _dummy(model: LanguageModel, job: BiasJob, k: int, form: DummyForm, max_tokens: int | None) -> _Dummy:
+    """Make the dummy of document k, with at most `max_tokens` of filler (a whole one: with at most as many in all).
 
-    A token that ends the document with a newline ends the dummy, too: small models gather a document there.
+    A token that ends the document with a newline also ends the dummy, because small models aggregate a document there.
     """
-    start, stop = span
-    num_tokens = stop - start if max_tokens is None else min(max_tokens, stop - start)
-    last = job.prompt.input_ids[stop - 1]
-    if num_tokens == 0 or not model.tokenizer.decode([last]).endswith("\n"):
-        return tuple(itertools.islice(itertools.cycle(job.filler_ids), num_tokens))
-    return (*itertools.islice(itertools.cycle(job.filler_ids), num_tokens - 1), last)
+    start, stop = job.prompt.spans[k]
+    ids = job.prompt.input_ids
+    has_newline = start < stop and model.tokenizer.decode([ids[stop - 1]]).endswith("\n")
+    last = stop - 1 if has_newline else stop
+    if form == "whole":
+        length = stop - start if max_tokens is None else min(max_tokens, stop - start)
+        dummy = (*_filler(job, length - (stop - last)), *ids[last:stop])
+        return _Dummy(dummy, ((length, stop - start),) if dummy else ())
+    framed: list[int] = []
+    stretches = []
+    done = start
+    for first, end in job.prompt.contents[k]:
+        replaced = min(end, last) - first
+        length = replaced if max_tokens is None else min(max_tokens, replaced)
+        framed += (*ids[done:first], *_filler(job, length))
+        stretches += [(first - done, first - done), (length, replaced)]
+        done = first + replaced
+    framed += ids[done:stop]
+    stretches.append((stop - done, stop - done))
+    return _Dummy(tuple(framed), tuple(stretch for stretch in stretches if stretch[1]))
+
+
+def _filler(job: BiasJob, num_tokens: int) -> Iterator[int]:
+    return itertools.islice(itertools.cycle(job.filler_ids), num_tokens)
 
 
 def _prefix_digests(prompt: Prompt) -> list[bytes]:
@@ -278,12 +341,12 @@ def _prefix_digests(prompt: Prompt) -> list[bytes]:
     return digests
 
 
-def _key(prefix: bytes, dummy: tuple[int, ...], options: TreeOptions) -> bytes:
+def _key(prefix: bytes, dummy: tuple[int, ...], options: DummyOptions) -> bytes:
     view = () if options.window is None else (options.window, options.num_sinks)
     return hashlib.sha256(prefix + array("q", dummy).tobytes() + repr(view).encode()).digest()
 
 
-def _check(job: BiasJob) -> None:
+def _check(job: BiasJob, form: DummyForm) -> None:
     prompt = job.prompt
     if not prompt.spans:
         return
@@ -293,3 +356,5 @@ def _check(job: BiasJob) -> None:
         raise ValueError("the prompt ends with a document: no question follows it to be measured")
     if not job.filler_ids:
         raise ValueError("dummies need at least one token of filler")
+    if form == "framed" and len(prompt.contents) < len(prompt.spans):
+        raise ValueError("the prompt does not say where titles and texts are, which framed dummies replace")

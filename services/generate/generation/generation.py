@@ -1,4 +1,4 @@
-"""An answer that is to be made, and what is told of it while it is made.
+"""An answer to be generated, and the reports on it during generation.
 
 Shapes: K documents.
 """
@@ -16,13 +16,14 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """One answer to be made.
+    """One answer to be generated.
 
-    It ends before (with `include_stop` behind) the first of the `stop` strings, at the model's end-of-text token
-    unless `ignore_eos`, or after `max_tokens`, at least 1. `calibration` None or not enabled is the plain model.
-    `continues_prompt` keeps the space with which an answer goes on from its prompt, where the tokenizer would drop
-    it. Of what was computed for other prompts, those of its `tenant` alone are used. The prompt has at least one token
-    (ValueError).
+    It ends before (with `include_stop` after) the first of the `stop` strings, at the model's end-of-text token unless
+    `ignore_eos`, or after `max_tokens`, at least 1 (0 with `echo`). Without `calibration`, or if it is off, the plain
+    model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
+    `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
+    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. The prompt has at least one
+    token (ValueError).
     """
 
     prompt: Prompt
@@ -33,22 +34,28 @@ class Generation:
     include_stop: bool = False
     ignore_eos: bool = False
     continues_prompt: bool = False
+    echo: str | None = None
     tenant: str = ""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or not self.prompt.input_ids:
-            raise ValueError("an answer has at least one token, and so has its prompt")
+        if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
+            raise ValueError("an answer has at least one token, if no prompt is echoed, and so has its prompt")
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and answer, at most."""
+        """Maximum number of tokens of prompt and answer."""
         return len(self.prompt.input_ids) + self.max_tokens
 
     @property
-    def num_rerun(self) -> int:
-        """Prompt rows that run again under calibration; 0 where nothing is to be calibrated.
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are asked for."""
+        return self.echo is not None and self.sampling.num_logprobs is not None
 
-        A lone document keeps all of the documents' attention, whatever its relevance.
+    @property
+    def num_rerun(self) -> int:
+        """Number of prompt rows that run again under calibration; 0 if nothing is calibrated.
+
+        A single document keeps all of the documents' attention, regardless of its relevance.
         """
         if self.calibration is None or not self.calibration.enabled or len(self.prompt.spans) < 2:
             return 0
@@ -57,7 +64,7 @@ class Generation:
         )
 
     def choices(self, number: int) -> tuple["Generation", ...]:
-        """Return `number` generations of the same prompt, which share its prefill; a seed gives each another seed."""
+        """Return `number` generations of the same prompt, which share its prefill; seeded ones get different seeds."""
         seed = self.sampling.seed
         return tuple(
             replace(self, sampling=replace(self.sampling, seed=None if seed is None else seed + place))
@@ -69,9 +76,10 @@ class Generation:
 class PromptFacts:
     """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
-    `cached_tokens` were not computed anew. `attention` is Attn(k) of the last prompt row before any calibration,
-    a mean over all heads and the layers that enter rel (all layers where the generation has no profile).
-    `relevance` is rel(k), None where nothing was calibrated. `order` tells which document of the request each is.
+    `cached_tokens` were not computed again. `attention` is Attn(k) of the last prompt row before any calibration,
+    a mean over all heads and the layers that enter rel (all layers if the generation has no profile). `relevance` is
+    rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
+    generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`.
     """
 
     prompt_tokens: int
@@ -80,14 +88,16 @@ class PromptFacts:
     relevance: tuple[float, ...] | None
     calibration_passes: int
     order: tuple[int, ...]
+    echo: str | None = None
+    scored: tuple[TokenOut, ...] = ()
 
 
 @dataclass(frozen=True)
 class Progress:
     """The result of a step for one generation.
 
-    `text` is certain and `tokens` are those that it is made of, without stop strings and end-of-text tokens;
-    `num_tokens` counts all tokens that were generated so far, including those. `facts` come with the first.
+    `text` is final and `tokens` are its tokens, without stop strings and end-of-text tokens; `num_tokens` counts all
+    tokens generated so far, including those. `facts` come with the first token.
     """
 
     generation: Generation

@@ -1,4 +1,4 @@
-"""Requests before the queue: prompts are written, tokenised and held to the context.
+"""Preparation of requests for the queue: prompts are rendered, tokenised and checked against the context length.
 
 Shapes: K documents.
 """
@@ -18,7 +18,7 @@ from services.generate.prompts.chat import Message, render_chat, render_question
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
 
-# Cost of estimating a prompt's bias, roughly, in runs of the prompt; `exact` has one pass per document.
+# Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
 BIAS_PROMPTS = {"tree": 2, "single": 1, "cached": 0}
 
 Item = Generation | RankingJob
@@ -31,10 +31,10 @@ class InputProcessor:
     """
 
     def __init__(self, tokenizer: Any, config: ModelConfig, profile: CalibrationProfile, context_length: int) -> None:
-        """Raises BadProfile for a profile that names layers which the model does not have."""
+        """Raises BadProfile for a profile with layers that the model does not have."""
         self.profile = profile.check_layers(config.num_layers)
         self.tokenizer = tokenizer
-        # Where a checkpoint brings settings of these, they would cut prompts, and change while another thread reads.
+        # A checkpoint's own truncation settings would cut prompts, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         self.context_length = context_length
@@ -43,7 +43,7 @@ class InputProcessor:
         self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
-        """A question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
+        """Prepare a question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
         self._check_characters(query, documents=documents)
         render = partial(render_question, self.tokenizer, query, span_rule=self._span_rule(options))
         return self._prepare(render, query, tuple(documents), options, "query")
@@ -51,9 +51,9 @@ class InputProcessor:
     def prepare_chat(
         self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
     ) -> Generation:
-        """A conversation, over documents if there are any; they are ranked for the user's last message.
+        """Prepare a conversation, over documents if there are any; these are ranked for the user's last message.
 
-        Raises TooLarge, naming tokens and limit, and InvalidRequest where the chat template takes no such messages.
+        Raises TooLarge, naming tokens and limit, and InvalidRequest if the chat template rejects the messages.
         """
         self._check_characters(*(message["content"] for message in messages), documents=documents)
         query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
@@ -61,17 +61,20 @@ class InputProcessor:
         return self._prepare(render, query, tuple(documents), options, "messages")
 
     def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
-        """A text, or token ids, to be continued.
+        """Prepare a text, or token ids, to be continued.
 
         Raises TooLarge, naming tokens and limit, and InvalidField for an empty prompt.
         """
         tokenised = self._tokenised([Piece(prompt)]) if isinstance(prompt, str) else Prompt(tuple(prompt), (), 0)
         if not tokenised.input_ids:
             raise InvalidField("prompt: There is nothing to continue.", param="prompt")
-        return replace(self._generation(tokenised, options), continues_prompt=True)
+        echo: str | None = None
+        if options.echo:
+            echo = prompt if isinstance(prompt, str) else self.tokenizer.backend_tokenizer.decode(tokenised.input_ids)
+        return replace(self._generation(tokenised, options, echo), continues_prompt=True)
 
     def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
-        """Documents to be ranked. Raises TooLarge, naming tokens and limit: of the document where each has a prompt."""
+        """Prepare documents to be ranked. Raises TooLarge, with tokens and limit, per document if each has a prompt."""
         self._check_characters(query, documents=documents if method in ("calibrated", "attention") else ())
         for k, document in enumerate(documents):
             with blaming(f"documents.{k}"):
@@ -79,17 +82,17 @@ class InputProcessor:
         return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
 
     def tokens_of_text(self, text: str) -> Sequence[int]:
-        """The tokens of a text as a completion reads it. Raises TooLarge for one that no prompt could hold."""
+        """The tokens of a text as for a completion. Raises TooLarge for a text that is too long for any prompt."""
         self._check_characters(text)
         return self._tokenised([Piece(text)]).input_ids
 
     def tokens_of_chat(self, messages: Sequence[Message]) -> Sequence[int]:
-        """The tokens of a conversation as a chat reads it. Raises what `prepare_chat` raises."""
+        """The tokens of a conversation as for a chat. Raises what `prepare_chat` raises."""
         self._check_characters(*(message["content"] for message in messages))
         return self._tokenised(render_chat(self.tokenizer, messages, (), span_rule=self.profile.span_rule)).input_ids
 
     def cost(self, item: Item) -> int:
-        """Tokens that are run until the first answer's token, or the ranking, is there; roughly, and at least 1."""
+        """Approximate number of tokens run until the answer's first token, or the ranking; at least 1."""
         if isinstance(item, RankingJob):
             num_prompts = _num_bias_prompts(self.profile, item.num_documents) if item.method == "calibrated" else 0
             return max(1, item.prompt_tokens * (1 + num_prompts))
@@ -109,7 +112,7 @@ class InputProcessor:
         options: AnswerOptions,
         param: str,
     ) -> Generation:
-        """`param` is the request's field that is too long where there are no documents."""
+        """Prepare a prompt; `param` is the field to report as too long if there are no documents."""
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
             return self._tokenised(render(ordered))
@@ -127,10 +130,11 @@ class InputProcessor:
             room=min(generation.num_tokens + JOINT_TOKENS * len(documents), self.context_length),
         )
 
-    def _generation(self, prompt: Prompt, options: AnswerOptions) -> Generation:
+    def _generation(self, prompt: Prompt, options: AnswerOptions, echo: str | None = None) -> Generation:
         num_prompt_tokens = len(prompt.input_ids)
         left = self.context_length - num_prompt_tokens
-        if left < (options.max_tokens or 1):
+        max_tokens = left if options.max_tokens is None else options.max_tokens
+        if left < (1 if options.max_tokens is None else max_tokens):
             wanted = f" and its answer up to {options.max_tokens}" if options.max_tokens else ""
             raise TooLarge(
                 f"The prompt has {num_prompt_tokens} tokens{wanted}; the limit is {self.context_length} together.",
@@ -138,19 +142,20 @@ class InputProcessor:
             )
         return Generation(
             prompt,
-            options.max_tokens or left,
+            max_tokens,
             options.sampling,
             options.stop,
             options.calibration or self.profile,
             options.include_stop,
             options.ignore_eos,
+            echo=echo,
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:
         return (options.calibration or self.profile).span_rule
 
     def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
-        """A template can make much of few words, so that its text is held to the context as well."""
+        """Tokenise rendered pieces. A template can turn few words into much text, so the result is checked again."""
         self._check_characters(*(piece.text for piece in pieces))
         return tokenise(self.tokenizer, pieces)
 
@@ -167,5 +172,5 @@ class InputProcessor:
 
 def _num_bias_prompts(profile: CalibrationProfile, num_documents: int) -> int:
     if profile.bias == "exact":
-        return -(-num_documents // 2)  # each pass begins at its own document
+        return -(-num_documents // 2)  # each pass begins at its own document, on average in the middle
     return BIAS_PROMPTS[profile.bias]

@@ -11,7 +11,7 @@ from services.nn.devices import DeviceOptions
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 # Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
 MAX_PREFILL_TOKENS = 4096
-# Tokens that an answer has room for when it joins, and again whenever these are used up.
+# Tokens for which an answer gets room when it joins, and again whenever these are used up.
 HEADROOM_TOKENS = 256
 
 
@@ -31,8 +31,8 @@ class EngineOptions:
 class AnswerOptions:
     """Options of an answer.
 
-    `max_tokens` None is as many as the context leaves. `calibration` None is the checkpoint's own profile. `reorder`
-    ranks the documents first. The rest is as in `Generation`.
+    `max_tokens` None means as many as the context allows. `calibration` None means the checkpoint's own profile.
+    `reorder` ranks the documents first. `echo` repeats the prompt of a completion. The rest is as in `Generation`.
     """
 
     max_tokens: int | None = None
@@ -42,3 +42,4 @@ class AnswerOptions:
     reorder: Reorder = "none"
     include_stop: bool = False
     ignore_eos: bool = False
+    echo: bool = False

@@ -1,6 +1,6 @@
-"""Long work on a model, a bounded pass at a time, so that others can have the model in between.
+"""Long work on a model, one bounded pass at a time, so that other work can use the model in between.
 
-`Preparations` are the passes that items need before their first event: first come, first served, a pass a turn.
+`Preparations` are the passes that items need before their first event: first come, first served, one pass per turn.
 """
 
 from collections.abc import Generator, Sequence
@@ -12,7 +12,7 @@ Passes = Generator[None, None, T]
 
 
 def finish(passes: Passes[T]) -> T:
-    """All passes at once. Raises what they do."""
+    """Run all passes. Raises what they raise."""
     while True:
         try:
             next(passes)
@@ -33,7 +33,7 @@ class _Preparation(Generic[ItemT, ResultT]):
 
 
 class Preparations(Generic[ItemT, ResultT]):
-    """Work in the order of its arrival. Only the first has had a pass, so no other holds anything."""
+    """Work in order of arrival. Only the first work has run a pass, so no other holds resources."""
 
     def __init__(self) -> None:
         self._waiting: list[_Preparation[ItemT, ResultT]] = []
@@ -45,22 +45,22 @@ class Preparations(Generic[ItemT, ResultT]):
 
     @property
     def first(self) -> Sequence[ItemT]:
-        """The items that the next pass is for."""
+        """The items of the next pass."""
         return tuple(self._waiting[0].items) if self._waiting else ()
 
     def add(
         self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False, has_begun: bool = False
     ) -> None:
-        """Add work for these items, behind all others or before them; `items` loses those that are cancelled.
+        """Add work for these items, with `is_next` before all others, else after them; cancelled `items` are removed.
 
-        Work that `has_begun` was advanced up to its first pass already.
+        Work that `has_begun` has already been advanced to its first pass.
         """
         self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 
     def advance(self) -> ResultT | None:
         """Run one pass of the first work; return its result once it has ended. Work whose pass raises is dropped.
 
-        Raises IndexError where nothing waits.
+        Raises IndexError if nothing waits.
         """
         work = self._waiting.pop(0)
         try:

@@ -1,7 +1,7 @@
 """Calibration of a prompt's answer, computed from the attention of the prompt's last row.
 
-The bias of each document's place is estimated (or looked up), taken off, and what remains says how the answer shall
-attend. Prompts that are admitted together share the passes of their estimates.
+The bias of each document's place is estimated (or looked up) and subtracted; the remaining relevance determines the
+answer's attention. Prompts that are admitted together share the passes of their estimates.
 
 Shapes: L layers, L' the layers that enter rel, H heads, K documents.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, EstimateKind, TreeOptions, estimating
+from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, DummyOptions, EstimateKind, estimating
 from services.generate.generation.passes import Passes
 from services.generate.generation.relevance import (
     PromptCalibration,
@@ -26,16 +26,16 @@ from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Prompt, filler_ids
 
-# Estimates that are remembered: a prompt is often asked again, and several answers to it are often wanted.
+# Estimates to remember: prompts are often repeated, and several answers to a prompt are often requested.
 MAX_REMEMBERED = 256
-# Least room for estimates that running answers share, even where less is kept for later.
+# Minimum room for estimates shared by running answers, even if less is kept for later.
 MIN_SHARED_BYTES = 2**24
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPrompt:
-    """A prompt that is in `slot` whole, with two documents or more; `attention` (L, H, K) is Attn(k) of its last
-    row as the model computes it. Estimates are remembered per `tenant`, because their number of passes is reported."""
+    """A prompt that is fully in `slot`, with two documents or more; `attention` (L, H, K) is Attn(k) of its last row in
+    the plain model. Estimates are remembered per `tenant`, because their number of passes is reported."""
 
     slot: Slot
     prompt: Prompt
@@ -46,20 +46,20 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An estimate, to be told from others: of which prompt, how, and for whom."""
+    """The key of an estimate: its prompt, method and tenant."""
 
     prompt: Prompt
     kind: EstimateKind
     num_layers: int
-    options: TreeOptions
+    options: DummyOptions
     tenant: str
 
 
 class PromptCalibrator:
     """Calibrates prompts of one model.
 
-    Dummies of at most `max_dummy_bytes` are kept for questions to come, and as much of the last estimates; with 0
-    neither.
+    Dummies of at most `max_dummy_bytes` are kept for later questions, and the same amount of the last estimates; with
+    0, neither are kept.
     """
 
     def __init__(self, model: LanguageModel, *, max_dummy_bytes: int) -> None:
@@ -76,9 +76,9 @@ class PromptCalibrator:
         return [_calibrated(one, bias, num_passes) for one, (bias, num_passes) in zip(prompts, estimates, strict=True)]
 
     def trim(self, *, is_shared: bool = False) -> None:
-        """Let go of the estimates that are too many; what is calibrated before shares them.
+        """Drop surplus estimates; prompts calibrated before this call can share them.
 
-        `is_shared` keeps the last ones even if nothing is to be kept: answers are about to come that may share them.
+        `is_shared` keeps the last ones even if nothing is kept for later, because answers may soon share them.
         """
         max_number = MAX_REMEMBERED if is_shared else self._max_remembered
         max_bytes = max(self._max_dummy_bytes, MIN_SHARED_BYTES) if is_shared else self._max_dummy_bytes
@@ -97,7 +97,7 @@ class PromptCalibrator:
         bias is looked up."""
         wanted = [_wanted(one) for one in prompts]
         new = {key: one for key, one in zip(wanted, prompts, strict=True) if key and key not in self._remembered}
-        # held here: between two passes others may be remembered instead
+        # held here, because others may replace them in memory between two passes
         biases = {key: self._remembered[key] for key in wanted if key and key not in new}
         num_passes: dict[_Wanted, int] = {}
         for how, keys in _by_kind(new):
@@ -106,19 +106,19 @@ class PromptCalibrator:
             for key, estimate in zip(keys, estimates, strict=True):
                 biases[key] = self._remembered[key] = estimate.attention.cpu()
                 num_passes[key] = estimate.num_passes
-        # what one prompt has paid for, another of the same does not pay for again
+        # only the first of several equal prompts is charged for the passes
         return [(biases[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted]
 
     def _estimating(
-        self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: TreeOptions
+        self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: DummyOptions
     ) -> Passes[list[BiasEstimate]]:
         dummies = self._dummies if kind == "tree" else None
         return estimating(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
 
 
-def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, TreeOptions], list[_Wanted]]]:
-    """Estimates that can be made together."""
-    groups: dict[tuple[EstimateKind, int, TreeOptions], list[_Wanted]] = {}
+def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, DummyOptions], list[_Wanted]]]:
+    """Yield groups of estimates that can be made together."""
+    groups: dict[tuple[EstimateKind, int, DummyOptions], list[_Wanted]] = {}
     for one in wanted:
         groups.setdefault((one.kind, one.num_layers, one.options), []).append(one)
     yield from groups.items()
@@ -136,13 +136,13 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
     return PromptCalibration(calibration, by_document(rel), num_passes)
 
 
-def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, TreeOptions] | None:
-    """Choose how to estimate the bias of the prompt's documents; None where the profile's tables hold it.
+def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, DummyOptions] | None:
+    """Choose how to estimate the bias of the prompt's documents; None if the profile's tables contain it.
 
-    Where a cached bias has no table for this number of documents, `tree` replaces it.
+    If a cached bias has no table for this number of documents, `tree` replaces it.
     """
     if cached_bias(profile, prompt) is not None:
         return None
     if profile.bias == "tree" or profile.bias == "cached":
-        return "tree", TreeOptions(profile.dummy_tokens, profile.window, profile.num_sinks)
-    return profile.bias, TreeOptions()
+        return "tree", DummyOptions.of(profile)
+    return profile.bias, DummyOptions(profile.dummy)

@@ -1,12 +1,12 @@
-"""Scores of how well each of K documents answers a question, by a language model, and orders to show them in.
+"""Scores by a language model of how well each of K documents answers a question, and orders for prompts.
 
 - `attention`: Attn(k), the mean weight on document k's tokens in the last row of a prompt of all documents;
 - `calibrated`: rel(k) of it, Eq. 3.4, without the bias of a document's position;
-- `query_likelihood`: LongLLMLingua's r_k, the mean log-probability of the question and a restrictive sentence behind
-  document k alone (its negative is the paper's mean negative log-likelihood: the lower that, the more relevant);
-- `query_generation`: the same of the question as one that the model was told to write for the document (Sun et al.,
+- `query_likelihood`: LongLLMLingua's r_k, the mean log-probability of the question and a restrictive sentence after
+  document k alone (its negative is the paper's mean negative log-likelihood, lower for more relevant documents);
+- `query_generation`: the same for the question alone, after an instruction to write one for the document (Sun et al.,
   2023);
-- `relevance_prompt`: log p(Yes) − log p(No) on the question whether document k answers it.
+- `relevance_prompt`: log p(Yes) − log p(No) when asked whether document k answers the question.
 
 Attention sorting (Peysakhovich and Lerer, 2023) is an order for generation: documents by the *sum* of the weights on
 their tokens, the most attended last, and again over the prompt in that order.
@@ -32,8 +32,8 @@ from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 
-# Tokens that prompts may take in the cache side by side; a longer prompt is alone. They are a pass, for which the
-# running answers wait, and larger passes are hardly faster.
+# Tokens of prompts side by side in the cache; a longer prompt is alone. They run in one pass, for which the running
+# answers wait, and larger passes are hardly faster.
 MAX_CACHED_TOKENS = 2048
 
 
@@ -41,11 +41,11 @@ MAX_CACHED_TOKENS = 2048
 class Ranking:
     """The documents of one question, K numbers each.
 
-    scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal where
-    they differ too little for a float: a document's share of the attention for `attention`, α of the profile's
-    temperature for `calibrated`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) of the
-    two for `relevance_prompt`. order: documents from best to worst, of equal ones the earlier first. prompt_tokens:
-    tokens of all prompts that were run.
+    scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal if they
+    differ too little for a float: a document's share of the attention for `attention`, α at the profile's temperature
+    for `calibrated`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for
+    `relevance_prompt`. order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
+    all prompts that were run.
     """
 
     scores: tuple[float, ...]
@@ -56,7 +56,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Reordering:
-    """`order` names documents by their first places, in the order to show them; `prompt_tokens` is what it took."""
+    """`order` are the documents' original places in their new order; `prompt_tokens` is the cost."""
 
     order: tuple[int, ...]
     prompt_tokens: int
@@ -69,7 +69,7 @@ def rank(
     method: RankMethod = "calibrated",
     profile: CalibrationProfile = OFF,
 ) -> Ranking:
-    """Rank K documents, alone on the model. Of the profile count the span rule and what makes rel, if it is on or not.
+    """Rank K documents, alone on the model. Uses the profile's span rule and settings of rel, even if it is off.
 
     Raises TooLarge as `prepare_ranking` does.
     """
@@ -78,14 +78,14 @@ def rank(
 
 
 def run_rankings(model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF) -> list[Ranking]:
-    """Run prepared rankings of any methods, those of a kind together in the model's passes."""
+    """Run prepared rankings of any methods, sharing passes among those of one kind."""
     return finish(running_rankings(model, jobs, profile))
 
 
 def running_rankings(
     model: LanguageModel, jobs: Sequence[RankingJob], profile: CalibrationProfile = OFF
 ) -> Passes[list[Ranking]]:
-    """`run_rankings`, a pass of at most `MAX_CACHED_TOKENS` or one prompt at a time."""
+    """Run `run_rankings` one pass at a time, each of at most `MAX_CACHED_TOKENS` or one prompt."""
     scores: list[list[float]] = [[] for _ in jobs]
     for method, run in _RUNS.items():
         asked = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
@@ -100,7 +100,7 @@ def running_rankings(
 
 
 def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
-    """Tokens that are run for a ranking."""
+    """Number of tokens run for a ranking."""
     if job.method != "calibrated":
         return job.prompt_tokens
     needed = [(prompt, needed_estimate(profile, prompt)) for prompt in job.prompts]
@@ -115,10 +115,10 @@ def reorder(
     profile: CalibrationProfile = OFF,
     num_iterations: int = 1,
 ) -> Reordering:
-    """An order for the documents of a prompt to be answered, calibrated or not: the most relevant first.
+    """Order documents for a prompt, calibrated or not: the most relevant first.
 
-    `attention` is attention sorting, so the most attended is last, after `num_iterations` prompts. Raises TooLarge
-    as `prepare_ranking` does.
+    `attention` is attention sorting, which puts the most attended last, after `num_iterations` prompts. Raises
+    TooLarge as `prepare_ranking` does.
     """
     return finish(reordering(model, query, documents, method, profile, num_iterations))
 
@@ -131,7 +131,7 @@ def reordering(
     profile: CalibrationProfile = OFF,
     num_iterations: int = 1,
 ) -> Passes[Reordering]:
-    """`reorder`, a pass at a time, as in `running_rankings`."""
+    """Run `reorder` one pass at a time, as in `running_rankings`."""
     if method == "none" or not documents:
         return Reordering(tuple(range(len(documents))), 0)
     if method == "attention":
@@ -151,7 +151,7 @@ def sorting_scores(attention: Tensor, num_tokens: Tensor) -> Tensor:
 
 
 def best_first(scores: Sequence[float]) -> tuple[int, ...]:
-    """Places of K scores from the highest to the lowest; of equal ones the earlier first."""
+    """Places of K scores from the highest to the lowest; of equal ones, the earlier first."""
     return tuple(sorted(range(len(scores)), key=lambda k: -scores[k]))
 
 
@@ -165,14 +165,14 @@ def _sorting_by_attention(
         prompt_tokens += job.prompt_tokens
         prompts = [_Asked(prompt) for prompt in job.prompts]
         (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
-        # ascending, equal ones in their present order
+        # ascending, equal ones in their current order
         order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
     return Reordering(order, prompt_tokens)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A prompt, and of a relevance prompt the tokens of Yes and No."""
+    """A prompt and, for a relevance prompt, the tokens of Yes and No."""
 
     prompt: Prompt
     answer_ids: tuple[int, int] | None = None
@@ -204,9 +204,9 @@ def _in_groups(
     asked: Sequence[_Asked],
     run: Callable[[_Group], Passes[list[list[float]]]],
 ) -> Passes[list[list[float]]]:
-    """Return `run`'s scores of each prompt, with as many of them in the cache at a time as may be."""
-    # each runs once: prompts at different places of a pass differ in their last bits, but equal documents have equal
-    # scores
+    """Return `run`'s scores of each prompt, with as many prompts in the cache at a time as allowed."""
+    # each distinct prompt runs once, because equal prompts at different places of a pass differ in their last bits, but
+    # equal documents must have equal scores
     distinct = list(dict.fromkeys(asked))
     lengths = [len(one.prompt.input_ids) for one in distinct]
     scores: dict[_Asked, list[float]] = {}
@@ -258,7 +258,7 @@ def _relevance(group: _Group) -> Passes[list[list[float]]]:
 
 
 def _biases(group: _Group) -> Passes[list[Tensor | None]]:
-    """Attn(dummy, k) of each prompt up to the last layer that enters rel; None for those that are looked up."""
+    """Estimate Attn(dummy, k) of each prompt up to the last layer that enters rel; None if it is looked up."""
     num_layers = max(layers_of_relevance(group.profile, group.model.config.num_layers)) + 1
     filler = filler_ids(group.model.tokenizer)
     biases: list[Tensor | None] = [None] * len(group.slots)
@@ -275,7 +275,7 @@ def _biases(group: _Group) -> Passes[list[Tensor | None]]:
 def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
     """Average the log-probabilities of the tokens from each prompt's `tail_start` on."""
     yield
-    # logits are as wide as the vocabulary: the passage's own tokens go without
+    # logits are as wide as the vocabulary, so the passage's own tokens get none
     passages = group.model.prefill(
         [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
     )
@@ -285,8 +285,8 @@ def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
     scores = []
     for (_, prompt), passage, question in zip(group.prompts, passages, questions, strict=True):
         first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[prompt.tail_start]]
-        assert question.token_logprobs is not None  # it was asked for
-        scores.append([float(torch.cat([first[None], question.token_logprobs]).mean())])
+        assert question.scores is not None  # it was asked for
+        scores.append([float(torch.cat([first[None], question.scores.logprobs]).mean())])
     return scores
 
 

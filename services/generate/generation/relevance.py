@@ -1,4 +1,4 @@
-"""Relevance of a prompt's documents, and the calibration that follows from it, by a profile.
+"""Relevance of a prompt's documents and the resulting calibration, by a profile.
 
 Shapes: L layers, L' the layers that enter rel, H heads, K documents.
 """
@@ -15,8 +15,8 @@ from services.generate.prompts.templates import Prompt
 
 @dataclass(frozen=True, eq=False)
 class PromptCalibration:
-    """`relevance` is rel(k), K numbers, a mean over layers and heads also where α is one a head; `num_passes` is what
-    a plain implementation would have prefilled to estimate the bias."""
+    """`relevance` is rel(k), K numbers, a mean over layers and heads even if each head has its own α; `num_passes` is
+    the number of prefills with which a naive implementation would estimate the bias."""
 
     calibration: Calibration
     relevance: tuple[float, ...]
@@ -24,7 +24,7 @@ class PromptCalibration:
 
 
 def layers_of_relevance(profile: CalibrationProfile, num_layers: int) -> tuple[int, ...]:
-    """The layers that enter rel; all of a model's where the profile names none, as one that is off may."""
+    """The layers that enter rel; all layers of the model if the profile has none, as it may if it is off."""
     return profile.rel_layers or tuple(range(num_layers))
 
 
@@ -32,7 +32,7 @@ def document_relevance(profile: CalibrationProfile, prompt: Prompt, attention: T
     """rel(k), Eq. 3.4: (K,), or with `per_head` (L', H, K).
 
     `attention` (L, H, K) is Attn(k) of the prompt's last row; `bias` is Attn(dummy, k) of the first layers, at least
-    up to the last that enters rel, or None to look it up. Raises BadProfile where no table is for K documents.
+    up to the last that enters rel, or None to look it up. Raises BadProfile if there is no table for K documents.
     """
     layers = layers_of_relevance(profile, len(attention))
     if bias is not None:
@@ -40,12 +40,12 @@ def document_relevance(profile: CalibrationProfile, prompt: Prompt, attention: T
     table = cached_bias(profile, prompt)
     if table is None:
         raise BadProfile(f"the profile has no table of the bias for {len(prompt.spans)} documents")
-    # a table is a mean over layers and heads already
+    # a table is already a mean over layers and heads
     return attention[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(attention)
 
 
 def by_document(rel: Tensor) -> tuple[float, ...]:
-    """K numbers of rel (K,) or (L', H, K): the mean over layers and heads."""
+    """Reduce rel (K,) or (L', H, K) to K numbers: the mean over layers and heads."""
     numbers: list[float] = (rel.mean(dim=(0, 1)) if rel.dim() == 3 else rel).tolist()
     return tuple(numbers)
 
@@ -63,7 +63,7 @@ def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num
 
 
 def cached_bias(profile: CalibrationProfile, prompt: Prompt) -> tuple[float, ...] | None:
-    """Look up Attn(dummy, k) of the prompt's documents; None where the profile has no table for it."""
+    """Look up Attn(dummy, k) of the prompt's documents; None if the profile has no table for them."""
     if profile.bias != "cached":
         return None
     return profile.cached_attention([end - start for start, end in prompt.spans])

@@ -1,4 +1,4 @@
-"""Answers whose documents are put into another order once they are admitted.
+"""Answers whose documents are reordered after admission.
 
 Shapes: K documents.
 """
@@ -12,16 +12,16 @@ from services.generate.generation.generation import Generation
 from services.generate.generation.options import Reorder
 from services.generate.prompts.templates import Document, Prompt
 
-# Tokens that a document may add to a prompt, or remove, by its neighbours.
+# Number of tokens by which a document's length in a prompt may change with its neighbours.
 JOINT_TOKENS = 2
 
 
 @dataclass(frozen=True, eq=False)
 class ReorderedGeneration(Generation):
-    """A generation whose documents are put into the order of `method` once it is admitted.
+    """A generation whose documents are put into the order of `method` after admission.
 
-    `render` makes the prompt of the documents in another order. Its own prompt has them as they were given. `room` are
-    the tokens that prompt and answer may have in any order.
+    `render` makes the prompt of the documents in another order; the generation's own prompt has the original order.
+    `room` is the maximum number of tokens of prompt and answer in any order.
     """
 
     method: Reorder = "none"
@@ -32,11 +32,11 @@ class ReorderedGeneration(Generation):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and answer, at most, in any order."""
+        """Maximum number of tokens of prompt and answer in any order."""
         return max(super().num_tokens, self.room)
 
     def in_order(self, order: Sequence[int]) -> "ReorderedGeneration":
-        """Make the generation that runs in this order. Raises TooLarge where it leaves no room for an answer."""
+        """Make the generation that runs in this order. Raises TooLarge if it leaves no room for an answer."""
         assert self.render is not None
         prompt = self.render([self.documents[k] for k in order])
         left = self.num_tokens - len(prompt.input_ids)
@@ -50,7 +50,7 @@ class ReorderedGeneration(Generation):
 
 
 def by_order(generations: Sequence[Generation]) -> list[list[Generation]]:
-    """Several answers to one question share their order; those whose documents stay share none."""
+    """Group several answers to one question, which share an order; answers without reordering are alone."""
     groups: dict[tuple[Any, ...], list[Generation]] = {}
     for generation in generations:
         key: tuple[Any, ...] = ()

@@ -1,8 +1,8 @@
-"""The running batch: answers that join and leave at every step, one token a step.
+"""The running batch: answers that join and leave at every step, with one token per step.
 
-An answer is calibrated by this recipe: its prompt is prefilled as the model is, which measures what the last row
-attends to; the bias of the documents' places is estimated; the prompt's last rows are run once more under calibration;
-and so is every token of the answer. Knows nothing of time, queues and HTTP.
+An answer is calibrated as follows: its prompt is prefilled by the plain model, which measures the last row's attention;
+the bias of the documents' places is estimated; the prompt's last rows are run once more under calibration, and so is
+every token of the answer. This module does not depend on time, queues or HTTP.
 
 Shapes: B answers, T tokens, V vocabulary, L layers, H heads, K documents.
 """
@@ -34,18 +34,18 @@ from services.nn.devices import is_out_of_memory
 
 T = TypeVar("T")
 
-# Share of the bytes for prefixes that keeps dummies of documents.
+# Share of the bytes for prefixes that is used for dummies of documents.
 DUMMIES_SHARE = 0.25
-# Rows of an answer that are run again at a time when it goes on: their weights on all tokens exist at once.
+# Rows of an answer that are run again at once when it continues; their weights on all tokens are in memory together.
 REPLAYED_ROWS = 256
 
 
 class RunningBatch:
     """Answers generations on one model, on one thread at a time.
 
-    Slots hold at most `max_cached_tokens` together, each as large as the largest, and at most `max_running` run. A
-    slot has room for `headroom_tokens` beyond what its sequence has, and grows by as many. `prefix_cache_bytes` keep
-    what was computed of prompts for those that begin alike.
+    Slots hold at most `max_cached_tokens` in total, each as large as the largest, and at most `max_running` run. A slot
+    has room for `headroom_tokens` more than its sequence, and grows by the same number. `prefix_cache_bytes` limits the
+    keys and values kept for prompts with the same beginning.
     """
 
     def __init__(
@@ -67,35 +67,35 @@ class RunningBatch:
         self._prefixes = PrefixCache(prefix_cache_bytes - dummy_bytes)
         self._calibrator = PromptCalibrator(model, max_dummy_bytes=dummy_bytes)
         self._vocabulary = Vocabulary(model.tokenizer)
-        # Both by the identity of their generations; what is paused has no slot.
+        # Both by the identity of their generations; paused sequences have no slot.
         self._running: dict[int, RunningSequence] = {}
         self._paused: dict[int, RunningSequence] = {}
         self._num_admitting = 0
 
     @property
     def num_running(self) -> int:
-        """Generations that have not ended."""
+        """Number of generations that have not ended."""
         return len(self._running)
 
     def holds(self, generation: Generation) -> bool:
-        """Whether it has its slot."""
+        """Whether a generation has a slot."""
         return id(generation) in self._running
 
     def is_paused(self, generation: Generation) -> bool:
-        """Whether it gave its slot away, to go on where it was once it is admitted again."""
+        """Whether a generation is paused: it has no slot, and continues once it is admitted again."""
         return id(generation) in self._paused
 
     def has_room(self, *generations: Generation, without: Sequence[Generation] = ()) -> bool:
-        """Whether all of these fit beside those that run, or those of them that are not in `without`.
+        """Whether all of these fit beside the running ones that are not in `without`.
 
-        Each needs room for what it has and a little more; what it may become must fit when it is alone.
+        Each needs room for its current length and a little more; its maximum length must fit when it is alone.
         """
         return self.room_share(*generations, without=without) <= 1 and all(
             one.num_tokens <= self._cache.max_tokens for one in generations
         )
 
     def room_share(self, *generations: Generation, without: Sequence[Generation] = ()) -> float:
-        """Return the share of places or of memory, whichever is larger, of these beside those that run."""
+        """Return the share of places or of memory, whichever is larger, needed by these and the running ones."""
         leaving = set(map(id, without))
         capacities = [one.slot.capacity for key, one in self._running.items() if key not in leaving]
         capacities += map(self._reserved, generations)
@@ -103,9 +103,9 @@ class RunningBatch:
         return max(len(capacities) / self._max_running, num_tokens / self._cache.max_tokens)
 
     def grow(self, waiting: Sequence[Generation] = ()) -> list[Generation]:
-        """Let sequences that fill their slots hold more; returns those for which there is no room.
+        """Enlarge the slots of sequences that fill them; returns those for which there is no room.
 
-        These take no step until others have left. `waiting` have their room, and no slot yet.
+        These take no step until others have left. `waiting` have reserved room, but no slot yet.
         """
         full = [one for one in self._running.values() if one.is_full]
         if not full:
@@ -122,17 +122,17 @@ class RunningBatch:
         return lacking
 
     def admit(self, generations: Sequence[Generation]) -> list[Progress]:
-        """Prefill and calibrate; brings the first token of each, and of a paused one the next.
+        """Prefill and calibrate; returns the first token of each, or the next one of a paused generation.
 
-        Raises ValueError where there is no room. Whatever it raises, `cancel` all of them then. Where memory runs out,
-        what is kept of prompts that ended is given back first, so that another try may succeed.
+        Raises ValueError if there is no room. After any exception, `cancel` all of them. If memory runs out, kept
+        prompts are dropped first, so that another attempt may succeed.
         """
         return finish(self.admitting(generations))
 
     def admitting(self, generations: Sequence[Generation]) -> Passes[list[Progress]]:
-        """`admit`, a pass at a time; others may be admitted, step and leave in between.
+        """Run `admit` one pass at a time; others may be admitted, step and leave in between.
 
-        It takes no room before its first pass. To cancel any of the generations, close it, then cancel all of them.
+        It takes no room before its first pass. To cancel any generation, close the iterator, then cancel all of them.
         """
         self._num_admitting += 1
         try:
@@ -142,7 +142,7 @@ class RunningBatch:
             self._calibrator.trim(is_shared=self._num_admitting > 0)
 
     def giving_back(self, passes: Passes[T]) -> Passes[T]:
-        """Run these; where they run out of memory, drop the kept prompts, so that another try may succeed."""
+        """Run passes; if they run out of memory, drop the kept prompts, so that another attempt may succeed."""
         try:
             return (yield from passes)
         except (RuntimeError, MemoryError) as error:
@@ -151,7 +151,7 @@ class RunningBatch:
             raise
 
     def step(self) -> list[Progress]:
-        """Generate one token more for each generation that has its first."""
+        """Generate one more token for each generation that has its first."""
         running = [one for one in self._running.values() if one.num_generated and not one.is_full]
         if not running:
             return []
@@ -159,9 +159,9 @@ class RunningBatch:
         return self._advance(running, logits, [None] * len(running))
 
     def pause(self, generation: Generation) -> bool:
-        """Free the slot of an answer that has its first token; it goes on where it was once it is admitted again.
+        """Free the slot of an answer that has its first token; once admitted again, it continues where it was.
 
-        Returns whether it is paused now; nothing happens to one that has no token yet, or does not run.
+        Returns whether it is paused now; does nothing for one that has no token yet, or is not running.
         """
         running = self._running.get(id(generation))
         if running is not None and running.num_generated:
@@ -170,13 +170,13 @@ class RunningBatch:
         return self.is_paused(generation)
 
     def cancel(self, generation: Generation) -> None:
-        """Free its slot now, and forget it; nothing for a generation that neither runs nor is paused."""
+        """Free a generation's slot and forget it; does nothing if it is neither running nor paused."""
         self._paused.pop(id(generation), None)
         if (running := self._running.pop(id(generation), None)) is not None:
             self._cache.close(running.slot)
 
     def forget_prompts(self) -> None:
-        """Let go of what is kept of prompts that ended."""
+        """Drop the keys and values kept of finished prompts."""
         self._prefixes.clear()
         self._calibrator.clear()
 
@@ -193,13 +193,13 @@ class RunningBatch:
 
     def _arrival(self, generation: Generation) -> Arrival:
         paused = self._paused.get(id(generation))
-        # under calibration an answer's own tokens can only be run behind its prompt
+        # under calibration, an answer's own tokens can only run after its prompt
         is_whole = paused is not None and not generation.num_rerun
         input_ids = paused.input_ids if paused is not None and is_whole else generation.prompt.input_ids
         return Arrival(generation, as_token_ids(input_ids), paused=paused)
 
     def _reserved(self, generation: Generation) -> int:
-        """Tokens of the slot that it is given."""
+        """Number of tokens of an arrival's slot."""
         paused = self._paused.get(id(generation))
         known = generation.num_tokens - generation.max_tokens if paused is None else len(paused.input_ids)
         return min(generation.num_tokens, known + self._headroom_tokens)
@@ -216,8 +216,8 @@ class RunningBatch:
         return False
 
     def _next_wave(self, waiting: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
-        """Choose those to prefill together now, and those for later: where the pass is full, or most of their computing
-        is done for another one in it."""
+        """Choose those to prefill together now, and those for later: if the pass is full, or another one in it does
+        most of their computation."""
         wave: list[Arrival] = []
         later: list[Arrival] = []
         num_tokens = 0
@@ -233,7 +233,9 @@ class RunningBatch:
         return wave, later
 
     def _with_source(self, arrival: Arrival) -> Arrival:
-        """Find where most of its tokens can be copied from: the running answers, or the prompts of those that ended."""
+        """Find the source of most of an arrival's tokens: a running answer, or a kept prompt."""
+        if not arrival.may_reuse:
+            return arrival
         input_ids = arrival.input_ids
         tenant = arrival.generation.tenant
         num_shared_kept, prefix = self._prefixes.longest(input_ids, tenant)
@@ -249,27 +251,25 @@ class RunningBatch:
 
     def _start(self, wave: Sequence[Arrival]) -> Passes[list[Progress]]:
         running = [self._open(arrival) for arrival in wave]
-        prefilled = self._model.prefill(
-            [
-                Prefill(one.slot, tuple(one.prefilled_ids[one.cached_tokens :].tolist()), spans=one.spans)
-                for one in running
-            ]
-        )
+        prefilled = self._model.prefill([one.prefill for one in running])
         for one in running:
             one.is_prefilled = True
         calibrations = yield from self._calibrate(running, prefilled)
         logits = self._first_logits(running, prefilled)
         facts = [
-            None if one.num_generated else facts_of(one, attention.attention, calibrations.get(id(one)))
-            for one, attention in zip(running, prefilled, strict=True)
+            None if one.num_generated else facts_of(one, own, calibrations.get(id(one)), self._vocabulary)
+            for one, own in zip(running, prefilled, strict=True)
         ]
-        return self._advance(running, logits, facts)
+        read = [self._read(one, own) for one, own in zip(running, facts, strict=True) if not one.generation.max_tokens]
+        places = [place for place, one in enumerate(running) if one.generation.max_tokens]
+        answering = [running[place] for place in places]
+        return [*read, *self._advance(answering, logits[places], [facts[place] for place in places])]
 
     def _open(self, arrival: Arrival) -> RunningSequence:
         generation = arrival.generation
         capacity = self._reserved(generation)
         if not self._cache.can_open(capacity):
-            # a prompt in another order may have become a little longer than was reserved for it
+            # a reordered prompt may be a little longer than reserved
             capacity = len(arrival.input_ids) + 1
         slot = self._cache.open(capacity)
         running = arrival.paused
@@ -303,7 +303,7 @@ class RunningBatch:
     def _calibrate(
         self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]
     ) -> Passes[dict[int, PromptCalibration]]:
-        """Return the calibrations of those that are calibrated, by the identity of what runs."""
+        """Return the calibrations of calibrated answers, by the identity of the running sequence."""
         measured: dict[int, MeasuredPrompt] = {}
         for one, own in zip(running, prefilled, strict=True):
             profile, prompt = one.generation.calibration, one.generation.prompt
@@ -317,7 +317,7 @@ class RunningBatch:
         return found
 
     def _first_logits(self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]) -> Tensor:
-        """(B, V), with the prompts' last rows, and what was generated, run once more where they are calibrated."""
+        """Return logits (B, V); for calibrated answers, the prompts' last rows and generated tokens run once more."""
         logits = torch.stack([one.logits for one in prefilled])
         again = [place for place, one in enumerate(running) if one.calibration is not None]
         if again:
@@ -340,7 +340,7 @@ class RunningBatch:
             logits = self._model.rerun([Row(running.slot, rows, running.calibration)])
         return logits[0]
 
-    # Going on and leaving
+    # Continuing and leaving
 
     def _advance(
         self, running: Sequence[RunningSequence], logits: Tensor, facts: Sequence[PromptFacts | None]
@@ -367,8 +367,13 @@ class RunningBatch:
             self._leave(running)
         return Progress(generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts)
 
+    def _read(self, running: RunningSequence, facts: PromptFacts | None) -> Progress:
+        """End a generation of no tokens, whose prompt is read."""
+        self._leave(running)
+        return Progress(running.generation, "", (), 0, "length", facts)
+
     def _leave(self, running: RunningSequence) -> None:
-        """Keep what another prompt may begin with, and free the slot."""
+        """Keep the tokens that another prompt may begin with, and free the slot."""
         kept, tenant = as_token_ids(running.input_ids[: running.num_reusable]), running.generation.tenant
         try:
             if self._prefixes.max_bytes and len(kept) >= MIN_REUSED_TOKENS and not self._prefixes.covers(kept, tenant):
@@ -376,12 +381,12 @@ class RunningBatch:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.forget_prompts()  # what is kept can be done without; answers that run are not to fail over it
+            self.forget_prompts()  # kept prompts are optional, and running answers must not fail because of them
         self.cancel(running.generation)
 
 
 def needs_many_passes(generation: Generation) -> bool:
-    """Whether the estimate for its calibration does not fit into one."""
+    """Whether the estimate for a generation's calibration needs more than one pass."""
     if generation.calibration is None or not generation.num_rerun:
         return False
     needed = needed_estimate(generation.calibration, generation.prompt)

@@ -1,7 +1,7 @@
-"""The next token of each sequence of a batch, from its logits: greedy or sampled, every row on its own terms.
+"""The next token of each sequence of a batch, from its logits: greedy or sampled, with options per row.
 
-Each answer has a random generator of its own and one draw a token from it, so that the random numbers of a seed
-depend neither on what shares the batch nor on the device; the logits that they choose by do, in their last bits.
+Each answer has its own random generator and draws one number per token, so that the random numbers of a seed depend
+neither on the rest of the batch nor on the device; the logits do, in their last bits.
 
 Shapes: B rows, V vocabulary, R rows that sample.
 """
@@ -20,11 +20,11 @@ NUM_SEEDS = 2**63
 class Sampling:
     """Options of drawing tokens, in OpenAI's terms.
 
-    `temperature` 0 takes the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach
-    it. `seed` repeats the random numbers of an answer; None draws anew each time. `num_logprobs` asks for the
-    log-probability of each token and of this number of the most likely ones; None for neither. The penalties lower the
-    logits of tokens that the answer has already: once, and for each time. `logit_bias` holds (token id, what to add to
-    its logit). Raises ValueError for a value out of range.
+    `temperature` 0 takes the most likely token. `top_p` keeps the smallest set of most likely tokens whose
+    probabilities reach it. `seed` repeats the random numbers of an answer; None draws new ones each time.
+    `num_logprobs` requests the log-probability of each token and of this number of the most likely ones; None requests
+    neither. The penalties lower the logits of tokens that are already in the answer: once, and per occurrence.
+    `logit_bias` contains pairs of a token id and an addition to its logit. Raises ValueError for a value out of range.
     """
 
     temperature: float = 0.0
@@ -45,13 +45,13 @@ class Sampling:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether anything is added to the logits before a token is taken."""
+        """Whether anything is added to the logits before a token is chosen."""
         return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """A token that was taken, and, where they were asked for, its log-probability and the most likely (id, log p).
+    """A chosen token and, if requested, its log-probability and the most likely (id, log p).
 
     Log-probabilities are the model's own (calibrated where the answer is), before temperature, top_p and penalties.
     """
@@ -82,7 +82,7 @@ class Chooser:
         return float(torch.rand((), generator=self._generator, dtype=torch.float64)) if self._generator else 0.0
 
     def note(self, token_id: int) -> None:
-        """Take a token as one of the answer's."""
+        """Record a token of the answer."""
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
@@ -97,7 +97,7 @@ class Chooser:
             scores.index_add_(0, token_ids, torch.tensor(penalties, device=scores.device, dtype=scores.dtype))
 
     def _bias_on(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids and what is added to their logits, made once: there may be as many as there are tokens."""
+        """Token ids and additions to their logits, created once, because there may be one for every token."""
         if self._bias is None:
             token_ids = torch.tensor([token_id for token_id, _ in self.sampling.logit_bias], device=scores.device)
             values = [value for _, value in self.sampling.logit_bias]
@@ -106,9 +106,9 @@ class Chooser:
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
-    """Choose one token for each row of `logits` (B, V) float32 by the B choosers, which take note of it.
+    """Choose one token for each row of `logits` (B, V) float32 by the B choosers, which record it.
 
-    Raises FloatingPointError where a row holds NaN: nothing that is taken from it would mean anything.
+    Raises FloatingPointError if a row contains NaN, because any choice would be meaningless.
     """
     scores = _with_additions(logits, choosers)
     best, chosen = scores.max(dim=-1)
@@ -134,24 +134,24 @@ def _with_additions(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
 
 
 def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    """Token ids (R,) for `scores` (R, V). Rows with top_p and rows without it are kept apart, so that which way a row
-    goes is its own affair."""
+    """Sample token ids (R,) for `scores` (R, V). Rows with top_p and rows without it are computed separately, so that a
+    row's result does not depend on other rows."""
     device = scores.device
     temperatures = torch.tensor([chooser.sampling.temperature for chooser in choosers], device=device)
     temperatures = temperatures.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     draws = torch.tensor([chooser.draw() for chooser in choosers], dtype=torch.float64).float().to(device)
-    # the largest score is taken off first: a tiny temperature must not end at inf − inf
+    # the largest score is subtracted first, so that a tiny temperature does not lead to inf − inf
     scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
     probabilities = scaled.softmax(dim=-1)
     chosen = _at(probabilities, draws)
     cut = [row for row, chooser in enumerate(choosers) if chooser.sampling.top_p < 1]
     if cut:
-        # the least top_p is 0 in float32, which would keep nothing
+        # the smallest top_p is 0 in float32, which would keep nothing
         top_p = torch.tensor([choosers[row].sampling.top_p for row in cut], device=device)[:, None]
         top_p = top_p.clamp_min(torch.finfo(top_p.dtype).tiny)
         ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
-        # the sum before the first is 0, so the most likely token always stays
+        # the sum before the first is 0, so the most likely token is always kept
         place = _at(torch.where(before < top_p, ordered, 0.0), draws[cut])
         chosen[cut] = order.gather(-1, place[:, None])[:, 0]
     return chosen
@@ -161,7 +161,7 @@ def _at(weights: Tensor, draws: Tensor) -> Tensor:
     """Find where draws in [0, 1) fall among weights (R, V) laid end to end: (R,); never on a weight of 0."""
     cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1]
-    # rounding may take draw · total up to total itself, behind the last weight
+    # rounding may raise draw · total to total itself, beyond the last weight
     aim = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulated, aim[:, None], right=True)[:, 0]
 

@@ -1,27 +1,26 @@
-"""A sequence of the running batch: as it arrives, while it runs, and while it has given its place away.
+"""A sequence of the running batch: on arrival, while running, and while paused.
 
 Shapes: L layers, H heads, K documents.
 """
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from services.generate.calibration import Calibration
-from services.generate.generation.answer_text import AnswerText
+from services.generate.generation.answer_text import AnswerText, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
 from services.generate.generation.relevance import PromptCalibration
-from services.generate.generation.sampling import Chooser
+from services.generate.generation.sampling import Chooser, TokenChoice
 from services.generate.model.kv_cache import Slot
+from services.generate.model.language_model import Prefill, Prefilled, TokenScores
 
 
 @dataclass(eq=False)
 class RunningSequence:
     """A generation in its slot. `input_ids` are prompt and answer; the last one is not cached yet.
 
-    `prefilled_ids` are those that its first pass computes: the prompt, and of an answer that goes on without
-    calibration its generated tokens.
+    `prefilled_ids` are those that its first pass computes: the prompt and, for an answer that continues without
+    calibration, its generated tokens.
     """
 
     generation: Generation
@@ -37,7 +36,7 @@ class RunningSequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose keys and values are what the model computes by itself."""
+        """Number of tokens whose keys and values are those of the plain model."""
         if not self.is_prefilled:
             return 0
         num_rerun = self.generation.num_rerun
@@ -45,20 +44,32 @@ class RunningSequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether its slot has no room for another token."""
+        """Whether the slot has no room for another token."""
         return self.slot.length == self.slot.capacity
 
     @property
+    def prefill(self) -> Prefill:
+        """Return the input of its first pass."""
+        is_scored = self.generation.scores_prompt and not self.num_generated
+        return Prefill(
+            self.slot,
+            tuple(self.prefilled_ids[self.cached_tokens :].tolist()),
+            spans=self.spans,
+            scores_all=is_scored,
+            num_top=(self.generation.sampling.num_logprobs or 0) if is_scored else 0,
+        )
+
+    @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Documents that its first pass measures; none for an answer that goes on, of which that is known."""
+        """Documents that the first pass measures; none for a continued answer, which has been measured."""
         return () if self.num_generated else self.generation.prompt.spans
 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A generation that is about to run, and where the first of its tokens are already cached, if anywhere.
+    """A generation that is about to run, and the source of its first tokens that are already cached, if any.
 
-    `input_ids` are its `prefilled_ids`; `paused` is what it was before it gave its place away, if it did.
+    `input_ids` are its `prefilled_ids`; `paused` is its earlier sequence if it was paused.
     """
 
     generation: Generation
@@ -68,23 +79,30 @@ class Arrival:
     paused: RunningSequence | None = None
 
     @property
+    def may_reuse(self) -> bool:
+        """Whether tokens may be copied; what is scored has to be computed."""
+        return not self.generation.scores_prompt or self.paused is not None
+
+    @property
     def num_new(self) -> int:
-        """Tokens to prefill, the last one always: it is the one that is measured."""
+        """Number of tokens to prefill, always including the last one, which is measured."""
         return len(self.input_ids) - self.num_reused
 
 
 def is_worth_waiting(arrival: Arrival, other: Arrival) -> bool:
-    """Whether most of what one would compute could be copied once the other is prefilled."""
-    if arrival.generation.tenant != other.generation.tenant:
+    """Whether most of an arrival's computation could be replaced by copying once the other is prefilled."""
+    if arrival.generation.tenant != other.generation.tenant or not arrival.may_reuse:
         return False
     reusable = len(other.input_ids) - other.generation.num_rerun
     shared = min(num_shared(arrival.input_ids, other.input_ids), reusable, len(arrival.input_ids) - 1)
     return shared - arrival.num_reused >= max(MIN_REUSED_TOKENS, arrival.num_new / 2)
 
 
-def facts_of(running: RunningSequence, attention: Tensor | None, calibration: PromptCalibration | None) -> PromptFacts:
-    """Collect the results of the prompt's pass; `attention` (L, H, K) is that of its last row to each document."""
-    generation = running.generation
+def facts_of(
+    running: RunningSequence, prefilled: Prefilled, calibration: PromptCalibration | None, vocabulary: Vocabulary
+) -> PromptFacts:
+    """Collect the results of the prompt's pass."""
+    generation, attention = running.generation, prefilled.attention
     layers = generation.calibration.rel_layers if generation.calibration is not None else ()
     means: list[float] = []
     if attention is not None:
@@ -96,4 +114,18 @@ def facts_of(running: RunningSequence, attention: Tensor | None, calibration: Pr
         relevance=calibration.relevance if calibration is not None else None,
         calibration_passes=calibration.num_passes if calibration is not None else 0,
         order=tuple(range(len(generation.prompt.spans))),
+        echo=generation.echo,
+        scored=_scored(generation, prefilled.scores, vocabulary),
     )
+
+
+def _scored(generation: Generation, scores: TokenScores | None, vocabulary: Vocabulary) -> tuple[TokenOut, ...]:
+    if scores is None:
+        return ()
+    first, *following = generation.prompt.input_ids
+    tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
+    choices = [
+        TokenChoice(token_id, logprob, tuple(zip(*top, strict=True)))
+        for token_id, logprob, top in zip(following, scores.logprobs.tolist(), tops, strict=True)
+    ]
+    return (TokenOut(first, vocabulary.utf8(first)), *map(vocabulary.token, choices))

@@ -1,4 +1,4 @@
-"""Conversion of `/generate` requests into calls of the model, and of its results into the request's documents."""
+"""Conversion of `/generate` requests into calls of the model, and of its results into document reports."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +22,11 @@ def documents_of(given: Sequence[AnyDocument], max_documents: int) -> tuple[Docu
 def calibration_of(
     options: CalibrationOptions | None, profile: CalibrationProfile, num_layers: int
 ) -> CalibrationProfile:
-    """A checkpoint's profile with what a request changes of it.
+    """A checkpoint's profile with a request's changes.
 
-    A profile without layers lends none: layers and temperature that a request leaves out are the paper's then. Raises
-    InvalidField for options that the model or the profile does not allow.
+    If the profile has no layers, layers and temperature that a request leaves out are the paper's. The profile's tables
+    are used only for the dummies that they were measured with. Raises InvalidField for options that the model or the
+    profile does not allow.
     """
     if options is None:
         return profile
@@ -36,7 +37,7 @@ def calibration_of(
     if (named := changes.get("layers")) in ("last_half", "all"):
         changes["layers"] = last_half(num_layers) if named == "last_half" else tuple(range(num_layers))
     try:
-        return CalibrationProfile.model_validate({**profile.model_dump(), **changes}).check_layers(num_layers)
+        return profile.changed(changes).check_layers(num_layers)
     except BadProfile as error:
         raise InvalidField(f"calibration.layers: {error}.", param="calibration.layers") from None
     except ValidationError as error:
@@ -45,10 +46,9 @@ def calibration_of(
 
 
 def without_leading_space(progress: Progress, text_so_far: str) -> Progress:
-    """A step of an answer without the white space that the answer's text begins with; its tokens stay as they are.
+    """Strip an answer's leading white space from a step; its tokens do not change.
 
-    The first token of an answer often brings the space that parts it from the prompt, which no reader of the answer
-    has.
+    The first token of an answer often contains the space that separates the answer from the prompt.
     """
     text = progress.text if text_so_far else progress.text.lstrip()
     return progress if text == progress.text else replace(progress, text=text)

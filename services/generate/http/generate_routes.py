@@ -45,7 +45,7 @@ GENERATE_RESPONSE: dict[str, Any] = {
 
 @dataclass
 class AnswerSoFar:
-    """One answer, of which more and more is known."""
+    """One answer, accumulated over its steps."""
 
     id: str
     documents: tuple[Document, ...]
@@ -55,7 +55,7 @@ class AnswerSoFar:
     facts: PromptFacts | None = None
 
     def add(self, progress: Progress) -> str:
-        """Take in what the next step brought, and return what it adds to the text."""
+        """Add the next step, and return its addition to the text."""
         text = without_leading_space(progress, self.text).text
         self.text += text
         self.num_tokens = progress.num_tokens
@@ -64,7 +64,7 @@ class AnswerSoFar:
         return text
 
     def end(self, model: str | None) -> GenerateEnd:
-        """All but the text, once the last step has come."""
+        """Everything except the text, once the last step has arrived."""
         assert model is not None, "what has answered has a name"
         assert self.facts is not None, "facts come with the first step"
         assert self.finish_reason is not None, "the last step says why it is the last"
@@ -83,7 +83,7 @@ class AnswerSoFar:
 
 
 def generate_router(service: GenerateService) -> APIRouter:
-    """Answers over documents."""
+    """Create the route that answers questions over documents."""
     router = APIRouter(tags=["generate"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
     @router.post("/generate", response_class=Response, responses={200: GENERATE_RESPONSE})
@@ -142,7 +142,11 @@ def _model(limits: CallLimits, served: ServedGenerate) -> Model:
         **model_fields(served),
         max_model_len=processor.context_length,
         calibration=ModelCalibration(
-            enabled=profile.enabled, bias=profile.bias, temperature=profile.temperature, layers=list(profile.layers)
+            enabled=profile.enabled,
+            bias=profile.bias,
+            temperature=profile.temperature,
+            layers=list(profile.layers),
+            dummy=profile.dummy,
         ),
         limits=ModelLimits(
             max_documents=limits.max_documents,

@@ -1,4 +1,4 @@
-"""Request and response bodies of `/generate` and `/v1/models`; other modules have OpenAI's and the rerank routes'."""
+"""Request and response bodies of `/generate` and `/v1/models`; those of OpenAI and rerank are in other modules."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,10 +9,10 @@ from services.core.http.bodies import JsonList
 from services.core.http.request_fields import StrictRequest
 from services.core.serving.model_object import ModelObject
 from services.generate.generation.options import Reorder
-from services.generate.model.profile import BiasKind, Layer
+from services.generate.model.profile import BiasKind, DummyForm, Layer
 
 MAX_STOPS = 16
-# Far above what a service would be set to take: it bounds how long one body can be read.
+# Far above any reasonable setting of a service: it bounds the time to parse a request body.
 MAX_LISTED = 65_536
 
 REORDER_DESCRIPTION = (
@@ -35,13 +35,13 @@ class DocumentInput(StrictRequest):
 
 
 def check_length(given: Any, info: ValidationInfo) -> Any:
-    """Return the list as it was given, before its items are read. Raises TooLarge for more than MAX_LISTED of them."""
+    """Check the length of a list before its items are read. Raises TooLarge for more than MAX_LISTED of them."""
     if isinstance(given, list):
         check_count(str(info.field_name), len(given), MAX_LISTED, "entries")
     return given
 
 
-# A plain text is a document without title and id.
+# A plain text is a document without a title and id.
 AnyDocument = str | DocumentInput
 DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
@@ -56,6 +56,9 @@ class CalibrationOptions(StrictRequest):
     )
     layers: Literal["last_half", "all"] | JsonList[Layer] | None = Field(
         None, description="Layers to calibrate, counted from 0."
+    )
+    dummy: DummyForm | None = Field(
+        None, description="What filler replaces in a dummy: title and text (`framed`), or the whole document."
     )
 
 
@@ -138,6 +141,7 @@ class ModelCalibration(BaseModel):
     bias: BiasKind
     temperature: float
     layers: list[int]
+    dummy: DummyForm
 
 
 class Model(ModelObject):

@@ -1,7 +1,6 @@
-"""Answers in OpenAI's forms: whole, and in the chunks of a stream.
+"""Answers in OpenAI's formats: whole, and as chunks of a stream.
 
-An answer to a request has several choices where it has several prompts or `n` is above 1; those of one prompt are
-adjacent.
+An answer has several choices if the request has several prompts or `n` is above 1; those of one prompt are adjacent.
 """
 
 import codecs
@@ -37,12 +36,12 @@ class Identity:
 
 @dataclass
 class ChoiceSoFar:
-    """One choice, of which more and more is known.
+    """One choice, accumulated over its steps.
 
-    `prompt` is which of the request's prompts it answers. An `is_reply` begins with its text; what is none continues
-    its prompt, from which white space may part it. `num_tokens` counts end-of-text and stop strings too, which are not
-    among `tokens`. `offsets` are the characters of the tokens' text before each token, a token in the middle of a
-    character standing where that begins.
+    `prompt` is the place of its prompt in the request. If `is_reply`, leading white space is stripped; otherwise the
+    choice continues its prompt and keeps it. `num_tokens` includes end-of-text and stop strings, which are not in
+    `tokens`. `offsets` are the numbers of characters before each token; a token inside a character has the offset of
+    that character's start.
     """
 
     index: int
@@ -60,7 +59,7 @@ class ChoiceSoFar:
         self._num_read = 0
 
     def add(self, progress: Progress) -> Progress:
-        """Take in what the next step brought, and return it as it is told."""
+        """Add the next step, and return it in the form to be sent."""
         if self.is_reply:
             progress = without_leading_space(progress, self.text)
         self.text += progress.text
@@ -75,7 +74,7 @@ class ChoiceSoFar:
 
 
 def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
-    """Tokens of all prompts, each counted once however many choices it has, and of all choices."""
+    """Count the tokens of all choices and of all prompts, each prompt once regardless of its number of choices."""
     facts: dict[int, list[PromptFacts]] = {}
     for choice in choices:
         if choice.facts is not None:
@@ -86,7 +85,7 @@ def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        # a prompt's second choice finds what its first has left, which is no saving to tell of
+        # the least of a prompt's choices: all but the first find its tokens in the cache, which is no saving
         "prompt_tokens_details": {
             "cached_tokens": sum(min(one.cached_tokens for one in of_prompt) for of_prompt in facts.values())
         },
@@ -95,24 +94,24 @@ def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
 
 
 class Form(Protocol):
-    """One of OpenAI's two ways to write choices."""
+    """One of OpenAI's two formats of choices."""
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
-        """The answer in one piece, without its usage."""
+        """Render the whole answer, without its usage."""
 
     def opening(self, identity: Identity, choice: ChoiceSoFar) -> Iterator[dict[str, Any]]:
-        """The chunks of a choice that come before any of its text."""
+        """Render the chunks of a choice that come before its text."""
 
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
-        """The chunks of a choice for what it was just added."""
+        """Render the chunks of a choice for its latest step."""
 
     def bare(self, identity: Identity) -> dict[str, Any]:
-        """The chunk without choices that carries the usage."""
+        """Render the chunk without choices that contains the usage."""
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """`documents` is told with each whole answer and with each choice's last chunk, where the request had any."""
+    """Chat format. `documents` is part of each whole answer and each choice's last chunk if the request had any."""
 
     has_logprobs: bool = False
     reports: "Reports | None" = None
@@ -171,10 +170,9 @@ class ChatForm:
 
 @dataclass(frozen=True)
 class CompletionForm:
-    """`num_logprobs` None tells none. `echoes` are the prompts where they are to be repeated, else empty."""
+    """Completion format. `num_logprobs` None means no log-probabilities; echoed prompts come with a choice's facts."""
 
     num_logprobs: int | None = None
-    echoes: Sequence[str] = ()
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
         return {
@@ -182,8 +180,8 @@ class CompletionForm:
             "choices": [
                 {
                     "index": choice.index,
-                    "text": self._echo(choice) + choice.text,
-                    "logprobs": self._logprobs(choice, choice.tokens, 0),
+                    "text": _echo(choice) + choice.text,
+                    "logprobs": self._logprobs(choice, choice.tokens, 0, scored=_scored(choice)),
                     "finish_reason": choice.finish_reason,
                 }
                 for choice in choices
@@ -191,10 +189,12 @@ class CompletionForm:
         }
 
     def opening(self, identity: Identity, choice: ChoiceSoFar) -> Iterator[dict[str, Any]]:
-        if echo := self._echo(choice):
-            yield self._chunk(identity, choice, echo)
+        return iter(())
 
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
+        if progress.facts is not None and progress.facts.echo is not None:
+            scored = self._logprobs(choice, (), 0, scored=_scored(choice))
+            yield self._chunk(identity, choice, progress.facts.echo, logprobs=scored)
         logprobs = self._logprobs(choice, progress.tokens, len(choice.tokens) - len(progress.tokens))
         if progress.text or progress.finish_reason is not None or (logprobs and progress.tokens):
             yield self._chunk(identity, choice, progress.text, logprobs=logprobs, finish_reason=progress.finish_reason)
@@ -214,24 +214,28 @@ class CompletionForm:
         one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**identity.head("text_completion"), "choices": [one]}
 
-    def _echo(self, choice: ChoiceSoFar) -> str:
-        return self.echoes[choice.prompt] if self.echoes else ""
-
-    def _logprobs(self, choice: ChoiceSoFar, tokens: Sequence[TokenOut], first: int) -> dict[str, Any] | None:
+    def _logprobs(
+        self, choice: ChoiceSoFar, tokens: Sequence[TokenOut], first: int, *, scored: Sequence[TokenOut] = ()
+    ) -> dict[str, Any] | None:
+        """Render the tokens of the echoed prompt, `scored`, and of the answer from its `first` on."""
         if self.num_logprobs is None:
             return None
-        shift = len(self._echo(choice))
+        shift = len(_echo(choice))
         offsets = choice.offsets[first : first + len(tokens)]
+        told = [*scored, *tokens]
         return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_text(token) for token in tokens] if self.num_logprobs else None,
-            "text_offset": [shift + min(offset, len(choice.text)) for offset in offsets],
+            "tokens": [token.text for token in told],
+            "token_logprobs": [token.logprob for token in told],
+            "top_logprobs": [_by_text(token) for token in told] if self.num_logprobs else None,
+            "text_offset": [
+                *_prompt_offsets(scored, _echo(choice)),
+                *(shift + min(offset, len(choice.text)) for offset in offsets),
+            ],
         }
 
 
 class Reports(Protocol):
-    """Makes an answer's reports of each document of its prompt."""
+    """Function that makes an answer's reports on each document of its prompt."""
 
     def __call__(self, facts: PromptFacts) -> Sequence[DocumentReport]: ...
 
@@ -240,8 +244,31 @@ def _token(token: TokenOut) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
 
-def _by_text(token: TokenOut) -> dict[str, float | None]:
-    """The most likely tokens and the one that was taken; of two that read alike the likelier one."""
+def _echo(choice: ChoiceSoFar) -> str:
+    return (choice.facts.echo or "") if choice.facts is not None else ""
+
+
+def _scored(choice: ChoiceSoFar) -> Sequence[TokenOut]:
+    return choice.facts.scored if choice.facts is not None else ()
+
+
+def _prompt_offsets(tokens: Sequence[TokenOut], text: str) -> Iterator[int]:
+    """Find where each token of a prompt begins in its text; one that the text does not show, such as BOS, is empty."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    at = 0
+    for token in tokens:
+        yield at
+        piece = decoder.decode(token.utf8)
+        # SentencePiece adds a space before the first word
+        shown = piece if text.startswith(piece, at) else piece.removeprefix(" ")
+        at += len(shown) if text.startswith(shown, at) else 0
+
+
+def _by_text(token: TokenOut) -> dict[str, float | None] | None:
+    """The most likely tokens and the one that was taken; of two that read alike the likelier one. None for the first
+    token of a prompt, which is not predicted."""
+    if token.logprob is None:
+        return None
     by_text: dict[str, float | None] = {}
     for one in (*token.top, token):
         by_text.setdefault(one.text, one.logprob)

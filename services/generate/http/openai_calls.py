@@ -1,14 +1,14 @@
-"""Conversion of OpenAI's requests into calls of the model; fields that could not be honoured are refused by name."""
+"""Conversion of OpenAI's requests into calls of the model; unsupported fields are rejected by name."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
-from services.core.http.request_fields import refuse_unsupported
+from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
 
-# Templates know the one that OpenAI had first.
+# Chat templates only know OpenAI's original role.
 TEMPLATE_ROLES = {"developer": "system"}
 
 # Fields that vLLM, SGLang, llama.cpp and TGI add to OpenAI's, with the values that change nothing.
@@ -34,6 +34,8 @@ UNSUPPORTED_IN_CHAT = {
     "continue_final_message": (False,),
     "echo": (False,),
 }
+# Our own additions to chat.
+OF_DOCUMENTS = ("documents", "calibration", "reorder")
 UNSUPPORTED_IN_COMPLETIONS = {
     **UNSUPPORTED,
     "add_special_tokens": (True,),
@@ -44,6 +46,7 @@ UNSUPPORTED_IN_COMPLETIONS = {
 def check_chat(body: ChatRequest) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT)
+    refuse_misspelt(body.model_extra, OF_DOCUMENTS)
     asked = {
         "tools": bool(body.tools),
         "functions": bool(body.functions),
@@ -63,29 +66,33 @@ def check_chat(body: ChatRequest) -> None:
             )
     if body.top_logprobs is not None and not body.logprobs:
         raise _refusal("top_logprobs", "Requires logprobs to be true.")
+    if body.documents is None:
+        if body.calibration is not None and body.calibration.enabled is not False:
+            raise _refusal("calibration", "Only answers over documents are calibrated; give documents.")
+        if body.reorder != "none":
+            raise _refusal("reorder", "There is nothing to reorder; give documents.")
 
 
 def check_completion(body: CompletionRequest) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS)
+    refuse_misspelt(body.model_extra, OF_DOCUMENTS)
     if body.suffix:
         raise _refusal("suffix", "Texts can only be continued at their end.")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise _refusal("best_of", "Choosing the best of more than n answers is not supported.")
     if body.documents:
         raise _refusal("documents", "Completions take no documents: use /v1/chat/completions or /generate.")
-    if body.echo and not _is_text(body.prompt):
-        raise _refusal("echo", "Requires a prompt of text, not of token ids.")
-    if body.echo and body.logprobs is not None:
-        raise _refusal("echo", "Log-probabilities of prompt tokens are not supported; leave out echo or logprobs.")
+    if body.max_tokens == 0 and not body.echo:
+        raise _refusal("max_tokens", "Must be at least 1 unless echo is true.")
 
 
 def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_queue_cost: int) -> list[int]:
-    """Compute each choice's charge for its place in the queue, where answering prompt p costs `costs[p]` tokens.
+    """Compute each choice's charge for its place in the queue, if answering prompt p costs `costs[p]` tokens.
 
-    The choices of a prompt share its computation, which the first is charged; the others are charged 1 each. A lone
-    prompt is charged no more than what the queue holds, so that an idle service takes it with all its choices. Raises
-    TooLarge for what even an empty queue could not take, which no retry would change.
+    The choices of a prompt share its computation, which is charged to the first; the others are charged 1 each. A
+    single prompt is charged at most the queue's capacity, so that an idle service accepts it with all its choices.
+    Raises TooLarge for requests that even an empty queue could not accept, so that retrying is useless.
     """
     num_answers = num_choices * len(costs)
     param = "n" if num_choices > 1 else "prompt"
@@ -125,12 +132,12 @@ def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int
 
 
 def _default_temperature(body: SamplingRequest) -> float:
-    """OpenAI's, but greedy as `/generate` over documents, which OpenAI's requests do not have."""
+    """Return OpenAI's default; over documents, which are our extension, decode greedily like `/generate`."""
     return 0.0 if isinstance(body, ChatRequest) and body.documents else 1.0
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Roles and texts, for a chat template. Raises InvalidRequest for what is no text, InvalidField for none at all."""
+    """Roles and texts for a chat template. Raises InvalidRequest for content other than text, InvalidField for none."""
     return [
         {
             "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -141,7 +148,7 @@ def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
 
 
 def prompts_of(body: CompletionRequest, vocab_size: int) -> list[str | tuple[int, ...]]:
-    """Texts and token ids. Raises InvalidField for a token id that the model does not have."""
+    """The prompts: texts and token ids. Raises InvalidField for a token id that the model does not have."""
     given = body.prompt
     if isinstance(given, str):
         return [given]
@@ -153,12 +160,6 @@ def prompts_of(body: CompletionRequest, vocab_size: int) -> list[str | tuple[int
         if not isinstance(prompt, str) and max(prompt) >= vocab_size:
             raise _unknown_token("prompt", max(prompt), vocab_size)
     return prompts
-
-
-def texts_of(body: CompletionRequest) -> list[str]:
-    """The prompts that are texts."""
-    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    return [prompt for prompt in given if isinstance(prompt, str)]
 
 
 def _text_of(message: ChatMessage, param: str) -> str:
@@ -177,10 +178,6 @@ def _text_of(message: ChatMessage, param: str) -> str:
             raise InvalidField(f"{where}.text: The part has no text.", param=f"{where}.text")
         texts.append(part.text)
     return "".join(texts)
-
-
-def _is_text(prompt: str | Sequence[object]) -> bool:
-    return isinstance(prompt, str) or isinstance(prompt[0], str)
 
 
 def _refusal(param: str, reason: str) -> InvalidRequest:

@@ -28,7 +28,6 @@ from services.generate.http.openai_calls import (
     prompts_of,
     sampling_of,
     stops_of,
-    texts_of,
 )
 from services.generate.http.openai_schemas import (
     ChatCompletion,
@@ -41,12 +40,12 @@ from services.generate.http.openai_schemas import (
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.service import CallLimits, Charged, GenerateService
 
-# OpenAI's, where a completion names no number.
+# OpenAI's default for completions.
 COMPLETION_MAX_TOKENS = 16
 
 
 def openai_router(service: GenerateService) -> APIRouter:
-    """The routes that answer as OpenAI's do."""
+    """Create OpenAI's routes for chat completions and completions."""
     router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
     @router.post(
@@ -95,7 +94,7 @@ async def _answer(service: GenerateService, request: Request, body: ChatRequest 
 
 
 class Answer:
-    """One answer, of whose choices more and more is known."""
+    """One answer, whose choices are accumulated over their steps."""
 
     def __init__(self, body: ChatRequest | CompletionRequest, context: RequestContext, form: Form) -> None:
         self.body = body
@@ -126,7 +125,7 @@ class Answer:
 
 
 async def _events(steps: AsyncGenerator[tuple[int, Progress], None], answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The chunks of all choices as they come; before the first nothing is sent, so that an error has its status."""
+    """Yield the chunks of all choices as they arrive; nothing is sent before the first, so errors keep their status."""
     options, form = answer.body.stream_options, answer.form
     includes_usage = options is not None and bool(options.include_usage)
     extra = {"usage": None} if includes_usage else {}
@@ -148,13 +147,13 @@ def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
         given = body.documents or ()
         reports = (lambda facts: reports_of(documents_of(given, limits.max_documents), facts)) if given else None
         return ChatForm(bool(body.logprobs), reports)
-    return CompletionForm(body.logprobs, texts_of(body) if body.echo else ())
+    return CompletionForm(body.logprobs)
 
 
 def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
-    """The answers of all choices, those of one prompt together, each with what it is charged.
+    """Prepare all choices, those of one prompt together, each with its charge.
 
-    Raises what the processor's `prepare_*` raise, and the errors of the fields that no schema can check.
+    Raises what the processor's `prepare_*` raise, and errors of fields that no schema can check.
     """
     if isinstance(body, ChatRequest):
         generations = [_prepare_chat(limits, processor, body)]
@@ -183,16 +182,17 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
         ignore_eos=body.ignore_eos,
     )
     generation = processor.prepare_chat(messages_of(body.messages), documents, options)
-    # where no number was asked for, the limit holds as well as the context
+    # if the request has no `max_tokens`, the service's limit applies as well as the context
     return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 
 
 def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: CompletionRequest) -> list[Generation]:
     options = AnswerOptions(
-        max_tokens=_max_tokens(limits, body.max_tokens or COMPLETION_MAX_TOKENS),
+        max_tokens=_max_tokens(limits, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         sampling=sampling_of(body, body.logprobs, processor.vocab_size),
         stop=stops_of(body),
         ignore_eos=body.ignore_eos,
+        echo=bool(body.echo),
     )
     prompts = prompts_of(body, processor.vocab_size)
     with blaming("prompt"):

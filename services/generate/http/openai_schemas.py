@@ -1,7 +1,7 @@
-"""OpenAI's chat completions and completions: what crosses the wire, with documents and their calibration added.
+"""Bodies of OpenAI's chat completions and completions, extended by documents and their calibration.
 
-Fields that an answer cannot honour are refused by name, OpenAI's and those that vLLM and others add; those that change
-nothing in an answer (`user`, `store`, …) are ignored like every unknown field.
+Unsupported fields, OpenAI's and those of vLLM and others, are rejected by name; fields that do not affect an answer
+(`user`, `store`, …) are ignored like every unknown field.
 """
 
 import re
@@ -28,11 +28,11 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
-# Written in several ways, one token would have several biases, which add up.
+# A single spelling of each id, because biases of one token under several spellings would add up.
 TOKEN_ID = r"^(0|[1-9][0-9]{0,8})$"
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-# strict: a list of booleans is no prompt
+# strict: a list of booleans is not a prompt
 TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
 Stop = Annotated[str, Field(min_length=1)]
 LogitBias = Annotated[
@@ -46,9 +46,9 @@ class StreamOptions(BaseModel):
 
 
 def check_logit_bias(given: Any) -> Any:
-    """Return the biases as they were given, before their values are read.
+    """Check the biases before their values are read, and return them unchanged.
 
-    Raises InvalidRequest for more than MAX_LOGIT_BIASES, and for a key that is no token id as JSON writes a number.
+    Raises InvalidRequest for more than MAX_LOGIT_BIASES, and for a key that is not a token id, written as in JSON.
     """
     if not isinstance(given, dict):
         return given
@@ -102,7 +102,7 @@ class ChatMessage(BaseModel):
 
 
 def check_messages(given: Any) -> Any:
-    """Return the messages as they were given, before they are read. Raises TooLarge for very many, or parts of them."""
+    """Check the messages before they are read, and return them. Raises TooLarge for too many messages or parts."""
     if isinstance(given, list):
         contents = [message.get("content") for message in given if isinstance(message, dict)]
         number = len(given) + sum(len(content) for content in contents if isinstance(content, list))
@@ -111,7 +111,7 @@ def check_messages(given: Any) -> Any:
 
 
 def check_prompts(given: Any) -> Any:
-    """Return the prompt as it was given, before it is read. Raises TooLarge for more than MAX_PROMPTS items."""
+    """Check the prompt before it is read, and return it. Raises TooLarge for more than MAX_PROMPTS items."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         check_count("prompt", len(given), MAX_PROMPTS, "prompts")
     return given
@@ -156,21 +156,27 @@ class CompletionRequest(SamplingRequest):
         | Annotated[JsonList[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)],
         BeforeValidator(check_prompts),
     ]
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="16 by default; 0 only with `echo`.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         None, description="How many of the most likely tokens to report for each token."
     )
-    echo: bool | None = Field(None, description="Repeat the prompt before its continuation.")
+    echo: bool | None = Field(
+        None, description="Repeat the prompt before its continuation; `logprobs` then cover its tokens too."
+    )
     best_of: int | None = Field(None, description="Refused unless it equals `n`.")
     suffix: str | None = Field(None, description="Refused.")
     documents: list[Any] | None = Field(None, description="Refused: only chat and `/generate` take documents.")
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token of the text; `text_offset` counts characters from the start of `text`."""
+    """One entry per token of the text; `text_offset` counts characters from the start of `text`.
+
+    The first token of an echoed prompt has null in place of log-probabilities.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

@@ -1,4 +1,4 @@
-"""Reranking as Jina, Cohere (both versions) and text-embeddings-inference speak it."""
+"""Reranking in the formats of Jina, Cohere (both versions) and text-embeddings-inference."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import error_responses
-from services.core.http.request_fields import refuse_unsupported
+from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.generate.generation.ranking import Ranking
 from services.generate.http.rerank_schemas import (
     RerankAnswer,
@@ -36,7 +36,7 @@ DOCUMENTS_PER_SEARCH_UNIT = 100
 def render_answer(
     body: RerankRequest, ranking: Ranking, *, id: str, model: str, cut: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """A RerankAnswer."""
+    """Render a RerankAnswer."""
     results: list[dict[str, Any]] = []
     for k in _best(body, ranking):
         document = {} if body.return_documents is False else {"document": _as_sent(body.documents[k])}
@@ -46,13 +46,13 @@ def render_answer(
 
 
 def render_answer_v2(body: RerankRequest, ranking: Ranking, *, id: str, cut: Sequence[int] = ()) -> dict[str, Any]:
-    """A RerankAnswerV2."""
+    """Render a RerankAnswerV2."""
     results = [{"index": k, "relevance_score": ranking.relevance_scores[k]} for k in _best(body, ranking)]
     return {"id": id, "results": results, "meta": _meta("2", body, cut)}
 
 
 def render_tei(body: TeiRerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
-    """TeiRanks, best first."""
+    """Render TeiRanks, best first."""
     scores = ranking.scores if body.raw_scores else ranking.relevance_scores
     return [
         {"index": k, "score": scores[k], **({"text": body.texts[k]} if body.return_text else {})} for k in ranking.order
@@ -89,22 +89,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def rerank_error_body(error: FoveaError) -> dict[str, Any]:
-    """The envelope with a top-level `detail`, which Jina's clients read."""
+    """Render the error envelope with a top-level `detail`, which Jina's clients read."""
     return {**error.body(), "detail": error.message}
 
 
 class RerankRoute(JsonRoute):
-    """A route whose errors are told as Jina's clients read them."""
+    """Route with errors in the form that Jina's clients read."""
 
     error_body = staticmethod(rerank_error_body)
 
 
 async def choose_dialect(request: Request) -> None:
-    """Errors of a request with `texts`, those of its validation included, are told as TEI's clients read them."""
+    """Choose TEI's format for errors of a request with `texts`, including validation errors."""
     try:
         body = await request.json()
     except ValueError:
-        return  # no JSON, which FastAPI complains of itself
+        return  # not JSON, which FastAPI reports itself
     if _is_tei(body):
         request.state.error_body = tei_error_body
 
@@ -120,7 +120,7 @@ AnyRerankRequest = Annotated[
 
 
 def rerank_router(service: GenerateService) -> APIRouter:
-    """The routes that rank documents."""
+    """Create the routes that rank documents."""
     router = APIRouter(tags=["rerank"], route_class=RerankRoute, responses=error_responses(RerankError))
 
     @router.post(
@@ -160,8 +160,9 @@ def rerank_router(service: GenerateService) -> APIRouter:
 
 
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
-    """Raises InvalidRequest for what cannot be ranked, TooLarge for too many documents."""
+    """Convert a request. Raises InvalidRequest if it cannot be ranked, TooLarge for too many documents."""
     refuse_unsupported(body.model_extra, UNSUPPORTED)
+    refuse_misspelt(body.model_extra, ("method",))
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
@@ -170,7 +171,7 @@ def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
 
 
 def _call_of_texts(body: TeiRerankRequest, limits: CallLimits) -> RankCall:
-    """Raises what `_call` raises."""
+    """Convert a TEI request. Raises what `_call` raises."""
     _check_count(body.texts, "texts", limits)
     return RankCall(body.query, [Document(text) for text in body.texts], body.method)
 
@@ -190,5 +191,5 @@ def _new_id() -> str:
 
 
 def _json(body: dict[str, Any]) -> Response:
-    # orjson, which has checked each document, would find some too deep in the answer around them
+    # not orjson: documents at its limit of nesting would exceed it inside the answer
     return Response(json.dumps(body, ensure_ascii=False), media_type="application/json")

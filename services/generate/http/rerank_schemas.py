@@ -1,4 +1,4 @@
-"""Rerank requests of Jina, Cohere (both versions) and text-embeddings-inference, and what they are answered."""
+"""Rerank requests of Jina, Cohere (both versions) and text-embeddings-inference, and their responses."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +23,7 @@ class RerankDocument(BaseModel):
 
     @model_validator(mode="after")
     def can_come_back(self) -> Self:
-        """JSON may be nested deeper than it can be written."""
+        """Reject JSON that is nested too deeply to be written again."""
         try:
             orjson.dumps(self.model_extra)
         except orjson.JSONEncodeError:

@@ -1,7 +1,7 @@
-"""Server-sent events: each on the wire as soon as it is there, their generator closed however the response ends.
+"""Server-sent events: each is sent as soon as it exists, and their generator is always closed.
 
-Starlette's own streaming response waits for the client to go away in a task of its own, which the core's middleware
-does already; this one leaves it to that.
+Starlette's own streaming response uses a separate task to wait for a disconnect of the client, which the core's
+middleware already does.
 """
 
 from collections.abc import AsyncGenerator
@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from services.core.http.error_responses import ErrorEnvelope
 
-# The end of a stream, for OpenAI's clients and those that follow them.
+# The end of a stream, for OpenAI's and compatible clients.
 DONE = b"data: [DONE]\n\n"
 
-# Proxies that collect a response before they pass it on would turn a stream into one late answer.
+# Without these headers, proxies that buffer a response would turn a stream into one late answer.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -29,10 +29,10 @@ def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) ->
 
 
 def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
-    """OpenAPI `content` of a stream whose events hold one of these, or the error that it breaks off with.
+    """OpenAPI `content` of a stream whose events contain one of these, or the error that ends it.
 
-    In the words of OpenAPI 3.2, which are FastAPI's own for its streams: `itemSchema` is of one event. The schemas of
-    the payloads are included whole, so that it can be put into any document.
+    As in OpenAPI 3.2 and FastAPI's own streams, `itemSchema` is that of one event. The schemas of the payloads are
+    inlined, so that the content can be used in any document.
     """
     held: Any = Union[(*payloads, ErrorEnvelope)]
     schema = TypeAdapter(held).json_schema(mode="serialization")
@@ -47,7 +47,7 @@ def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
 
 
 def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The same schema with its definitions in the places that refer to them; none refers to itself."""
+    """Inline the definitions of a schema where they are referenced; none is recursive."""
     if isinstance(schema, list):
         return [_without_references(one, definitions) for one in schema]
     if not isinstance(schema, dict):
@@ -59,26 +59,26 @@ def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 class EventStream(Response):
-    """Sends what `events` yields, one piece of the body each.
+    """Sends each item of `events` as one piece of the body.
 
-    What `events` raises becomes the stream's last event, by the middleware that answers errors. Make one with
-    `begin`, so that what goes wrong before the first event is answered with its own status.
+    The error middleware turns an exception of `events` into the stream's last event. Create a stream with `begin`, so
+    that errors before the first event get their own status.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers=HEADERS)
-        # A length was written for the empty body.
+        # Starlette has set a length for the empty body.
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         self._first = first
         self._events = events
 
     @classmethod
     async def begin(cls, events: AsyncGenerator[bytes, None]) -> "EventStream":
-        """Wait for the first event; raises what `events` raises instead of it.
+        """Wait for the first event; raises what `events` raises before it.
 
-        Whatever the response's head must say has to be known by then. Raises ValueError for a stream of no events.
+        Everything in the response's head must be known by then. Raises ValueError for a stream without events.
         """
         first = await anext(events, None)
         if first is None:

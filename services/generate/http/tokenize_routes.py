@@ -1,4 +1,4 @@
-"""vLLM's `/tokenize`: the tokens of a text or of a conversation, as completions and chat read them."""
+"""vLLM's `/tokenize`: the tokens of a text or a conversation, as for completions and chat."""
 
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class TokenizeAnswer(BaseModel):
 
 
 def tokenize_router(service: GenerateService) -> APIRouter:
-    """The route that tokenises."""
+    """Create the route that tokenises."""
     router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
     @router.post("/tokenize")

@@ -4,7 +4,7 @@ A model whose attention implementation is "fovea" hands each layer's queries, ke
 applied, to the `ForwardPass` that its forward call was given. The pass decides what is kept and what each row sees;
 nothing is patched and nothing is global, so passes of different kinds may run one after the other on the same model.
 
-`PaddedPass` is the pass for work outside of a service; those of the service pack their sequences without padding.
+`PaddedPass` is the pass for work outside a service; the service's passes pack their sequences without padding.
 
 Shapes: B batch, H query heads, H' key heads, T tokens of a forward call, S keys, D' head width, K documents, L layers.
 """
@@ -40,7 +40,7 @@ class ForwardPass(Protocol):
 def register_attention() -> None:
     """Make "fovea" an attention implementation of transformers, for any model loaded from here on."""
     transformers().AttentionInterface.register(ATTENTION, fovea_attention)
-    transformers().AttentionMaskInterface.register(ATTENTION, _no_mask)  # the pass knows what a row sees
+    transformers().AttentionMaskInterface.register(ATTENTION, _no_mask)  # the pass determines what a row sees
 
 
 def fovea_attention(  # noqa: PLR0913 (transformers calls it so)
@@ -56,7 +56,7 @@ def fovea_attention(  # noqa: PLR0913 (transformers calls it so)
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer as transformers calls it: whatever the forward pass says. Returns ((B, T, H, D'), None).
+    """Compute the attention of one layer for transformers, by the forward pass. Returns ((B, T, H, D'), None).
 
     Raises ValueError without a pass, for a mask (it would be ignored), and for dropout.
     """
@@ -74,16 +74,15 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 class PaddedPass:
-    """A forward pass over a left-padded batch of prompts with transformers' own cache, for work outside of a service.
+    """A forward pass over a left-padded batch of prompts with transformers' own cache, for work outside a service.
 
         forward_pass = PaddedPass(attention_mask, spans, log_alpha=log_alpha, layers=range(16, 32))
         model(input_ids, position_ids=…, past_key_values=DynamicCache(config=model.config), forward_pass=forward_pass)
 
-    and then once more with each token generated, (B, 1), on the same cache with the same pass: it counts the tokens
-    that it has seen, and the prompts may come in several calls, too. `position_ids` count from each prompt's own first
-    token; the model itself needs no attention mask. The last prompt row is calibrated, and that of each token
-    generated. All other rows, and with them what the cache keeps of the prompt's other tokens, are as the model
-    computes them.
+    and then again with each generated token, (B, 1), on the same cache with the same pass: it counts the tokens that it
+    has seen, so prompts may also be split over several calls. `position_ids` count from each prompt's own first token;
+    the model itself needs no attention mask. The last prompt row and the row of each generated token are calibrated.
+    All other rows, and so the cached keys and values of the prompt's other tokens, are those of the plain model.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class PaddedPass:
         self._layers = frozenset(layers) if log_alpha is not None else frozenset()
         self._num_cached = num_cached
         self._is_measured = is_measured
-        self._num_seen: dict[int, int] = {}  # tokens so far in each layer, which a cache of a window no longer tells
+        self._num_seen: dict[int, int] = {}  # tokens so far in each layer, which is unknown to a cache with a window
         self._attention: dict[int, Tensor] = {}
 
     @property
@@ -130,7 +129,7 @@ class PaddedPass:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
     ) -> Tensor:
-        """Attend as `ForwardPass.attend`; rows of padding come out as zeros."""
+        """Attend as `ForwardPass.attend`; rows of padding are zeros."""
         num_seen = self._num_seen.get(layer, self._num_cached) + query.shape[2]
         self._num_seen[layer] = num_seen
         num_dropped = num_seen - key.shape[2]
@@ -142,7 +141,7 @@ class PaddedPass:
             output[own, :, first:] = _attend_causally(
                 query[own, :, first:], key[own, :, skipped:], value[own, :, skipped:], scaling, sliding_window
             )
-        if num_seen < self._num_prompt_tokens:  # more of the prompts is to come
+        if num_seen < self._num_prompt_tokens:  # the prompts are not complete yet
             return output.transpose(1, 2)
         documents = self._documents.without_first(num_dropped)
         mask = _last_row_sees(padding, key, sliding_window)
@@ -156,7 +155,7 @@ class PaddedPass:
 
 
 def _attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-    """The last T of S tokens, each up to itself: (1, H, T, D') over (1, H', S, D') → (1, H, T, D')."""
+    """Attend the last T of S tokens, each to keys up to itself: (1, H, T, D') over (1, H', S, D') → (1, H, T, D')."""
     num_rows, num_keys = query.shape[2], key.shape[2]
     is_square = num_rows == num_keys and (window is None or num_keys <= window)
     mask = None
@@ -170,7 +169,7 @@ def _attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, 
 
 
 def _last_row_sees(padding: Sequence[int], key: Tensor, window: int | None) -> Tensor:
-    """(B, 1, S) bool: no padding, and no more than the window."""
+    """Make a mask (B, 1, S) bool: true in the window, except for padding."""
     num_keys = key.shape[2]
     places = torch.arange(num_keys, device=key.device)
     first = torch.tensor(padding, device=key.device)

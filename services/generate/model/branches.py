@@ -1,9 +1,9 @@
-"""Branches: what the last token of a prompt would attend to, were some of its tokens others.
+"""Branches: the attention of a prompt's last token if some of its tokens were replaced.
 
-A branch puts segments of tokens in the place of a cached prompt's own, at the same positions, and leaves the cache as
-it is: in each layer a copy of the prompt's keys and values has the segments written into it, and each segment looks
-at the ranges of it that it is given. Since a position holds one token only, causality and windows are what they are in
-the prompt itself, and most segments see one unbroken view.
+A branch replaces tokens of a cached prompt by segments at the same positions, without changing the cache: in each
+layer, the segments are written into a copy of the prompt's keys and values, and each segment attends to given ranges
+of it. Since each position has only one token, causality and windows are those of the prompt itself, and most segments
+see one contiguous view.
 
 Shapes: L' layers that run, H heads, Hkv key/value heads, R rows of a segment, S keys from the first to the last that
 it sees, K documents, hd width of a head.
@@ -25,10 +25,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Tokens from `position` on, in the place of the prompt's own.
+    """Tokens from `position` on that replace the prompt's own.
 
     Each sees the tokens of `sees`, half-open ranges of positions, and the branch's own tokens up to itself. With
-    `key_values` (of L' layers or more) they are not run but known already.
+    `key_values` (of L' layers or more), they are already known and not run.
     """
 
     input_ids: tuple[int, ...]
@@ -39,13 +39,13 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The position behind the last token."""
+        """The position after the last token."""
         return self.position + len(self.input_ids)
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """Segments in the order of their positions, the last with the row that is measured on `spans` (positions)."""
+    """Segments in order of position; the last row of the last one is measured on `spans` (positions)."""
 
     slot: Slot
     segments: tuple[Segment, ...]
@@ -53,13 +53,13 @@ class Branch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to run."""
+        """Number of tokens to run."""
         return sum(len(segment.input_ids) for segment in self.segments if segment.key_values is None)
 
 
 @dataclass(frozen=True, eq=False)
 class Branched:
-    """`attention` (L', H, K), Attn(k) of the branch's last row, float32; `kept`, a segment each, None if not to be."""
+    """`attention` (L', H, K), Attn(k) of the branch's last row, float32; `kept` for each segment, None if not kept."""
 
     attention: Tensor
     kept: tuple[KeyValues | None, ...]
@@ -68,7 +68,7 @@ class Branched:
 class SegmentPlan:
     """A segment's rows in the packed row, and the keys that they read.
 
-    `rows` is None for a segment that is known already. `ranges` are the positions that it sees, its own at their end.
+    `rows` is None for a segment that is already known. `ranges` are the positions that it sees, its own last.
     """
 
     def __init__(self, segment: Segment, rows: slice | None, ranges: list[Range]) -> None:
@@ -79,19 +79,19 @@ class SegmentPlan:
         self._ranges = ranges
         self._start = ranges[0][0]
         num_seen = sum(stop - start for start, stop in ranges)
-        # few of many keys are copied together; where most are seen, the others are masked
+        # a few of many keys are copied together; if most are seen, the others are masked
         self._is_sparse = 2 * num_seen < segment.stop - self._start
         self._masks: dict[int | None, Tensor] = {}
 
     @property
     def places(self) -> slice:
-        """Positions in the prompt."""
+        """The segment's positions in the prompt."""
         return slice(self.segment.position, self.segment.stop)
 
     def attend(
         self, rows: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, masks: LowerRightMasks
     ) -> Tensor:
-        """(1, H, R, hd) over the prompt's keys with the branch in them, (1, Hkv, T, hd) → (R, H, hd)."""
+        """Attend (1, H, R, hd) over the prompt's keys with the branch in them, (1, Hkv, T, hd) → (R, H, hd)."""
         if len(self._ranges) == 1:
             keys, values = (numbers[:, :, self._start : self.segment.stop] for numbers in (keys, values))
             return attend_last(rows, keys, values, scaling, window, masks)
@@ -102,13 +102,13 @@ class SegmentPlan:
         return attend_masked(rows, keys, values, scaling, self._masks[window])
 
     def visible_from_last(self, window: int | None, masks: LowerRightMasks) -> Tensor | None:
-        """(1, 1, S) bool over all positions up to the last; None where its row sees all."""
+        """Make a mask (1, 1, S) bool over all positions up to the last; None if the last row sees all."""
         if self._ranges == [(0, self.segment.stop)] and (window is None or self.segment.stop <= window):
             return None
         return self._visible(1, window, masks)[None]
 
     def _visible(self, num_rows: int, window: int | None, masks: LowerRightMasks) -> Tensor:
-        """(R, S) bool, for the last R tokens over all positions up to the last."""
+        """Make a mask (R, S) bool for the last R tokens over all positions up to the last."""
         visible = masks.visible(num_rows, self.segment.stop, window)
         hidden = itertools.pairwise([(0, 0), *self._ranges])
         for (_, start), (stop, _) in hidden:
@@ -116,16 +116,16 @@ class SegmentPlan:
         return visible
 
     def _read(self, numbers: Tensor, axis: int) -> Tensor:
-        """Take the values at the positions that are read, out of all."""
+        """Select the values at the positions that are read."""
         if not self._is_sparse:
             return numbers.narrow(axis, self._start, self.segment.stop - self._start)
         return torch.cat([numbers.narrow(axis, start, stop - start) for start, stop in self._ranges], axis)
 
 
 class BranchPass:
-    """Branches of any prompts in one packed row; those of one prompt follow each other.
+    """Branches of any prompts in one packed row; those of one prompt are adjacent.
 
-    The last of its layers yields weights alone, and zeros as output.
+    Its last layer computes only weights, and returns zeros as output.
     """
 
     def __init__(self, branches: Sequence[Branch], num_layers: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -188,7 +188,7 @@ class BranchPass:
         return attended
 
     def _measure(self, place: int, query: Tensor, keys: Tensor, scaling: float, window: int | None) -> Tensor:
-        """(H, K), from a branch's last row."""
+        """Measure a branch's last row: (H, K)."""
         last = self._plans[place][-1]
         assert last.rows is not None
         row = query[:, :, last.rows.stop - 1 : last.rows.stop]
@@ -197,7 +197,7 @@ class BranchPass:
 
 
 def _write(segment: SegmentPlan, layer: int, new: tuple[Tensor, Tensor], prompt: tuple[Tensor, Tensor]) -> None:
-    """Put a segment's keys and values of a layer, the packed row's or those known, in their places."""
+    """Write a segment's keys and values of a layer, new or known, to their places."""
     known = segment.segment.key_values
     if segment.rows is None:
         assert known is not None
@@ -212,9 +212,9 @@ def _write(segment: SegmentPlan, layer: int, new: tuple[Tensor, Tensor], prompt:
 
 
 def _seen(branch: Branch, segment: Segment) -> list[Range]:
-    """List the ranges that a segment sees, own tokens included, sorted, not touching, the last up to its end.
+    """List the ranges that a segment sees, including its own tokens: sorted, not adjacent, the last up to its end.
 
-    Raises ValueError for a prompt's token that is behind it or not cached.
+    Raises ValueError for a prompt's token that is after it or not cached.
     """
     if segment.stop > branch.slot.length or any(stop > segment.position for _, stop in segment.sees):
         raise ValueError("a segment must replace cached tokens and may only see tokens before it")

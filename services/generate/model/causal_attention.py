@@ -1,4 +1,4 @@
-"""Attention of a sequence's last tokens, each of which sees the keys up to itself or as many as a window shows.
+"""Attention of a sequence's last tokens, each of which sees the keys up to itself, or those in a window.
 
 Shapes: R rows, S keys, H heads, Hkv key/value heads, hd width of a head.
 """
@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows that get their mask at a time. Keys past the last of them are left out, so that short chunks spare work, too.
+# Rows that are masked at once. Keys after the last of them are left out, so that short chunks also save work.
 CHUNK_ROWS = 256
 
 
 class LowerRightMasks:
-    """Masks of the last R of S tokens, which see everything up to themselves, or as much of it as a window shows.
+    """Masks of the last R of S tokens, which see all tokens up to themselves, or those in a window.
 
     A row's place is counted from the end of the keys, so one mask serves any R and S by its lower right corner.
     """
@@ -31,16 +31,16 @@ class LowerRightMasks:
         return self._widest[window][-num_rows:, -num_keys:]
 
     def visible(self, num_rows: int, num_keys: int, window: int | None) -> Tensor:
-        """(R, S) bool, for any R."""
+        """Return (R, S) bool, for any R."""
         rows = torch.arange(num_keys - num_rows, num_keys, device=self._device)[:, None]
         distance = rows - torch.arange(num_keys, device=self._device)
         return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def attend_masked(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
-    """Rows of one sequence: (1, H, R, hd) over (1, Hkv, S, hd), `mask` (R, S) as SDPA takes it → (R, H, hd).
+    """Attend rows of one sequence: (1, H, R, hd) over (1, Hkv, S, hd), with SDPA's `mask` (R, S) → (R, H, hd).
 
-    Key heads take the place of the batch, so that their queries share them unrepeated on every device.
+    Key heads serve as the batch dimension, so that queries share them without repetition on every device.
     """
     num_groups = key.shape[1]
     grouped = query[0].view(num_groups, -1, *query.shape[2:])

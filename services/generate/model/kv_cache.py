@@ -1,8 +1,8 @@
-"""Keys and values of the sequences that run, one slot each.
+"""Keys and values of the running sequences, one slot each.
 
-All slots of a layer are in one tensor, side by side from slot 0 on, so that a batch of decoding sequences reads its
-keys through a view. Closing a slot moves the last one into the hole. Numbers past a slot's length stay finite, for a
-batch reads as far as its longest sequence and then masks: stale numbers must not turn another's answer into NaN.
+All slots of a layer are in one tensor, contiguous from slot 0, so that a batch of decoding sequences reads its keys
+through a view. Closing a slot moves the last one into the gap. Numbers beyond a slot's length stay finite, because a
+batch reads up to its longest sequence and then masks: stale numbers must not turn another's answer into NaN.
 
 Shapes: L layers, Hkv key/value heads, S slots, C tokens that a slot has room for, T tokens, hd width of a head.
 """
@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """A stretch of a sequence, for keeping: `keys` and `values` (L, Hkv, T, hd), position embeddings applied."""
+    """A copy of part of a sequence: `keys` and `values` (L, Hkv, T, hd), position embeddings applied."""
 
     keys: Tensor
     values: Tensor
@@ -37,7 +37,7 @@ class KeyValues:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that both take."""
+        """Memory of both."""
         return self.keys.nbytes + self.values.nbytes
 
 
@@ -53,11 +53,11 @@ class CacheShape:
 
 
 class KVCache:
-    """Room for at most `max_tokens`, slots times the longest slot's capacity. Memory is taken as slots need it.
+    """Room for at most `max_tokens`, slots times the longest slot's capacity. Memory is allocated as needed.
 
-    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. Where `open` or
-    `grow` runs out of memory part-way, the layers differ in S and C until the next one; each has the contents of the
-    open slots.
+    `keys[layer]` and `values[layer]` are (S, Hkv, C, hd); slots in use are the first `num_open`. If `open` or `grow`
+    runs out of memory part-way, the layers differ in S and C until the next call; each has the contents of the open
+    slots.
     """
 
     def __init__(self, shape: CacheShape, max_tokens: int) -> None:
@@ -71,7 +71,7 @@ class KVCache:
 
     @property
     def num_open(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
         return len(self._slots)
 
     def can_open(self, capacity: int) -> bool:
@@ -79,8 +79,8 @@ class KVCache:
         return (self.num_open + 1) * self._longest(capacity) <= self.max_tokens
 
     def open(self, capacity: int) -> Slot:
-        """An empty slot. Raises ValueError where `can_open` is false, and what torch does where memory runs out: the
-        slots that are open lose nothing then."""
+        """Open an empty slot. Raises ValueError if `can_open` is false, and torch's error if memory runs out; open
+        slots lose nothing then."""
         if not self.can_open(capacity):
             raise ValueError(
                 f"a slot of {capacity} tokens does not fit beside {self.num_open} others in {self.max_tokens} tokens"
@@ -90,15 +90,15 @@ class KVCache:
         return self._slots[-1]
 
     def grow(self, slot: Slot, capacity: int) -> None:
-        """Let an open slot hold more tokens. Raises ValueError where they do not fit, and what torch does where
-        memory runs out: no slot loses anything then."""
+        """Enlarge an open slot. Raises ValueError if the tokens do not fit, and torch's error if memory runs out; no
+        slot loses anything then."""
         if self.num_open * self._longest(capacity) > self.max_tokens:
             raise ValueError(f"{self.num_open} slots of {capacity} tokens do not fit in {self.max_tokens} tokens")
         self._make_room(self.num_open, capacity)
         slot.capacity = capacity
 
     def close(self, slot: Slot) -> None:
-        """Give a slot back; the last slot takes its index. Raises ValueError for one that is closed already."""
+        """Close a slot; the last slot takes its index. Raises ValueError for a slot that is already closed."""
         if slot.index < 0:
             raise ValueError("the slot is closed already")
         last = self._slots.pop()
@@ -113,7 +113,7 @@ class KVCache:
         slot.index = -1
 
     def copy_out(self, slot: Slot, num_tokens: int) -> KeyValues:
-        """The first tokens of a slot, for keeping. Raises ValueError for more than it holds."""
+        """Copy the first tokens of a slot. Raises ValueError for more than it holds."""
         if not 0 <= num_tokens <= slot.length:
             raise ValueError(f"the slot holds {slot.length} tokens, not {num_tokens}")
         keys, values = (
@@ -122,7 +122,7 @@ class KVCache:
         return KeyValues(keys, values)
 
     def copy_in(self, slot: Slot, key_values: KeyValues) -> None:
-        """Begin an empty slot with tokens that were copied out. Raises ValueError where they do not fit."""
+        """Fill an empty slot with copied tokens. Raises ValueError if they do not fit."""
         if slot.length or key_values.num_tokens > slot.capacity:
             raise ValueError(
                 f"{key_values.num_tokens} tokens do not fit into a slot of {slot.capacity} that holds {slot.length}"
@@ -138,7 +138,7 @@ class KVCache:
     def _make_room(self, needed_slots: int, capacity: int) -> None:
         """Make room for `needed_slots` slots, one of them of this capacity.
 
-        A side that must grow is doubled where that fits, so that growing costs little in all.
+        A dimension that must grow is doubled if that fits, so that growing costs little in total.
         """
         num_slots, length = self._num_slots, self._length
         needed_length = self._longest(capacity)
@@ -149,7 +149,7 @@ class KVCache:
             num_slots = min(max(needed_slots, 2 * num_slots), self.max_tokens // length)
         for layers in (self.keys, self.values):
             for layer, old in enumerate(layers):
-                # asked of each: another try may have run out of memory between two of them
+                # checked for each layer, because an earlier attempt may have run out of memory between two layers
                 if (old.shape[0], old.shape[2]) != (num_slots, length):
                     layers[layer] = self._moved(old, num_slots, length)
         self._num_slots, self._length = num_slots, length

@@ -1,7 +1,7 @@
 """A causal language model on a device: packed prefill, branches, calibrated re-runs and decoding over a KV cache.
 
-The layers of transformers' model are run in a short loop of our own, so that a pass may stop at any depth, attend as
-it pleases and compute logits of the rows that are wanted alone.
+The layers of transformers' model run in our own short loop, so that a pass can stop at any depth, use its own attention
+and compute the logits of only the wanted rows.
 
 Shapes: B sequences, T tokens, V vocabulary, L layers, H heads, K documents, D width.
 """
@@ -27,9 +27,9 @@ from services.nn.refusals import readable_weights
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
 VARYING_ROPE = ("dynamic", "longrope")
-# Most tokens of a pass over several prompts; a longer prompt is a pass of its own.
+# Maximum number of tokens in a pass over several prompts; a longer prompt has its own pass.
 MAX_PASS_TOKENS = 8192
-# Rows of logits that exist at a time where every row's are wanted.
+# Rows of logits in memory at once if those of every row are wanted.
 LOGITS_ROWS = 256
 
 
@@ -38,23 +38,34 @@ class Prefill:
     """`input_ids` of a prompt that are not cached yet, from position `slot.length` on, at least one.
 
     The last row is measured on `spans`, documents in tokens of the whole prompt. `scores_all` asks for the
-    log-probability of every token but the first.
+    log-probability of every token but the first, and of the `num_top` most likely ones in its place.
     """
 
     slot: Slot
     input_ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...] = ()
     scores_all: bool = False
+    num_top: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """`logprobs` (T − 1,), log p(input_ids[i + 1] | all before), and of the N most likely tokens in each place their
+    `top_logprobs` (T − 1, N) in descending order and `top_ids` (T − 1, N) int64."""
+
+    logprobs: Tensor
+    top_logprobs: Tensor
+    top_ids: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Prefilled:
-    """`logits` (V,) of the last row; `attention` (L, H, K), Attn(k) of the last row, None without spans;
-    `token_logprobs` (T − 1,), log p(input_ids[i + 1] | all before), None unless asked for. All float32."""
+    """`logits` (V,) of the last row; `attention` (L, H, K), Attn(k) of the last row, None without spans; `scores` of
+    the prompt's tokens, None unless asked for. All float32."""
 
     logits: Tensor
     attention: Tensor | None
-    token_logprobs: Tensor | None
+    scores: TokenScores | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Facts about the model for the parts around it; `max_model_len` in tokens."""
+    """Properties of the model that its callers need; `max_model_len` in tokens."""
 
     num_layers: int
     num_heads: int
@@ -81,12 +92,12 @@ class ModelConfig:
 
 
 class LanguageModel:
-    """Runs one model; on one thread at a time. An answer depends on what shares its passes only by the rounding of
-    logits' last bits."""
+    """Runs one model, on one thread at a time. An answer depends on other sequences in its passes only by rounding in
+    the last bits of logits."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        """`model` is transformers', of the architectures above with the attention "fovea", on its device, for
-        inference; on an x86 CPU in float32 its weights are laid out anew."""
+        """`model` is one of transformers, of ARCHITECTURES with the attention "fovea", on its device, for inference; on
+        an x86 CPU in float32, its weights are converted to another layout."""
         self._model = model
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
@@ -101,7 +112,7 @@ class LanguageModel:
         """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
 
         Raises ValueError for an architecture or position embedding that is not supported, for weights that are
-        quantised, missing or damaged, and for a device that this machine lacks; OSError where a file is missing.
+        quantised, missing or damaged, and for a device that this machine lacks; OSError if a file is missing.
         """
         register_attention()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -135,7 +146,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
-        """Cache prompts' tokens and say what follows them. Raises ValueError where tokens do not fit into a slot."""
+        """Cache prompts' tokens and compute their next logits. Raises ValueError if tokens do not fit into a slot."""
         for prompt in prompts:
             _check_room(prompt.slot, len(prompt.input_ids))
         return [
@@ -220,7 +231,7 @@ class LanguageModel:
             Prefilled(
                 logits[place],
                 forward_pass.measured(place),
-                self._token_logprobs(hidden[0, stretch.rows], prompt.input_ids) if prompt.scores_all else None,
+                self._scores(hidden[0, stretch.rows], prompt) if prompt.scores_all else None,
             )
             for place, (prompt, stretch) in enumerate(zip(prompts, stretches, strict=True))
         ]
@@ -251,9 +262,9 @@ class LanguageModel:
         num_layers: int,
         wanted: Sequence[int] | None = None,
     ) -> Tensor:
-        """(B, T) → (B, T, D) behind the layers; with `wanted` rows of one packed sequence, (1, wanted, D).
+        """Run the layers: (B, T) → (B, T, D); with `wanted` rows of one packed sequence, (1, wanted, D).
 
-        The last layer then spares what only the other rows would need.
+        The last layer then skips the computation that only the other rows need.
         """
         trunk = self._model.model
         hidden: Tensor = trunk.embed_tokens(input_ids)
@@ -273,26 +284,31 @@ class LanguageModel:
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(T, D) → (T, V) float32."""
+        """Compute logits: (T, D) → (T, V) float32."""
         logits: Tensor = self._model.lm_head(self._model.model.norm(hidden))
         return logits.float()
 
-    def _token_logprobs(self, hidden: Tensor, input_ids: tuple[int, ...]) -> Tensor:
-        """(T, D) → (T − 1,)."""
-        following = torch.tensor(input_ids[1:], device=self.device)[:, None]
+    def _scores(self, hidden: Tensor, prompt: Prefill) -> TokenScores:
+        """Score the prompt's tokens from its last hidden states (T, D)."""
+        following = torch.tensor(prompt.input_ids[1:], device=self.device, dtype=torch.int64)[:, None]
+        num_top = min(prompt.num_top, self.config.vocab_size)
         logprobs = hidden.new_empty(len(following), dtype=torch.float32)
+        top_logprobs = hidden.new_empty((len(following), num_top), dtype=torch.float32)
+        top_ids = following.new_empty((len(following), num_top))
         for start in range(0, len(following), LOGITS_ROWS):
             rows = slice(start, min(start + LOGITS_ROWS, len(following)))
-            logprobs[rows] = self._logits(hidden[rows]).log_softmax(dim=-1).gather(1, following[rows])[:, 0]
-        return logprobs
+            scores = self._logits(hidden[rows]).log_softmax(dim=-1)
+            logprobs[rows] = scores.gather(1, following[rows])[:, 0]
+            top_logprobs[rows], top_ids[rows] = scores.topk(num_top, dim=-1)
+        return TokenScores(logprobs, top_logprobs, top_ids)
 
     def _packed(self, numbers: Sequence[tuple[int, ...]]) -> Tensor:
-        """(1, T) int64."""
+        """Concatenate to (1, T) int64."""
         return torch.tensor([[number for some in numbers for number in some]], device=self.device)
 
 
 def in_passes(items: Sequence[Any], costs: Sequence[int]) -> Iterator[list[Any]]:
-    """Items in order, as many together as `MAX_PASS_TOKENS` allows."""
+    """Group items in order, with as many per pass as `MAX_PASS_TOKENS` allows."""
     some: list[Any] = []
     total = 0
     for item, cost in zip(items, costs, strict=True):

@@ -1,4 +1,4 @@
-"""Whether a language model computes as it must, and what it says of texts that are not a client's.
+"""Checks that a language model computes correctly, and its outputs for reference texts.
 
 Shapes: V vocabulary.
 """
@@ -17,7 +17,7 @@ NUM_REFERENCE_TOKENS = 64
 
 
 def check_last_token(model: LanguageModel, input_ids: tuple[int, ...]) -> None:
-    """Raises BrokenModel unless prefilling, re-running and decoding a prompt's last token say the same of it."""
+    """Raises BrokenModel unless prefilling, re-running and decoding a prompt's last token give equal logits."""
     cache = model.new_cache(2 * len(input_ids))
     whole, parted = cache.open(len(input_ids)), cache.open(len(input_ids))
     expected = model.prefill([Prefill(whole, input_ids)])[0].logits
@@ -34,8 +34,8 @@ def check_last_token(model: LanguageModel, input_ids: tuple[int, ...]) -> None:
 
 
 def next_logits(model: LanguageModel, tokenizer: Any, text: str, max_tokens: int) -> list[float]:
-    """Return the differences of some tokens' logits, evenly spaced in V, from their mean after a text, of which no more
-    than `max_tokens` tokens are read.
+    """Return some tokens' logits, evenly spaced in V, minus their mean, after at most the first `max_tokens` tokens of
+    a text.
     """
     input_ids = tokenise(tokenizer, [Piece(text)]).input_ids[:max_tokens]
     (last,) = model.prefill([Prefill(model.new_cache(len(input_ids)).open(len(input_ids)), input_ids)])

@@ -1,7 +1,7 @@
-"""Sequences of unequal lengths side by side in one row of tokens: no padding, and no mask of T × T.
+"""Sequences of unequal lengths packed in one row of tokens, without padding and without a T × T mask.
 
-Everything but attention works token by token, so it runs once over the packed row. Attention goes from stretch to
-stretch: a sequence's new tokens are written into its slot of the cache and attend to that slot up to themselves.
+Everything except attention works token by token, so it runs once over the packed row. Attention runs for each stretch:
+a sequence's new tokens are written into its slot of the cache and attend to that slot up to themselves.
 
 Shapes: T tokens of the packed row, R rows of one stretch, S keys that it may see, H heads, Hkv key/value heads,
 hd width of a head, L layers, K documents.
@@ -49,7 +49,7 @@ class Stretch:
 
 
 class PackedPass:
-    """The shared part of packed passes: new tokens go into their slots; one pass's masks serve all of its layers."""
+    """Base of packed passes: writes new tokens to their slots; all layers of a pass share its masks."""
 
     def __init__(self, stretches: Sequence[Stretch], device: torch.device, dtype: torch.dtype) -> None:
         self.stretches = stretches
@@ -67,10 +67,10 @@ class PackedPass:
 
 
 class PrefillPass(PackedPass):
-    """Tokens that are not cached yet, seen as the model itself would see them.
+    """A pass over tokens that are not cached yet, with the plain model's attention.
 
-    `spans` holds, for each stretch, the documents that its last row is measured on; none for none. With
-    `last_rows_from` = l, layers from l on attend for each stretch's last row alone; the others come out as zeros.
+    `spans` contains, for each stretch, the documents that its last row is measured on, if any. With `last_rows_from` =
+    l, layers from l on attend only for each stretch's last row; the other rows are zeros.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PrefillPass(PackedPass):
         self._measured: list[list[Tensor]] = [[] for _ in stretches]
 
     def measured(self, place: int) -> Tensor | None:
-        """Attn(k) of a stretch's last row over the layers that have run, (L, H, K) float32."""
+        """Attn(k) of a stretch's last row in the layers that have run, (L, H, K) float32."""
         return torch.stack(self._measured[place]) if self._measured[place] else None
 
     def attend(
@@ -115,7 +115,7 @@ class PrefillPass(PackedPass):
 
 
 class Interventions:
-    """The calibrations of a batch's rows, laid out for the device, layer by layer as they are asked for."""
+    """The calibrations of a batch's rows as tensors on the device, created for each layer on first use."""
 
     def __init__(self, calibrations: Sequence[Calibration | None], device: torch.device) -> None:
         self.calibrations = tuple(calibrations)
@@ -124,11 +124,11 @@ class Interventions:
         self._at: dict[int, tuple[Documents, Tensor] | None] = {}
 
     def is_of(self, calibrations: Sequence[Calibration | None]) -> bool:
-        """Whether these are the very calibrations, in order."""
+        """Whether these are the same calibration objects, in order."""
         return len(calibrations) == len(self.calibrations) and all(map(_is, calibrations, self.calibrations))
 
     def at(self, layer: int) -> tuple[Documents, Tensor] | None:
-        """Documents and log α, (B, K) or (B, H, K), of a layer; None where no row is intervened there."""
+        """Documents and log α, (B, K) or (B, H, K), of a layer; None if it calibrates no row."""
         if layer not in self._at:
             chosen = [c if c is not None and layer in c.layers and c.spans else None for c in self.calibrations]
             self._at[layer] = self._laid_out(layer, chosen) if any(c is not None for c in chosen) else None
@@ -153,7 +153,7 @@ def _is(one: Calibration | None, other: Calibration | None) -> bool:
 
 
 class RerunPass(PackedPass):
-    """Tokens that are cached once more, under calibration; their keys and values are replaced."""
+    """A pass that runs cached tokens again under calibration; their keys and values are replaced."""
 
     def __init__(
         self,
@@ -188,10 +188,10 @@ class RerunPass(PackedPass):
 
 
 class DecodePass:
-    """One new token of each of B sequences, which share one cache; `slots` are in the order of their indices.
+    """A pass over one new token of each of B sequences, which share one cache; `slots` are in order of index.
 
-    Keys are read through a view where the slots are adjacent, as they are when every open slot decodes.
-    Sequences shorter than the longest are masked.
+    Keys are read through a view if the slots are adjacent, as they are when every open slot decodes. Sequences shorter
+    than the longest are masked.
     """
 
     def __init__(self, slots: Sequence[Slot], interventions: Interventions, device: torch.device) -> None:

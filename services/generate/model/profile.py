@@ -1,15 +1,15 @@
-"""A checkpoint's calibration profile: which settings of the calibration help it, and by how much they were seen to.
+"""A checkpoint's calibration profile: the settings of calibration that help it, and their measured gain.
 
-`calibration.json` beside the weights. Torch-free, so that the wire can read and change it. Every attention is
-Attn, the mean weight of a document's tokens in the last prompt row (dissertation, section 3.2.1); t is of
-softmax(rel / t), in the units of Attn. K documents.
+The profile is in `calibration.json` beside the weights. This module does not import torch, so that the HTTP layer can
+read and change it. Every attention is Attn, the mean weight of a document's tokens in the last prompt row
+(dissertation, section 3.2.1); t is that of softmax(rel / t), in the units of Attn. K documents.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,7 @@ BiasKind = Literal["exact", "tree", "single", "cached"]
 RelScope = Literal["mean", "per_head"]
 SpanRule = Literal["newline", "text"]
 RowScope = Literal["last", "tail"]
+DummyForm = Literal["framed", "whole"]
 
 Layer = Annotated[int, Field(ge=0)]
 
@@ -50,10 +51,12 @@ class CalibrationProfile(BaseModel):
     """The calibration of one checkpoint; layers are counted from 0.
 
     `layers` are intervened, `rel_layers` enter rel (Eq. 3.4): their mean over layers and heads, or with `per_head` a
-    rel for each head of each intervened layer. `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most
-    tokens of a dummy, and the numbers of tokens that it sees before itself and at the prompt's start; None leaves a
-    dummy as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside
-    those of the answer. `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`.
+    rel for each head of each intervened layer. `dummy` is what filler replaces in a dummy: its document's title and
+    text (`framed`), or all of it (`whole`). `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most
+    tokens of filler, and the numbers of tokens that a dummy sees before itself and at the prompt's start; None leaves
+    it as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside those
+    of the answer. `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of
+    this `dummy`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,6 +69,7 @@ class CalibrationProfile(BaseModel):
     rel_scope: RelScope = "mean"
     span_rule: SpanRule = "newline"
     row_scope: RowScope = "last"
+    dummy: DummyForm = "framed"
     dummy_tokens: Annotated[int, Field(ge=1)] | None = None
     window: Annotated[int, Field(ge=1)] | None = None
     num_sinks: Annotated[int, Field(ge=0)] = 4
@@ -97,17 +101,22 @@ class CalibrationProfile(BaseModel):
         return self
 
     def check_layers(self, num_layers: int) -> Self:
-        """The profile itself. Raises BadProfile for a layer that a model of `num_layers` layers has not."""
+        """Return the profile itself. Raises BadProfile for a layer that a model of `num_layers` layers lacks."""
         for field, layers in (("layers", self.layers), ("rel_layers", self.rel_layers)):
             if layers and layers[-1] >= num_layers:
                 raise BadProfile(f"{field} name layer {layers[-1]}; the model's are 0 to {num_layers - 1}")
         return self
 
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """The profile with changes, without tables that were measured with other dummies. Raises ValidationError."""
+        other_dummies = changes.get("dummy", self.dummy) != self.dummy
+        return self.model_validate({**self.model_dump(), **({"tables": ()} if other_dummies else {}), **changes})
+
     def cached_attention(self, num_tokens: Sequence[int]) -> tuple[float, ...] | None:
         """Return the table's Attn(dummy, k), K values, for documents of `num_tokens`.
 
-        Of several tables for K documents the one whose bucket is nearest, the smaller of two as near; None where no
-        table is for K documents (and for K = 0).
+        Of several tables for K documents, the one with the nearest bucket counts, the smaller of two equally near; None
+        if there is no table for K documents (and for K = 0).
         """
         wanted = length_bucket(num_tokens)
         fitting = [table for table in self.tables if table.num_documents == len(num_tokens)]
@@ -120,13 +129,13 @@ OFF = CalibrationProfile(enabled=False)
 
 
 def length_bucket(num_tokens: Sequence[int]) -> int:
-    """The least power of two that is not below the mean of `num_tokens` (K,); 1 for no documents and for empty ones."""
+    """The smallest power of two not below the mean of `num_tokens` (K,); 1 for no documents and for empty ones."""
     total, count = sum(num_tokens), len(num_tokens)
     return 1 if total <= count else 1 << (-(-total // count) - 1).bit_length()
 
 
 def last_half(num_layers: int) -> tuple[int, ...]:
-    """The layers that the paper intervenes on: 16 to 31 of 32; of an odd number the larger half."""
+    """The layers that the paper intervenes on: 16 to 31 of 32; for an odd number, the larger half."""
     return tuple(range(num_layers // 2, num_layers))
 
 
@@ -142,27 +151,34 @@ def paper_profile(num_layers: int) -> CalibrationProfile:
 
 
 def read_profile(directory: Path) -> CalibrationProfile | None:
-    """The profile beside a checkpoint; None where it has none. Raises BadProfile for a file that is not one."""
+    """Read the profile of a checkpoint; None if it has none. Raises BadProfile for an invalid file."""
     path = directory / PROFILE_FILE
+    return read_profile_file(path) if path.exists() else None
+
+
+def read_profile_file(path: Path) -> CalibrationProfile:
+    """Read a profile from a file. Raises OSError for a file that cannot be read, BadProfile for an invalid one.
+
+    An enabled profile that does not name its dummies precedes framed dummies: its dummies were `whole`.
+    """
+    text = path.read_bytes()
     try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        return CalibrationProfile.model_validate_json(text)
+        profile = CalibrationProfile.model_validate_json(text)
     except ValidationError as error:
         raise BadProfile(f"{path}: {complaints(error)}") from error
+    is_old = profile.enabled and "dummy" not in profile.model_fields_set
+    return profile.model_copy(update={"dummy": "whole"}) if is_old else profile
 
 
 def write_profile(profile: CalibrationProfile, directory: Path) -> Path:
-    """Write `calibration.json` into a directory that exists, in place of one that is there; returns its path."""
+    """Write `calibration.json` into an existing directory, replacing an earlier one; returns its path."""
     path = directory / PROFILE_FILE
     path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n")
     return path
 
 
 def complaints(error: ValidationError) -> str:
-    """Tell what is wrong with a profile, in a line."""
+    """Describe the errors of a profile in one line."""
     return "; ".join(_complaints(error))
 
 

@@ -1,4 +1,4 @@
-"""Work in threads that ends soon after its request was cancelled: threads can't be stopped, so they ask regularly."""
+"""Thread work that ends soon after its request is cancelled: threads can't be stopped, so they check regularly."""
 
 import asyncio
 import threading
@@ -12,11 +12,11 @@ _is_abandoned: ContextVar[threading.Event | None] = ContextVar("fovea_is_abandon
 
 
 class Abandoned(Exception):
-    """Ends a thread's work whose request was cancelled; nobody sees it."""
+    """Raised in a thread to end the work of a cancelled request; it never leaves the thread."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run this in a thread. Cancelled, it leaves the thread at the next `check_wanted` there."""
+    """Run work in a thread. If cancelled, the thread ends it at its next `check_wanted`."""
     is_abandoned = threading.Event()
     before = _is_abandoned.set(is_abandoned)
     try:
@@ -29,7 +29,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def check_wanted() -> None:
-    """Raise Abandoned where the task that waited for this thread was cancelled."""
+    """Raise Abandoned if the task that waited for this thread was cancelled."""
     is_abandoned = _is_abandoned.get()
     if is_abandoned is not None and is_abandoned.is_set():
         raise Abandoned

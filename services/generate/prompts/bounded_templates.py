@@ -1,7 +1,7 @@
-"""Chat templates rendered in processes of their own, which are ended where a template goes on for too long.
+"""Chat templates rendered in separate processes, which are killed if a template exceeds its limits.
 
-A template comes with a checkpoint and is a program: it can loop for ever or make a text of gigabytes out of three
-words, and no thread can be stopped at that.
+A template comes with a checkpoint and is a program: it can loop forever or turn three words into gigabytes of text, and
+a thread that does so can't be stopped.
 """
 
 import atexit
@@ -28,15 +28,15 @@ from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 WORKER = Path(__file__).with_name("template_worker.py")
 LENGTH = struct.Struct("<Q")
 READ_BYTES = 1024 * 1024
-# Tries of a rendering whose process was killed from outside, by the kernel's OOM killer for one, maybe while idle.
+# Attempts of a rendering whose process was killed from outside, e.g. by the kernel's OOM killer, perhaps while idle.
 ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
 class TemplateLimits:
-    """Limits of one rendering: seconds of a processor and by the clock, memory and length of its text.
+    """Limits of one rendering: CPU and wall-clock seconds, memory and length of its text.
 
-    A rendering by itself takes a millisecond; `wall_s` only ends one that waits without computing, and `wait_s` is the
+    A rendering normally takes a millisecond; `wall_s` only ends one that waits without computing, and `wait_s` is the
     longest wait for a process while others are rendered.
     """
 
@@ -50,7 +50,7 @@ class TemplateLimits:
 
 
 class _Ended(Exception):
-    """The process ended before it answered: `is_late` if that was for its time, else it was killed by others."""
+    """The process ended before it answered: `is_late` if it exceeded its time, else it was killed from outside."""
 
     def __init__(self, reason: str, *, is_late: bool) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ class _Ended(Exception):
 
 
 class BoundedTemplates:
-    """Processes that render templates, each started when it is first needed and again after it had to be ended.
+    """Processes that render templates, each started on first use and restarted after it had to be killed.
 
     May be called from any thread.
     """
@@ -75,10 +75,10 @@ class BoundedTemplates:
         documents: Sequence[Mapping[str, str]],
         variables: Mapping[str, Any],
     ) -> str:
-        """Render the template of messages and documents, as transformers does for an answer to come.
+        """Render the template with messages and documents, as transformers does with a generation prompt.
 
-        Raises InvalidRequest with what the template, or its syntax, complains of, and where its text takes more memory
-        or characters than it may; DeadlineExceeded where it takes too long; Overloaded where others take too long.
+        Raises InvalidRequest with an error of the template or its syntax, and if its text exceeds the limit of memory
+        or characters; DeadlineExceeded if it takes too long; Overloaded if others take too long.
         """
         request = {
             **variables,
@@ -101,7 +101,7 @@ class BoundedTemplates:
         raise InvalidRequest(message, param="messages")
 
     def close(self) -> None:
-        """End the processes that render nothing now."""
+        """End the idle processes."""
         while self._idle:
             self._idle.pop().end()
 
@@ -127,7 +127,7 @@ class BoundedTemplates:
         raise Overloaded("The service has no memory left to render a chat template.")
 
     def _replace(self, process: "_Process") -> None:
-        """Its successor starts while the error is told."""
+        """Replace a process; its successor starts while the error is reported."""
         process.end()
         with suppress(OSError):
             self._idle.append(_Process(self.limits))
@@ -143,7 +143,7 @@ class BoundedTemplates:
 
 @functools.cache
 def templates_of_this_process() -> BoundedTemplates:
-    """Return the one of all checkpoints: templates are given with each call, and a start takes a second."""
+    """Return the instance shared by all checkpoints: each call includes its template, and starting takes a second."""
     templates = BoundedTemplates()
     atexit.register(templates.close)
     return templates
@@ -151,12 +151,12 @@ def templates_of_this_process() -> BoundedTemplates:
 
 class _Process:
     def __init__(self, limits: TemplateLimits) -> None:
-        """Raises OSError where no process can be started."""
+        """Raises OSError if no process can be started."""
         self._limits = limits
         self._is_new = True
         bounds = (limits.cpu_s, limits.memory_bytes, limits.max_characters)
-        # -P: a file of this folder is not to be taken for a library's of the same name. In a session of its own, since
-        # a terminal's interrupt is for the service, which ends this process in time.
+        # -P: files of this folder must not shadow libraries of the same name. In its own session, because a terminal's
+        # interrupt is meant for the service, which then ends this process.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), *map(str, bounds)],
             bufsize=0,
@@ -170,7 +170,7 @@ class _Process:
         os.set_blocking(self._requests, False)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, str]:
-        """Raises _Ended."""
+        """Send a request and return the answer. Raises _Ended."""
         body = json.dumps(request).encode("ascii")
         deadline = time.monotonic() + self._limits.wall_s + (self._limits.start_s if self._is_new else 0)
         self._is_new = False

@@ -1,9 +1,9 @@
-"""Prompts in a model's own chat template, with the documents found again in what the template wrote.
+"""Prompts in a model's own chat template, with the documents located in the rendered text.
 
-A template is a program, and may cut, strip or compare what users wrote. So users' text goes through it with private
-characters in two places: instead of each character of a control token that a user spelt (else the template's own
-control tokens could not be told from the user's), and around each document. What comes out is put back, character for
-character.
+A template is a program, and may cut, strip or compare users' text. So users' text is rendered with private characters
+in two places: instead of each character of a control token that a user spelt (otherwise the template's own control
+tokens could not be distinguished from the user's), and around each document. Afterwards they are restored, character
+for character.
 
 Legend: K documents.
 """
@@ -17,9 +17,17 @@ from typing import Any
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.generate.prompts.bounded_templates import templates_of_this_process
-from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, SpanRule, Template, control_tokens
+from services.generate.prompts.templates import (
+    QUERY_AWARE,
+    Document,
+    Piece,
+    Range,
+    SpanRule,
+    Template,
+    control_tokens,
+)
 
-# A plane of private characters: the first of them are marks around documents, the others replace other characters.
+# A plane of private characters: the first ones are marks around documents, the others replace other characters.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
 _MAX_DOCUMENTS = 0x4000
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
@@ -35,7 +43,7 @@ def render_question(
     template: Template = QUERY_AWARE,
     span_rule: SpanRule = "newline",
 ) -> tuple[Piece, ...]:
-    """Render the template's prompt, as the user's message where the tokenizer has a chat template, else unchanged."""
+    """Render the template's prompt, as the user's message if the tokenizer has a chat template, else unchanged."""
     if tokenizer.chat_template is None:
         return template.render(question, documents, span_rule)
     return _in_message(_Chat(tokenizer), [{"role": "user", "content": question}], documents, template, span_rule)
@@ -48,14 +56,14 @@ def render_chat(
     template: Template = QUERY_AWARE,
     span_rule: SpanRule = "newline",
 ) -> tuple[Piece, ...]:
-    """A conversation, answered over documents.
+    """Render a conversation, answered over documents.
 
-    The chat template writes the documents where it takes `documents` and writes each once, in order, with something
-    behind them; a document's piece then includes the lines that the template puts around it. Else the last message of
-    the user becomes `template`'s prompt, with that message as its question.
+    The chat template writes the documents if it supports `documents` and writes each once, in order, with text after
+    them; a document's piece then includes the lines that the template puts around it. Otherwise the last message of the
+    user becomes `template`'s prompt, with that message as its question.
 
-    messages: `role` and `content` each. Raises InvalidRequest where the tokenizer has no chat template, where the
-    template refuses the messages, or where there are documents and no message of a user.
+    messages: each with `role` and `content`. Raises InvalidRequest if the tokenizer has no chat template, if the
+    template rejects the messages, or if there are documents and no message of a user.
     """
     if tokenizer.chat_template is None:
         message = "this checkpoint has no chat template: use completions instead"
@@ -76,7 +84,7 @@ def _in_message(
         message = "documents need a user message that asks about them"
         raise InvalidRequest(message, param="messages")
     pieces = template.render(messages[asked]["content"], documents, span_rule)
-    prompt = "".join(chat.marked(piece.text, piece.document) for piece in pieces)
+    prompt = "".join(chat.marked(piece.text, piece.document, piece.contents) for piece in pieces)
     escaped = [{**m, "content": chat.escaped(m["content"])} for m in messages]
     escaped[asked] = {**escaped[asked], "content": prompt}
     text = chat.rendered(escaped)
@@ -84,7 +92,7 @@ def _in_message(
     if found is None:
         message = "this checkpoint's chat template does not render the user's last message exactly once and in full"
         raise InvalidRequest(message, param="messages")
-    return chat.pieces(text, found)
+    return chat.pieces(text, [_Place((at[0], at[-1]), _pairs(at[1:-1])) for at in found])
 
 
 def _in_template(
@@ -92,24 +100,26 @@ def _in_template(
 ) -> tuple[Piece, ...] | None:
     try:
         text = chat.written(messages, documents)
-        # the same document twice: the text between the two is the end of one and the beginning of the next
+        # the same document twice: the text between them is the end of one and the beginning of the next
         twice = chat.written(messages, [documents[0]] * 2)
-    except InvalidRequest:  # it does not take documents of this form, which is no fault of the messages
+    except InvalidRequest:  # it does not support documents of this form, which is not an error of the messages
         return None
     found, pair = _found(text, len(documents)), _found(twice, 2)
     if found is None or pair is None:
         return None
     bare = _MARK.sub("", text)
-    ranges = _with_frame(bare, found, _MARK.sub("", twice)[pair[0][1] : pair[1][0]], span_rule)
-    # with nothing behind them, no question would look at the documents
-    return chat.pieces(text, ranges) if bare[ranges[-1][1] :].strip() else None
+    between = _MARK.sub("", twice)[pair[0][-1] : pair[1][0]]
+    ranges = _with_frame(bare, [(at[0], at[-1]) for at in found], between, span_rule)
+    places = [_Place(range_, _pairs(at)) for range_, at in zip(ranges, found, strict=True)]
+    # without text after the documents, no question would attend to them
+    return chat.pieces(text, places) if bare[ranges[-1][1] :].strip() else None
 
 
-def _with_frame(text: str, found: list[tuple[int, int]], between: str, span_rule: SpanRule) -> list[tuple[int, int]]:
-    """The ranges of K documents' titles and texts, grown by what the template writes for each document.
+def _with_frame(text: str, found: list[Range], between: str, span_rule: SpanRule) -> list[Range]:
+    """Extend the ranges of K documents' titles and texts by the text that the template writes for each document.
 
     Of the text between two documents, everything up to the first line break ends the first; the rest begins the second.
-    Before the first and after the last document the same is looked for, with other numbers.
+    The same text, with other numbers, is searched for before the first and after the last document.
     """
     num_closing = _closing(between)
     opening = re.sub(r"\d+", lambda _: r"\d+", re.escape(between[num_closing:]))
@@ -133,14 +143,27 @@ def _closing(between: str) -> int:
     return match.end() if match else 0
 
 
-def _found(text: str, num_documents: int) -> list[tuple[int, int]] | None:
-    """Find each document's range without the marks; None unless all are there, apart and in order."""
+def _found(text: str, num_documents: int) -> list[list[int]] | None:
+    """Find the places of each document's marks in the text without marks; None unless all are present, disjoint and in
+    order."""
     places = [(ord(mark.group()) - _FIRST, mark.start() - i) for i, mark in enumerate(_MARK.finditer(text))]
     by_document = [(k, [at for _, at in group]) for k, group in itertools.groupby(places, key=lambda place: place[0])]
     # a title or a text whose second mark is missing was cut off by the template
     if [k for k, _ in by_document] != list(range(num_documents)) or any(len(at) % 2 for _, at in by_document):
         return None
-    return [(at[0], at[-1]) for _, at in by_document]
+    return [at for _, at in by_document]
+
+
+def _pairs(places: Sequence[int]) -> tuple[Range, ...]:
+    return tuple(zip(places[::2], places[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A document's range in a text, and within it those of its title and text."""
+
+    range: Range
+    contents: tuple[Range, ...]
 
 
 @dataclass(frozen=True)
@@ -172,7 +195,7 @@ class _Spellings:
 
 
 class _Chat:
-    """One prompt's way through a chat template and back."""
+    """Conversion of one prompt's text for a chat template, and back."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -180,25 +203,27 @@ class _Chat:
         self._stand_ins: dict[str, str] = {}
 
     def escaped(self, text: str) -> str:
-        """`text` with private characters for what it spells of control tokens, and for its own private ones."""
+        """Replace spellings of control tokens in `text`, and its own private characters, by private characters."""
         ranges = [*self._spellings.ranges(text), *(match.span() for match in _PRIVATE.finditer(text))]
         characters = list(text)
         for i in {i for start, end in ranges for i in range(start, end)}:
             characters[i] = self._stand_in(text[i])
         return "".join(characters)
 
-    def marked(self, text: str, document: int | None) -> str:
-        """`text` escaped, between the marks of its document."""
+    def marked(self, text: str, document: int | None, contents: Sequence[Range] = ()) -> str:
+        """Escape `text` and put its document's marks around it and around each of `contents`."""
         if document is None:
             return self.escaped(text)
         if document >= _MAX_DOCUMENTS:
             message = f"a prompt takes {_MAX_DOCUMENTS} documents at most"
             raise TooLarge(message, param="documents")
         mark = chr(_FIRST + document)
-        return f"{mark}{self.escaped(text)}{mark}"
+        escaped = self.escaped(text)
+        borders = [0, *itertools.chain.from_iterable(contents), len(text)]
+        return f"{mark}{mark.join(escaped[start:end] for start, end in itertools.pairwise(borders))}{mark}"
 
     def written(self, messages: Sequence[Message], documents: Sequence[Document] = ()) -> str:
-        """Render the template of messages and documents, escaped and marked."""
+        """Render the template with messages and documents, escaped and marked."""
         return self.rendered(
             [{**message, "content": self.escaped(message["content"])} for message in messages],
             [
@@ -208,26 +233,28 @@ class _Chat:
         )
 
     def rendered(self, messages: Sequence[Message], documents: Sequence[Mapping[str, str]] = ()) -> str:
-        """Render the template of what is escaped already. Raises what `BoundedTemplates.render` does."""
+        """Render the template with escaped text. Raises what `BoundedTemplates.render` does."""
         return templates_of_this_process().render(
             self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
         )
 
-    def pieces(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
-        """Remove marks, restore escaped characters: one piece for each range (of a document) and each between them."""
+    def pieces(self, text: str, places: Sequence[_Place]) -> tuple[Piece, ...]:
+        """Remove marks, restore escaped characters: one piece for each document and each text between them."""
         bare = _MARK.sub("", text)
         pieces, at = [], 0
-        for k, (start, end) in enumerate(ranges):
-            pieces += [self._piece(bare[at:start], None), self._piece(bare[start:end], k)]
+        for k, place in enumerate(places):
+            start, end = place.range
+            contents = tuple((first - start, stop - start) for first, stop in place.contents)
+            pieces += [self._piece(bare[at:start], None), self._piece(bare[start:end], k, contents)]
             at = end
         pieces.append(self._piece(bare[at:], None))
         return tuple(piece for piece in pieces if piece.text or piece.document is not None)
 
-    def _piece(self, text: str, document: int | None) -> Piece:
+    def _piece(self, text: str, document: int | None, contents: tuple[Range, ...] = ()) -> Piece:
         characters = {stand_in: character for character, stand_in in self._stand_ins.items()}
         plain = tuple(match.span() for match in re.finditer(f"{_PRIVATE.pattern}+", text))
         original = _PRIVATE.sub(lambda match: characters.get(match.group(), match.group()), text)
-        return Piece(original, document, is_chat=True, plain=plain)
+        return Piece(original, document, is_chat=True, plain=plain, contents=contents)
 
     def _stand_in(self, character: str) -> str:
         code = _FIRST + _MAX_DOCUMENTS + len(self._stand_ins)

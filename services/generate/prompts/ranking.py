@@ -1,6 +1,6 @@
-"""Prompts of a model that is to rank documents: every method's, tokenised and held to the limit.
+"""Prompts for ranking documents by every method, tokenised and checked against the limit.
 
-Torch-free. Legend: K documents.
+This module does not import torch. Legend: K documents.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Pr
 
 RankMethod = Literal["calibrated", "attention", "query_likelihood", "query_generation", "relevance_prompt"]
 
-# LongLLMLingua's sentence behind the question, so that its likelihood is that of a question the document answers.
+# LongLLMLingua's sentence after the question, so that its likelihood is that of a question the document answers.
 RESTRICTION = " We can get the answer to this question in the given documents."
 WRITE_A_QUESTION = "Please write a question based on this passage."
 IS_IT_ANSWERED = "Does the passage answer the query?"
@@ -24,9 +24,9 @@ IS_IT_ANSWERED = "Does the passage answer the query?"
 class RankingJob:
     """One question and its documents, ready to be run.
 
-    prompts: one of all documents for the methods that look at attention, else one for each of the K documents; of
-    these `tail_start` is where the tokens begin whose likelihood counts. answer_ids: the tokens that tell Yes from No,
-    for `relevance_prompt`.
+    prompts: one of all documents for the methods that use attention, else one for each of the K documents, in which
+    the tokens whose likelihood counts begin at `tail_start`. answer_ids: the tokens that distinguish Yes from No, for
+    `relevance_prompt`.
     """
 
     method: RankMethod
@@ -36,7 +36,7 @@ class RankingJob:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
+        """Number of tokens of all prompts together."""
         return sum(len(prompt.input_ids) for prompt in self.prompts)
 
 
@@ -48,10 +48,10 @@ def prepare_ranking(
     method: RankMethod,
     span_rule: SpanRule = "newline",
 ) -> RankingJob:
-    """The prompts of a ranking; callable on any thread.
+    """Prepare the prompts of a ranking, on any thread.
 
-    max_model_len: the tokens that a prompt may have. Raises TooLarge, naming tokens and limit, where one has more: of
-    all documents together for `calibrated` and `attention`, of one document, which it names, for the others.
+    max_model_len: the maximum number of tokens of a prompt. Raises TooLarge, naming tokens and limit, if one has more:
+    of all documents together for `calibrated` and `attention`, of one document, which it names, for the others.
     """
     if not documents:
         return RankingJob(method, 0, ())
@@ -86,7 +86,7 @@ def _relevance_prompts(
         rendered: list[Sequence[Piece]] = [[Piece(question)] for question in questions]
     else:
         rendered = [render_chat(tokenizer, [{"role": "user", "content": question}]) for question in questions]
-    # behind a line break the model's answer begins with no space of its own
+    # after a line break the model's answer begins without a space
     space = "" if rendered[0][-1].text[-1].isspace() else " "
     shared, answer_ids = _answers(tokenizer, f"{space}Yes", f"{space}No")
     prompts = [tokenise(tokenizer, pieces) for pieces in rendered]
@@ -94,7 +94,7 @@ def _relevance_prompts(
 
 
 def _answers(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """The tokens with which both answers begin, and the first in which they differ."""
+    """The tokens with which both answers begin, and the first tokens in which they differ."""
     yes_ids, no_ids = (
         prompt.input_ids[prompt.spans[0][0] :]
         for prompt in (tokenise(tokenizer, [Piece("x"), Piece(answer, 0)]) for answer in (yes, no))

@@ -1,7 +1,7 @@
 """The process in which chat templates are rendered: a template is a program that came with a checkpoint.
 
-Reads requests from stdin and writes answers to stdout, each a JSON document behind its length in eight bytes; ends when
-stdin does. The system ends it where a template takes more processor time than it may, also once its parent is gone.
+Reads requests from stdin and writes answers to stdout, each a JSON document after its length in eight bytes; ends when
+stdin does. The system kills it if a template exceeds its CPU time, even if the parent no longer exists.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
-# Longest text of an error, which is the template's own.
+# Maximum length of an error's text, which is the template's own.
 MAX_MESSAGE_CHARACTERS = 500
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     """`template_worker.py CPU_S MEMORY_BYTES MAX_CHARACTERS`: the bounds of one rendering."""
     cpu_s, memory_bytes, max_characters = map(int, sys.argv[1:])
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not be mistaken for an answer
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _limit_memory(memory_bytes)
@@ -36,13 +36,13 @@ def _answer(render: Any, request: dict[str, Any], max_characters: int) -> dict[s
         [text], _ = render([request.pop("messages")], add_generation_prompt=True, **request)
     except MemoryError:
         return {"exceeded": "memory"}
-    except Exception as error:  # noqa: BLE001 - another's program may raise anything
+    except Exception as error:  # noqa: BLE001 - a template may raise anything
         return {"refused": f"{error}"[:MAX_MESSAGE_CHARACTERS] or type(error).__name__}
     return {"text": text} if len(text) <= max_characters else {"exceeded": f"{max_characters} characters"}
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Above what is in use now, as far as the system tells (Linux)."""
+    """Limit memory to the current use plus this number, if the system reports its use (Linux)."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         in_use = int(statm.read_text().split()[0]) * resource.getpagesize()

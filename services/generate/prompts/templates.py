@@ -1,25 +1,28 @@
-"""Questions over documents as prompts: templates, the text that they give, and its tokens with the documents' spans.
+"""Questions over documents as prompts: templates, their rendered text, and its tokens with the documents' spans.
 
 Legend: K documents, T tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest
 from services.generate.prompts.abandonment import check_wanted
 
-# Length of a text that is read at first, and tokens at its end that the unread rest could change.
+# Length of the text that is read first, and the number of tokens at its end that the unread rest could change.
 CHARACTERS_PER_TOKEN = 8
 NUM_UNCERTAIN_TOKENS = 16
 
 
 def shorten(tokenizer: Any, text: str, max_tokens: int) -> str | None:
-    """`text` without what begins after its first `max_tokens` tokens; None where it has no more than these.
+    """Cut `text` after its first `max_tokens` tokens; None if it has no more than these.
 
-    `tokenizer` is a fast tokenizer of transformers; special tokens do not count. A character that takes several
-    tokens is kept or left out whole, so fewer tokens may be left. Takes time for what is kept, not for what is not.
+    `tokenizer` is a fast tokenizer of transformers; special tokens do not count. A character of several tokens is kept
+    or dropped as a whole, so fewer tokens may remain. The time depends on the kept text, not on the rest.
     """
     num_characters = CHARACTERS_PER_TOKEN * (max_tokens + NUM_UNCERTAIN_TOKENS)
     while True:
@@ -34,11 +37,12 @@ def shorten(tokenizer: Any, text: str, max_tokens: int) -> str | None:
 
 
 SpanRule = Literal["newline", "text"]
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Document:
-    """One retrieved passage. An empty `title` is none; `id` is the caller's own and never shown to a model."""
+    """One retrieved passage. An empty `title` means none; `id` is the caller's own and never shown to a model."""
 
     text: str
     title: str = ""
@@ -51,27 +55,31 @@ class Prompt:
 
     input_ids: T token ids. spans: one half-open token range (start, end) for each of the K documents, in order and
     disjoint; empty documents may have few tokens, never wrong ones. tail_start: the first token after the last
-    document, where the question's tail begins; 0 without documents.
+    document, where the question's tail begins; 0 without documents. contents: for each document the token ranges of
+    its title and text within its span, without the template's own text; empty if unknown.
     """
 
     input_ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[Range, ...]
     tail_start: int
+    contents: tuple[tuple[Range, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a prompt's text that is tokenised by itself, so that its ends are token borders.
+    """A part of a prompt's text that is tokenised separately, so that its ends are token boundaries.
 
-    document: which document it is, counted from 0; None for the text around them. is_chat: written by a chat
-    template, whose control tokens count as such; `plain` are then the half-open ranges of `text` in which they do
-    not, because a user wrote them. Without `is_chat` all of `text` is plain.
+    document: the number of the document, counted from 0; None for the text around them. is_chat: written by a chat
+    template, whose control tokens count as such; `plain` are then the half-open ranges of `text` in which they do not,
+    because a user wrote them. Without `is_chat`, all of `text` is plain. contents: the ranges of the document's title
+    and text in `text`, in order.
     """
 
     text: str
     document: int | None = None
     is_chat: bool = False
-    plain: tuple[tuple[int, int], ...] = ()
+    plain: tuple[Range, ...] = ()
+    contents: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,8 @@ class Template:
     """The text before, in and after the documents.
 
     `{question}`, `{number}` (from 1), `{title}` and `{text}` are filled in.
-    head, tail: around the documents. titled, untitled: one document, its newline included. closed_book: the whole
-    prompt where there are no documents.
+    head, tail: around the documents. titled, untitled: one document, including its newline. closed_book: the whole
+    prompt if there are no documents.
     """
 
     head: str
@@ -92,10 +100,10 @@ class Template:
     def render(
         self, question: str, documents: Sequence[Document], span_rule: SpanRule = "newline"
     ) -> tuple[Piece, ...]:
-        """The prompt in pieces, one for each document.
+        """Render the prompt in pieces, one for each document.
 
-        With `span_rule` "newline" a document's piece ends with its newline, with "text" before it. Filled-in text is
-        taken as it is: braces in it mean nothing.
+        With `span_rule` "newline", a document's piece ends with its newline, with "text" before it. Filled-in text is
+        literal: braces in it have no meaning.
         """
         if not documents:
             return (Piece(self.closed_book.replace("{question}", question)),)
@@ -103,17 +111,22 @@ class Template:
         for k, document in enumerate(documents):
             line = self._line(k, document)
             if span_rule == "newline":
-                pieces.append(Piece(line, k))
+                pieces.append(line)
             else:
-                pieces += [Piece(line.removesuffix("\n"), k), Piece("\n")]
+                pieces += [replace(line, text=line.text.removesuffix("\n")), Piece("\n")]
         last = pieces.pop().text if span_rule == "text" else ""
         return (*pieces, Piece(last + self.tail.replace("{question}", question)))
 
-    def _line(self, k: int, document: Document) -> str:
+    def _line(self, k: int, document: Document) -> Piece:
         form = self.titled if document.title else self.untitled
-        # cut at the fields instead of replacing one after the other, so that a title holding "{text}" stays a title
-        before, after = form.replace("{number}", str(k + 1)).split("{text}")
-        return before.replace("{title}", document.title) + document.text + after
+        text, contents = "", []
+        # split at the fields instead of replacing them one by one, so that a title containing "{text}" is unchanged
+        for part in re.split(r"(\{title\}|\{text\})", form.replace("{number}", str(k + 1))):
+            written = {"{title}": document.title, "{text}": document.text}.get(part)
+            if written is not None:
+                contents.append((len(text), len(text) + len(written)))
+            text += part if written is None else written
+        return Piece(text, k, contents=tuple(contents))
 
 
 _INSTRUCTION = (
@@ -136,58 +149,89 @@ RANDOM_ORDER = Template(
 )
 TEMPLATES = {"plain": PLAIN, "query_aware": QUERY_AWARE, "random_order": RANDOM_ORDER}
 
-# The dummy document's text, which is about nothing that anybody asks.
+# The dummy document's text, which is irrelevant to any question.
 FILLER = " This passage was left blank on purpose and says nothing about the matter."
 
-# Texts to put before one that is tokenised, so that it is read as the middle of a text and not as its start, where
-# some tokenizers put a space. The first that does not merge with the text is taken.
+# Texts to put before a text when it is tokenised, so that it is not at the start, where some tokenizers add a space.
+# The first one that does not merge with the text is used.
 _ANCHORS = ("\n", "x", "1", ".")
 
 
 def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
-    """Token ids of the pieces one after the other, with the documents' spans.
+    """Tokenise the pieces one after the other, with the documents' spans.
 
-    Each piece is tokenised by itself, as the continuation of a text. The ids are those of the whole text unless a
-    token would cross from one piece into the next; they are never cut off. The tokenizer's own opening (`<s>`) comes
-    first, except where a chat template has written it. Control tokens (every added token but white space) come from
-    chat templates alone: where plain text spells one, it is tokenised in two parts.
+    Each piece is tokenised separately, as the continuation of a text. The ids are those of the whole text unless a
+    token would cross from one piece into the next; they are never truncated. The tokenizer's own opening (`<s>`) comes
+    first, unless a chat template has written it. Control tokens (every added token except white space) come only from
+    chat templates: if plain text spells one, it is tokenised in two parts.
 
-    tokenizer: a fast tokenizer of transformers. Raises InvalidRequest where plain text holds a control token of one
+    tokenizer: a fast tokenizer of transformers. Raises InvalidRequest if plain text contains a control token of one
     character, which no tokenisation can make plain.
     """
     check_wanted()
     encoder = _Encoder(tokenizer)
     input_ids = [] if any(piece.is_chat for piece in pieces) else encoder.opening()
-    spans: dict[int, tuple[int, int]] = {}
+    spans: dict[int, Range] = {}
+    contents: dict[int, tuple[Range, ...]] = {}
     fragments = [
         _Fragment(piece.text, piece.plain if piece.is_chat else ((0, len(piece.text)),), None if i == 0 else 0)
         for i, piece in enumerate(pieces)
     ]
-    for piece, ids in zip(pieces, encoder.encode(fragments), strict=True):
+    for piece, tokens in zip(pieces, encoder.encode(fragments), strict=True):
+        start = len(input_ids)
+        input_ids += tokens.ids
         if piece.document is not None:
-            spans[piece.document] = (len(input_ids), len(input_ids) + len(ids))
-        input_ids += ids
+            spans[piece.document] = (start, len(input_ids))
+            found = _content_tokens(piece, tokens.offsets)
+            contents[piece.document] = tuple((start + first, start + stop) for first, stop in found)
     ordered = tuple(spans[k] for k in range(len(spans)))
-    return Prompt(tuple(input_ids), ordered, ordered[-1][1] if ordered else 0)
+    tail_start = ordered[-1][1] if ordered else 0
+    return Prompt(tuple(input_ids), ordered, tail_start, tuple(contents[k] for k in range(len(spans))))
 
 
 def filler_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Return the token ids of FILLER, to be repeated or cut to the length of the document that a dummy replaces."""
+    """Return the token ids of FILLER, to be repeated or cut to the length of the replaced text."""
     encoder = _Encoder(tokenizer)
-    return tuple(encoder.encode([_Fragment(FILLER, ((0, len(FILLER)),), 0)])[0])
+    return tuple(encoder.encode([_Fragment(FILLER, ((0, len(FILLER)),), 0)])[0].ids)
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Ids and contents of the added tokens that steer a model: all but those of white space, which are text."""
+    """Ids and contents of the added tokens that control a model: all except white space, which is text."""
     return {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+
+
+def _content_tokens(piece: Piece, offsets: Sequence[Range]) -> Iterator[Range]:
+    """Yield the ranges of tokens of a document's title and text.
+
+    A token that also contains text of the template belongs to the template, unless that text is only spaces.
+    """
+    done = 0
+    for start, stop in piece.contents:
+        first = max(done, bisect_right(offsets, start, key=lambda offset: offset[1]))
+        last = bisect_left(offsets, stop, key=lambda offset: offset[0])
+        if first < last and piece.text[offsets[first][0] : start].strip(" "):
+            first += 1
+        if first < last and piece.text[stop : offsets[last - 1][1]].strip(" "):
+            last -= 1
+        if start < stop and first < last:
+            yield first, last
+            done = last
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Token ids of a text, with each one's range of characters."""
+
+    ids: list[int]
+    offsets: list[Range]
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """Text to be tokenised by itself: its plain ranges, and the anchor before it (None where it opens a text)."""
+    """Text to be tokenised separately: its plain ranges, and the anchor before it (None if it opens a text)."""
 
     text: str
-    plain: tuple[tuple[int, int], ...]
+    plain: tuple[Range, ...]
     anchor: int | None
 
     def cut(self, borders: Sequence[int]) -> Iterator["_Fragment"]:
@@ -211,29 +255,32 @@ class _Encoder:
         alone = self._tokenizer("x", add_special_tokens=False).input_ids
         return next(with_special[:i] for i in range(len(with_special)) if with_special[i : i + len(alone)] == alone)
 
-    def encode(self, fragments: Sequence[_Fragment]) -> list[list[int]]:
-        """Return one list of ids for each fragment; as many as possible are read at once."""
+    def encode(self, fragments: Sequence[_Fragment]) -> list[_Tokens]:
+        """Return the tokens of each fragment; as many fragments as possible are tokenised at once."""
         anchors = [self._anchors[f.anchor] if f.anchor is not None and f.text else "" for f in fragments]
-        results: list[list[int] | None] = []
+        results: list[_Tokens | None] = []
         again: list[_Fragment] = []
         shares: list[int] = []
         for fragment, anchor, (ids, offsets) in zip(
             fragments, anchors, self._batch([a + f.text for a, f in zip(anchors, fragments, strict=True)]), strict=True
         ):
-            parts = self._second_try(fragment, len(anchor), ids, offsets)
-            results.append(None if parts else ids[_first_from(len(anchor), offsets) :])
+            shift = len(anchor)
+            parts = self._second_try(fragment, shift, ids, offsets)
+            first = _first_from(shift, offsets)
+            own = [(start - shift, end - shift) for start, end in offsets[first:]]
+            results.append(None if parts else _Tokens(ids[first:], own))
             again += parts
             shares.append(len(parts))
-        tokenised = iter(self.encode(again) if again else [])
+        parts_of = iter(zip(again, self.encode(again), strict=True) if again else ())
         return [
-            ids if ids is not None else [i for _ in range(share) for i in next(tokenised)]
-            for ids, share in zip(results, shares, strict=True)
+            tokens if tokens is not None else _joined(itertools.islice(parts_of, share))
+            for tokens, share in zip(results, shares, strict=True)
         ]
 
     def _second_try(
         self, fragment: _Fragment, shift: int, ids: list[int], offsets: list[tuple[int, int]]
     ) -> list[_Fragment]:
-        """Return what to tokenise instead where the fragment merged with its anchor or spells control tokens."""
+        """Return fragments to tokenise instead if this one merged with its anchor or spells control tokens."""
         if fragment.anchor is not None and any(start < shift < end for start, end in offsets):
             if fragment.anchor + 1 < len(self._anchors):
                 return [_Fragment(fragment.text, fragment.plain, fragment.anchor + 1)]
@@ -248,7 +295,7 @@ class _Encoder:
     def _is_spelt(self, fragment: _Fragment, token_id: int, start: int, end: int) -> bool:
         if not any(a < end and start < b for a, b in fragment.plain):
             return False
-        # the token for what is unknown may well come from text; written out it is a control token like others
+        # the unknown token may result from text; if spelt out, it is a control token like others
         is_unknown = token_id == self._tokenizer.unk_token_id
         return not is_unknown or self._control[token_id] in fragment.text[start:end]
 
@@ -263,6 +310,16 @@ class _Encoder:
     def _batch(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         batch = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+
+
+def _joined(parts: Iterable[tuple[_Fragment, _Tokens]]) -> _Tokens:
+    """Join the tokens of a text that was tokenised in parts."""
+    length, whole = 0, _Tokens([], [])
+    for fragment, tokens in parts:
+        whole.ids.extend(tokens.ids)
+        whole.offsets.extend((length + start, length + end) for start, end in tokens.offsets)
+        length += len(fragment.text)
+    return whole
 
 
 def _first_from(shift: int, offsets: Sequence[tuple[int, int]]) -> int:

@@ -1,17 +1,18 @@
-"""First weights and tokenizer of the starter.
+"""Initial weights and tokenizer of the starter.
 
-The model is a Llama that begins by comparing the tokens before two tokens.
+The model is a Llama whose initial weights compare the tokens before two tokens.
 
-Trained from random weights, a model of this size needs hours until it looks a name up; these weights give it the parts:
+Trained from random weights, a model of this size needs hours to learn to look up a name; these weights provide the
+parts:
 
-* layers 0 and 1: each head attends to one token a fixed number of places back (`OFFSETS`), whatever it is. All
-  embeddings share a constant in dimension 0; queries and keys read it through the fast rotary frequencies, a query
-  turned by the offset.
-* layers 2 and 3: each head compares what two of those heads gathered, queries and keys being the same projection on
-  the slow frequencies, which do not mind distance. A token does not see its neighbourhood (fast frequencies, negated),
-  prefers words of answers (dimension 1 of their embeddings), and what it sees is written out as it is.
+* layers 0 and 1: each head attends to the token a fixed number of places back (`OFFSETS`), whatever that token is. All
+  embeddings share a constant in dimension 0; queries and keys read it through the fast rotary frequencies, with the
+  query rotated by the offset.
+* layers 2 and 3: each head compares the outputs of two of those heads, with queries and keys from the same projection
+  on the slow frequencies, which hardly depend on distance. A token does not attend to its neighbourhood (fast
+  frequencies, negated), prefers words of answers (dimension 1 of their embeddings), and copies what it attends to.
 
-Everything is trained further. The tokenizer has bytes, and one token for each word of the generated questions and of
+All weights are then trained. The tokenizer has bytes, and one token for each word of the generated questions and of
 their template. Legend: D width, H query heads, G key heads, C channels of a head, V vocabulary.
 """
 
@@ -38,10 +39,10 @@ TEMPLATE_PIECES = (
     *("Write", "quality", "some", "Document", "Question:", "Answer:", "Title:"),
     *(" [", "](", " (", ")", ").", "-", "?", ".", "\n"),
 )
-# a word with the space before it and a colon after it, a number, a line break, other signs, other white space
+# a word with a preceding space and a following colon, a number, a line break, other characters, other white space
 PIECES = r" ?\p{L}+:?| ?\p{N}{1,3}|\n| ?[^\s\p{L}\p{N}]+|[^\S\n]+(?!\S)|[^\S\n]+"
 
-# The last message as it is where it already ends with "Answer:", else as a question; over the documents, if given.
+# The last message, unchanged if it already ends with "Answer:", else as a question; over the documents, if given.
 _TITLE = "('(Title: ' ~ d.title ~ ')' if d.title else '')"
 _DOCUMENT = "'Document [' ~ loop.index ~ ']' ~ " + _TITLE + " ~ ' ' ~ d.text ~ '\\n'"
 CHAT_TEMPLATE = (
@@ -54,7 +55,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> Tokenizer:
-    """Token ids: 0 `<bos>`, 1 `<eos>`, the 256 bytes, then the words."""
+    """Build a tokenizer with the ids 0 `<bos>`, 1 `<eos>`, the 256 bytes, then the words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -104,7 +105,7 @@ CONSTANT = 4.0  # of dimension 0 in every embedding and of dimension 1 in those 
 
 
 def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
-    """A LlamaForCausalLM, float32, on the CPU; `answer_ids` are the tokens that answers are made of."""
+    """Create a LlamaForCausalLM, float32, on the CPU; `answer_ids` are the tokens that occur in answers."""
     torch.manual_seed(seed)
     config = transformers().LlamaConfig(
         vocab_size=vocab_size,
@@ -133,7 +134,7 @@ def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
                 gathered = model.model.layers[0].self_attn.o_proj.weight
                 _set_comparing_heads(layer.self_attn, gathered, COMPARED[number - len(OFFSETS)])
             for out in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
-                out[:2] = 0  # the two marks stay as they are
+                out[:2] = 0  # the two marks do not change
     return model
 
 
@@ -143,7 +144,7 @@ def _constant(number: int) -> float:
 
 
 def _set_embeddings(weight: Tensor, answer_ids: Sequence[int]) -> None:
-    """Random directions of length √D, so that no token is louder than another, and the two marks."""
+    """Set random directions of length √D, so that all tokens have equal norm, and the two marks."""
     weight.normal_()
     weight[:, :2] = 0
     weight.mul_(math.sqrt(WIDTH) / weight.norm(dim=1, keepdim=True))
@@ -174,7 +175,7 @@ def _set_offset_heads(attention: Any, offsets: Sequence[int], constant: float, g
 
 
 def _set_comparing_heads(attention: Any, gathered: Tensor, compared: Sequence[int]) -> None:
-    """q · k = likeness of what `compared` heads gathered − 26 near by + 10 for words of answers, before training."""
+    """q · k = similarity of the `compared` heads' outputs − 26 nearby + 10 for words of answers, before training."""
     half, constant = CHANNELS // 2, _constant(2)
     key, query, value = _heads(attention.k_proj), _heads(attention.q_proj), _heads(attention.v_proj)
     for group, head in enumerate(compared):
@@ -196,6 +197,6 @@ def _set_comparing_heads(attention: Any, gathered: Tensor, compared: Sequence[in
 
 
 def _heads(projection: Any) -> Tensor:
-    """A projection's weight as (heads, C, D), the same memory."""
+    """A view of a projection's weight as (heads, C, D)."""
     weight: Tensor = projection.weight
     return weight.view(-1, CHANNELS, WIDTH)

@@ -1,17 +1,17 @@
 """Training of the starter: stages of generated questions, Muon on matrices and AdamW on the rest, saved states.
 
 A training text is a prompt over K documents and its answer, then follow-up questions about the same documents, so that
-one reading of the documents teaches several look-ups. In a stage with `bias` B, golds at the middle are exp(−B) times
-as frequent as at the ends; a model trained so prefers the ends wherever names leave it in doubt.
+one reading of the documents teaches several look-ups. In a stage with `bias` B, golds in the middle are exp(−B) times
+as frequent as at the ends; a model trained in this way prefers the ends if names are ambiguous.
 
 Legend: B batch, T tokens, V vocabulary, K documents.
 """
 
+import json
 import math
 import random
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,30 @@ from torch.nn.functional import cross_entropy
 from services.generate.data.facts import FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts.templates import QUERY_AWARE, Document
 from services.generate.training.initialisation import BOS_ID, EOS_ID
+from services.jobs.interruption import Stopping
+from services.jobs.progress import standard_bars, watched
+from services.jobs.resumption import differences, flat
 from services.nn.refusals import Refused
 
 ANSWER_TOKENS = 3  # two words and the end
 STATE_FILE = "resume.pt"
+# Options of `fovea train litm`, by an argument's name or its last part.
+OPTIONS = {
+    "seed": "--seed",
+    "tokens_per_step": "--tokens",
+    "stages.0.num_steps": "--lookup-steps",
+    "stages.1.num_steps": "--doubt-steps",
+    "stages.2.num_steps": "--bias-steps",
+    **dict.fromkeys(("max_documents", "min_documents"), "--documents"),
+    "bias": "--bias",
+}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some steps on questions of one make; `learning_rate` multiplies both optimizers' rates and falls to `final`.
+    """Steps on one kind of questions; `learning_rate` multiplies both optimizers' rates and falls to `final`.
 
-    `bias` is in nats, 0 for golds everywhere alike; `follow_ups` are at most K.
+    `bias` is in nats, 0 for equally frequent positions of golds; `follow_ups` is at most K.
     """
 
     num_steps: int
@@ -49,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: its stages, the seed of weights and data, and where states go."""
+    """One training: its stages, the seed of weights and data, and the folder of states."""
 
     output: Path
     seed: int
@@ -77,14 +90,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of the loss at predicting each."""
+    """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of each token's loss."""
 
     input_ids: Tensor
     weights: Tensor
 
 
 def position_weights(num_documents: int, bias: float) -> list[float]:
-    """Relative frequency of a gold at each position: 1 at both ends, e^(−bias/2) beside them, e^(−bias) elsewhere."""
+    """Relative frequency of a gold at each position: 1 at both ends, e^(−bias/2) next to them, e^(−bias) elsewhere."""
     depths = [min(k, num_documents - 1 - k) for k in range(num_documents)]
     return [math.exp(-bias * min(1.0, depth / 2)) for depth in depths]
 
@@ -96,7 +109,7 @@ def prompt_text(question: FactQuestion) -> str:
 
 
 def draw_batch(run: Run, step: int, tokenizer: Tokenizer) -> Batch:
-    """The texts of a step: the same for the same run and step, whatever came before."""
+    """Draw the texts of a step, which depend only on the run and the step."""
     stage, _ = run.stage_at(step)
     generator = random.Random(f"{run.seed} {step}")
     num_documents = generator.randint(stage.min_documents, stage.max_documents)
@@ -114,7 +127,7 @@ def draw_batch(run: Run, step: int, tokenizer: Tokenizer) -> Batch:
 def _draw_text(
     generator: random.Random, stage: Stage, num_documents: int, follow_ups: int, tokenizer: Tokenizer
 ) -> tuple[list[int], list[float]]:
-    """Token ids of a prompt, its answer and the follow-ups, and the loss's weights: little on all but answers."""
+    """Token ids of a prompt, its answer and the follow-ups, and the loss's weights, which are small outside answers."""
     facts = draw_facts(generator, num_documents, stage.naming, note_rate=0.1)
     positions = position_weights(num_documents, stage.bias)
     ids, weights = [BOS_ID], [0.0]
@@ -135,7 +148,7 @@ def answer_ids(question: FactQuestion, tokenizer: Tokenizer) -> list[int]:
 
 
 class Muon:
-    """Momentum whose every step is made orthogonal (Jordan et al. 2024), for matrices inside the network."""
+    """Momentum with orthogonalised steps (Jordan et al. 2024), for matrices inside the network."""
 
     def __init__(self, matrices: Sequence[Tensor], momentum: float = 0.95) -> None:
         self.matrices = list(matrices)
@@ -144,7 +157,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Uses up the gradients."""
+        """Update the matrices, and consume their gradients."""
         for matrix, buffer in zip(self.matrices, self.buffers, strict=True):
             gradient = matrix.grad
             if gradient is None:
@@ -156,7 +169,7 @@ class Muon:
 
 
 def orthogonalised(matrix: Tensor, num_steps: int = 5) -> Tensor:
-    """The orthogonal factor of a matrix, roughly: singular values near 1, by a quintic Newton-Schulz iteration."""
+    """The approximate orthogonal factor of a matrix: singular values near 1, by a quintic Newton-Schulz iteration."""
     x = matrix.bfloat16() / (matrix.norm() + 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
@@ -167,10 +180,10 @@ def orthogonalised(matrix: Tensor, num_steps: int = 5) -> Tensor:
     return factor.to(matrix.dtype)
 
 
-def train(run: Run, model: Any, tokenizer: Tokenizer, report: Callable[[str], None]) -> None:
-    """Train `model` in place, from the last saved step on if `run.output` holds one.
+def train(run: Run, model: Any, tokenizer: Tokenizer) -> None:
+    """Train `model` in place, continuing from the last saved step if `run.output` has one.
 
-    Raises Refused for a saved state of another run.
+    Raises Refused for a saved state of another run, and Stopped at Ctrl-C, with the state saved after the current step.
     """
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
@@ -179,25 +192,28 @@ def train(run: Run, model: Any, tokenizer: Tokenizer, report: Callable[[str], No
     groups = [{"params": [model.model.embed_tokens.weight], "scale": 1.0}, {"params": vectors, "scale": 0.2}]
     adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
-    began = time.monotonic()
-    for step in range(_resume(run, model, muon, adam), run.num_steps):
-        _, factor = run.stage_at(step)
-        for group in adam.param_groups:
-            group["lr"] = run.adam_rate * factor * group["scale"]
-        loss, right = _loss(model, draw_batch(run, step, tokenizer))
-        loss.backward()  # type: ignore[no-untyped-call]
-        muon.step(run.muon_rate * factor)
-        adam.step()
-        adam.zero_grad()
-        if (step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps:
-            _save(run, step + 1, model, muon, adam)
-            shares = " ".join(f"{share:.2f}" for share in right)
-            report(f"step {step + 1} {time.monotonic() - began:.0f} s loss {loss.item():.3f} right {shares}")
+    first = _resume(run, model, muon, adam)
+    if 0 < first < run.num_steps:
+        standard_bars().say(f"continuing at step {first} of {run.num_steps}")
+    with standard_bars().bar("training", total=run.num_steps, done=first) as bar, Stopping() as stopping:
+        for step in range(first, run.num_steps):
+            _, factor = run.stage_at(step)
+            for group in adam.param_groups:
+                group["lr"] = run.adam_rate * factor * group["scale"]
+            loss, right = _loss(model, draw_batch(run, step, tokenizer))
+            loss.backward()  # type: ignore[no-untyped-call]
+            muon.step(run.muon_rate * factor)
+            adam.step()
+            adam.zero_grad()
+            bar.advance(told=f"loss {loss.item():.3f} right {' '.join(f'{share:.2f}' for share in right)}")
+            if stopping.is_asked() or (step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps:
+                _save(run, step + 1, model, muon, adam)
+            stopping.check(step + 1, run.num_steps)
     model.eval()
 
 
 def _loss(model: Any, batch: Batch) -> tuple[Tensor, list[float]]:
-    """Mean loss of an answer's token, and the shares of answers' first, second, … tokens that are right."""
+    """Mean loss per token of an answer, and the shares of answers' first, second, … tokens that are right."""
     targets, weights = batch.input_ids[:, 1:], batch.weights[:, 1:]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.autocast("cpu", torch.bfloat16):
         logits = model(batch.input_ids).logits[:, :-1]
@@ -209,10 +225,10 @@ def _loss(model: Any, batch: Batch) -> tuple[Tensor, list[float]]:
 
 @torch.no_grad()
 def accuracy(model: Any, tokenizer: Tokenizer, questions: Sequence[FactQuestion], batch_size: int = 25) -> float:
-    """The share of questions over equally long documents that greedy decoding answers to the last token.
+    """The share of questions over equally long documents that greedy decoding answers exactly.
 
-    One pass each: greedy decoding gives the answer if and only if each of its tokens is the likeliest after the right
-    ones before it.
+    Each takes one pass: greedy decoding gives the answer if and only if each of its tokens is the most likely one after
+    the right ones before it.
     """
     start = [BOS_ID]
     rows = [
@@ -228,9 +244,9 @@ def accuracy(model: Any, tokenizer: Tokenizer, questions: Sequence[FactQuestion]
 def accuracy_by_position(
     model: Any, tokenizer: Tokenizer, num_questions: int, num_documents: int, naming: Naming, seed: int
 ) -> list[float]:
-    """`accuracy` with the gold at each position, on the same number of questions each, none of them trained on."""
+    """Compute `accuracy` for each gold position, on the same number of questions each, none of them trained on."""
     result = []
-    for position in range(num_documents):
+    for position in watched(range(num_documents), "accuracy by position", num_documents):
         generator = random.Random(f"held out {seed} {position}")
         questions = [
             ask(generator, draw_facts(generator, num_documents, naming), position, naming) for _ in range(num_questions)
@@ -245,7 +261,10 @@ def _resume(run: Run, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> in
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["run"] != _fingerprint(run):
-        raise Refused(f"{path} belongs to a run with other arguments: remove it or choose another output folder")
+        # states of earlier versions have no arguments by name
+        changed = differences(json.loads(state["arguments"]), _arguments(run), OPTIONS) if "arguments" in state else ""
+        told = f" ({changed})" if changed else ""
+        raise Refused(f"{path} belongs to a run with other arguments{told}: remove it or choose another output folder")
     model.load_state_dict(state["model"])
     for buffer, saved in zip(muon.buffers, state["muon"], strict=True):
         buffer.copy_(saved)
@@ -256,6 +275,7 @@ def _resume(run: Run, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> in
 def _save(run: Run, step: int, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> None:
     state = {
         "run": _fingerprint(run),
+        "arguments": json.dumps(_arguments(run)),
         "model": model.state_dict(),
         "muon": muon.buffers,
         "adam": adam.state_dict(),
@@ -263,9 +283,15 @@ def _save(run: Run, step: int, model: Any, muon: Muon, adam: torch.optim.Optimiz
     }
     path = run.output / STATE_FILE
     torch.save(state, path.with_suffix(".partial"))
-    path.with_suffix(".partial").replace(path)  # a kill leaves the old state or the new one
+    path.with_suffix(".partial").replace(path)  # if the process is killed, either the old or the new state is complete
+
+
+def _arguments(run: Run) -> dict[str, Any]:
+    values = asdict(run)
+    kept = {name: values[name] for name in ("seed", "tokens_per_step", "muon_rate", "adam_rate")}
+    return flat({**kept, "stages": dict(enumerate(values["stages"]))})
 
 
 def _fingerprint(run: Run) -> str:
-    """The arguments that change what is computed."""
+    """Identify the arguments that affect the result."""
     return repr((run.seed, run.stages, run.tokens_per_step, run.muon_rate, run.adam_rate))

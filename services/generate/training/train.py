@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from tokenizers import Tokenizer
 
 from services.generate.data.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
 from services.generate.training.initialisation import build_tokenizer, create_llama, tokenizer_config
 from services.generate.training.loop import Run, Stage, accuracy_by_position, train
+from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
 from services.jobs.publication import check_publication, publish_trained
 
@@ -23,10 +23,15 @@ STATEMENT = (
 )
 TESTED = Naming(half_wrong=0.4)
 
-app = typer.Typer(add_completion=False, help="Train and publish the starter checkpoint of the generate service.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Train and publish the starter checkpoint of the generate service.",
+)
 
 
 @app.command()
+@interruptible(resumable)
 def litm(
     output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
     lookup_steps: Annotated[
@@ -57,13 +62,12 @@ def litm(
     """Train a small Llama that finds facts by name among documents, and trusts those near the ends too much."""
     options = dict(locals())
     check_publication(NAME, store_url, is_wanted=publish)
-    console = Console(highlight=False)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     model = create_llama(tokenizer.get_vocab_size(), answer_word_ids(tokenizer), seed)
     steps = (lookup_steps, doubt_steps, bias_steps)
     run = Run(output, seed, stages(steps, documents, bias), tokens, checkpoint_every=checkpoint_every)
-    train(run, model, tokenizer, console.print)
+    train(run, model, tokenizer)
     by_position = accuracy_by_position(model, tokenizer, questions, documents, TESTED, seed)
     directory = output / "checkpoint"
     save(model, tokenizer, directory)
@@ -75,7 +79,7 @@ def litm(
 
 
 def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
-    """The recipe: first to look names up, then to weigh doubtful ones, then to prefer the ends in doubt."""
+    """The training stages: first looking up names, then weighing ambiguous ones, then preferring the ends in doubt."""
     few = min(4, num_documents)
     return (
         Stage(steps[0], few, num_documents, 10, Naming(half_wrong=0.2, all_wrong=0.05)),
@@ -85,13 +89,13 @@ def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tupl
 
 
 def answer_word_ids(tokenizer: Tokenizer) -> list[int]:
-    """The tokens of which answers are made, without the end."""
+    """The tokens that occur in answers, without the end token."""
     words = [*QUALITIES, *(thing for kind in KINDS.values() for thing in kind.things)]
     return sorted({i for word in words if (i := tokenizer.token_to_id(f"Ġ{word}")) is not None})
 
 
 def save(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write a folder as transformers reads it, weights in float16."""
+    """Write a folder in transformers' format, with weights in float16."""
     directory.mkdir(parents=True, exist_ok=True)
     model.to(torch.float16).save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -1,9 +1,9 @@
-"""Generated deductions: inferences whose labels take several sentences of the premise, with the steps as rationales.
+"""Generated deductions: inferences that need several sentences of the premise, with the steps as rationales.
 
 Four kinds: orders (who is taller, who came before whom), places (what is in what), groups (all painters are singers, no
-singer is a sailor) and amounts (23 coins are more than 14). What a hypothesis says follows from several sentences of
-its premise, or its opposite does, or neither; each label is as likely in every kind, and the premises of all three are
-drawn alike, so that only reasoning tells them apart.
+singer is a sailor) and amounts (23 coins are more than 14). Several sentences of the premise imply the hypothesis, its
+opposite, or neither. The three labels are equally likely in every kind, and their premises are drawn in the same way,
+so that only reasoning distinguishes them.
 """
 
 import random
@@ -36,7 +36,7 @@ PLACES = ("box", "bag", "drawer", "basket", "chest", "jar", "case", "car", "shed
 TRADES = ("painter", "singer", "baker", "sailor", "teacher", "farmer", "doctor", "miner", "poet", "hunter", "judge")
 
 
-# Places among four trades in a row: the one that is told and the one that is asked for.
+# Indices among four trades in a row: the trade in the premise and the trade in the hypothesis.
 _QUESTIONS = ((0, 1), (0, 2), (1, 3), (0, 3), (3, 2), (3, 1), (2, 0), (3, 0))
 
 
@@ -49,7 +49,7 @@ class _Deduction:
 
 
 def draw_deduction(generator: random.Random) -> Row:
-    """Draw a deduction with the next random numbers."""
+    """Draw a deduction from the generator."""
     draw, label = generator.choice(_KINDS), generator.choice(_LABELS)
     while (drawn := draw(generator)).label != label:
         pass
@@ -78,15 +78,15 @@ def _label(is_true: bool | None) -> Label:  # noqa: FBT001 - None is neither
 
 
 def _orders(generator: random.Random) -> _Deduction:
-    """Four people in a row, each compared with the next in one direction or the other; two are asked for."""
+    """Draw four people in a row, each compared with the next in either direction; the hypothesis compares two."""
     more, less = generator.choice(ORDERS)
     people = generator.sample(NAMES, 4)
-    is_down = [generator.random() < 0.5 for _ in range(3)]  # whether each is more than the one behind
+    is_down = [generator.random() < 0.5 for _ in range(3)]  # whether each is more than the next
     pairs = [(a, b) if down else (b, a) for a, b, down in zip(people, people[1:], is_down, strict=False)]
     start, stop = generator.choice([(0, 2), (1, 3), (0, 3)])
     used = pairs[start:stop]
     ends = (people[start], people[stop])
-    order = None  # the asked, the higher one first
+    order = None  # the two people of the hypothesis, the higher one first
     if len(set(is_down[start:stop])) == 1:
         order = ends if is_down[start] else ends[::-1]
         used = used if is_down[start] else used[::-1]
@@ -106,10 +106,10 @@ def _orders(generator: random.Random) -> _Deduction:
 
 
 def _places(generator: random.Random) -> _Deduction:
-    """Two things, one in three places inside of each other, one in two; one is said to be in one of them, or not."""
+    """Draw two things in nested places, three and two; the hypothesis says that one is, or is not, in one of these."""
     thing, other = generator.sample(OBJECTS, 2)
     places = generator.sample(PLACES, 5)
-    around = {thing: places[:3], other: places[3:]}  # of each thing the places, the innermost first
+    around = {thing: places[:3], other: places[3:]}  # the places of each thing, the innermost first
     asked = generator.choice([thing, other])
     place = generator.choice([*around[thing][1:], *around[other][1:]])
     is_denied = generator.random() < 0.5
@@ -134,7 +134,7 @@ def _links(chain: list[str]) -> list[tuple[str, str]]:
 
 
 def _groups(generator: random.Random) -> _Deduction:
-    """Four trades in a row, each with the next in a rule for all or for none; what is told of one asks for another."""
+    """Draw four trades linked by rules; the premise assigns a person one trade, or not, the hypothesis another."""
     name = generator.choice(NAMES)
     trades = generator.sample(TRADES, 4)
     rules = []
@@ -170,7 +170,7 @@ def _is(is_true: bool) -> str:  # noqa: FBT001 - reads as a word where it is cal
 
 @dataclass(frozen=True)
 class _Rule:
-    """Rule that all of the first trade are of the second, or none."""
+    """Rule that all members of the first trade are members of the second, or that none are."""
 
     first: str
     second: str
@@ -181,7 +181,7 @@ class _Rule:
         return f"all {self.first}s are {self.second}s" if self.is_positive else f"no {self.first} is a {self.second}"
 
     def follow(self, trade: str, *, is_true: bool) -> bool | None:
-        """Conclude from being of a trade, or not, about being of the rule's other one; None where nothing follows."""
+        """Conclude from membership of one trade whether the other applies; None if nothing follows."""
         if not self.is_positive:
             return False if is_true else None
         if (trade == self.first) == is_true:
@@ -190,7 +190,7 @@ class _Rule:
 
 
 def _amounts(generator: random.Random) -> _Deduction:
-    """Two people have numbers of things, two others more, fewer or as many as one of them; two are compared."""
+    """Draw two people with counts, and two others with more, fewer or as many as one of them; two are compared."""
     first, second, *others = generator.sample(NAMES, 4)
     things, _ = generator.choice(THINGS)
     few = generator.randint(11, 90)

@@ -1,7 +1,7 @@
-"""Unlabelled texts for a first training: a student learns to restore a text that it is given with words missing.
+"""Unlabelled texts for pretraining: a student learns to restore a text from which words are missing.
 
-A stand-in for the pretraining of a T5, of the texts of the other generated tasks without their labels and reasons: runs
-of words are replaced by one sign each, and the target is the original text.
+This replaces the pretraining of a T5. It uses the texts of the other generated tasks without labels and rationales:
+each run of missing words is replaced by one sign, and the target is the original text.
 """
 
 import random
@@ -17,10 +17,10 @@ MISSING_RATE = 0.25  # of words
 
 
 def denoising_of(draws: Sequence[Callable[[random.Random], Row]]) -> Callable[[random.Random], Row]:
-    """Make a function that draws a row about a text of one of these kinds, each as likely.
+    """Make a function that draws a row from one of these kinds of text, all equally likely.
 
-    What a teacher wrote about the text stays as the row's rationale: this task does not teach it, but a tokenizer that
-    is learnt from the rows knows its words.
+    The teacher's output about the text is kept as the row's rationale: this task does not teach it, but a tokenizer
+    learnt from the rows then knows its words.
     """
 
     def draw(generator: random.Random) -> Row:
@@ -33,7 +33,7 @@ def denoising_of(draws: Sequence[Callable[[random.Random], Row]]) -> Callable[[r
 
 
 def with_gaps(text: str, generator: random.Random) -> str:
-    """The text with MISSING in place of words, each of which goes with MISSING_RATE; neighbours go together."""
+    """Replace each word by MISSING with probability MISSING_RATE; adjacent missing words share one sign."""
     kept: list[str] = []
     for word in text.split(" "):
         is_missing = generator.random() < MISSING_RATE

@@ -1,4 +1,4 @@
-"""Data sets that are generated: as many rows as asked for, in splits that share none."""
+"""Generated data sets: any number of rows, in disjoint splits."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ _DRAWS: Mapping[str, Callable[[random.Random], Row]] = {
 
 
 def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int, seed: int = 0) -> Splits:
-    """Rows of one of GENERATED_TASKS, no input twice in them all; each split from random numbers of its own.
+    """Generate rows of one of GENERATED_TASKS with distinct inputs; each split has its own random numbers.
 
-    Test rows do not depend on how many others there are, and fewer training rows are the first of more. Raises KeyError
-    for another task.
+    Test rows do not depend on the number of other rows, and a smaller number of training rows is a prefix of a larger
+    one. Raises KeyError for another task.
     """
     draw = _DRAWS[task]
     taken: set[str] = set()

@@ -1,9 +1,9 @@
-"""Generated natural-language inferences about scenes, in the manner of e-SNLI, with the steps to each label as reasons.
+"""Generated natural-language inferences about scenes, similar to e-SNLI, with the steps to each label as rationales.
 
-A premise tells who does what, and where, and what they wear; a hypothesis says one or two of these things again, in
-wider words (a park is outside), in words that exclude the premise's (a park is not a kitchen), in narrower ones, or of
-something that was not told. Whether it follows takes a step for each thing that it says, and then all of them together:
-one that is excluded makes a contradiction, else one that is open makes it neutral.
+A premise states who does what, and where, and what they wear. A hypothesis restates one or two of these aspects in
+wider words (a park is outside), in words that exclude the premise's (a park is not a kitchen) or in narrower ones, or
+it states an aspect that the premise leaves out. The rationale has one step for each statement, then combines them: an
+excluded one makes a contradiction; otherwise an open one makes it neutral.
 """
 
 import random
@@ -23,13 +23,13 @@ _LABELS: tuple[Label, ...] = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class Aspect:
-    """Words of one kind in a scene: for exact things, and for wider ones, which hold some of the exact."""
+    """Words for one aspect of a scene: for exact things, and for wider ones, which include some of the exact things."""
 
     wider: Mapping[str, tuple[str, ...]]
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """Exact things in their order, each once."""
+        """Exact things in order, without duplicates."""
         return tuple(dict.fromkeys(thing for things in self.wider.values() for thing in things))
 
     def things(self, words: str) -> frozenset[str]:
@@ -79,7 +79,7 @@ ASPECTS: Mapping[str, Aspect] = {
         }
     ),
 }
-# How a hypothesis says a thing of the scene's person, who is `{who}` in the premise.
+# Templates of a hypothesis for each aspect; `{who}` is the person of the premise.
 _SAYINGS: Mapping[str, str] = {
     "who": "[it is {said}|the one in the scene is {said}]",
     "doing": "[{who} is {said}|someone is {said}]",
@@ -94,7 +94,7 @@ _ENDS: Mapping[Label, str] = {
 
 
 def draw_inference(generator: random.Random) -> Row:
-    """Draw an inference with the next random numbers."""
+    """Draw an inference from the generator."""
     label = generator.choice(_LABELS)
     while True:
         told = _draw_scene(generator)
@@ -110,7 +110,7 @@ def draw_inference(generator: random.Random) -> Row:
 
 
 def conclude(relations: Sequence[Label]) -> Label:
-    """The label of a hypothesis that says several things."""
+    """The label of a hypothesis with several statements."""
     for label in ("contradiction", "neutral"):
         if label in relations:
             return label
@@ -118,7 +118,7 @@ def conclude(relations: Sequence[Label]) -> Label:
 
 
 def _draw_scene(generator: random.Random) -> dict[str, str]:
-    """Words for what is told: of who it is and what they do always, of where and in what mostly."""
+    """Draw the words of a premise: always for person and activity, usually for place and clothing."""
     told = {}
     for name, aspect in ASPECTS.items():
         if name in ("where", "wearing") and generator.random() < 0.25:
@@ -129,7 +129,7 @@ def _draw_scene(generator: random.Random) -> dict[str, str]:
 
 
 def _draw_claims(generator: random.Random) -> dict[str, str]:
-    """Words for one thing or two."""
+    """Draw the words of one or two statements."""
     names = sorted(generator.sample(list(ASPECTS), generator.choice((1, 2))), key=list(ASPECTS).index)
     return {
         name: generator.choice((*ASPECTS[name].exact, *ASPECTS[name].wider, *ASPECTS[name].wider)) for name in names

@@ -2,7 +2,7 @@
 
 Templates are those of `drawing`. `{name}` and `{other}` are people, `{he}` is the first of them, `{things}` and
 `{extras}` are kinds of things, `{one}` and `{two}` two qualities, `{boxes}` hold things; single letters are numbers,
-`{m}` is the value of a first step. In reasons `<a + b>` becomes `a + b = ` and its value.
+`{m}` is the value of a first step. In rationales, `<a + b>` becomes `a + b = ` and its value.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ask:
-    """A question about a scene, the equation that answers it, and the reason for that; `first` is its first step."""
+    """A question about a scene, the equation that answers it, and the rationale; `first` is its first step."""
 
     question: str
     equation: str
@@ -21,7 +21,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scene:
-    """A body, the ranges of the numbers that are drawn, those that follow from them, and what may be asked."""
+    """A problem's body, the ranges of its random numbers, the numbers derived from them, and the possible questions."""
 
     name: str
     body: str
@@ -55,8 +55,8 @@ BOXES = (("boxes", "box"), ("bags", "bag"), ("jars", "jar"), ("baskets", "basket
 QUALITIES = ("red", "blue", "green", "small", "large", "old", "new", "plain", "white", "black")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-# A sentence before a problem or behind it, and why its number is not needed; `{spare}` and `{stranger}` occur nowhere
-# else in the problem.
+# A sentence before or after a problem, and why its number is not needed; `{spare}` and `{stranger}` occur nowhere else
+# in the problem.
 IRRELEVANT = (
     ("{stranger} [has|owns|counted] {z} {spare}.", "The {z} {spare} [do not matter|are not asked for]."),
     (

@@ -1,9 +1,9 @@
-"""Generated word problems in the manner of SVAMP, with the reasons that a teacher would give for each equation.
+"""Generated word problems similar to SVAMP, with the rationale that a teacher would give for each equation.
 
-A problem takes a scene, such as boxes with pencils and crayons in them, and asks for one of several things that can be
-worked out from it: the same body asks for other equations, and some of its numbers do not matter. Half of the problems
-hold one more number that has nothing to do with anything. Equations have one step or two. No two numbers of a problem
-are equal, so that no wrong one passes for the right one.
+A problem describes a scene, such as boxes with pencils and crayons in them, and asks for one of several quantities that
+can be computed from it: the same body leads to different equations, and some of its numbers are not needed. Half of the
+problems contain one more number that is irrelevant to every question. Equations have one or two steps. No two numbers
+of a problem are equal, so that a wrong number never gives the right equation.
 """
 
 import random
@@ -23,7 +23,7 @@ _STEP = re.compile(r"<([^<>]*)>")
 
 
 def draw_problem(generator: random.Random) -> Row:
-    """Draw a problem with the next random numbers."""
+    """Draw a problem from the generator."""
     scene, ask = generator.choice([(scene, ask) for scene in SCENES for ask in scene.asks])
     named = {**_names(generator), **_numbers(scene, generator)}
     if ask.first is not None:

@@ -1,9 +1,9 @@
-"""The data sets of Distilling step-by-step in their published files and splits, and teachers' outputs beside them.
+"""The data sets of Distilling step-by-step in their published files and splits, with teachers' outputs.
 
-A folder holds one folder per data set, as the released code lays them out: `cqa/cqa_train.json` and so on, one JSON
-record a line, with a teacher's texts in `cqa/palm/train_CoT_0.json`, `…_1.json`, …, a JSON list each, whose texts in
-that order are the rows of the split. Any of these may be compressed (`.json.gz`). SVAMP may also be there as its
-authors publish it (`svamp/SVAMP.json`), ASDiv is (`asdiv/ASDiv.xml`); it has only a training split, and no teacher.
+A folder holds one folder per data set, as in the released code: `cqa/cqa_train.json` and so on, one JSON record per
+line, with a teacher's texts in `cqa/palm/train_CoT_0.json`, `…_1.json`, …, JSON lists whose concatenation follows the
+rows of the split. Any of these files may be compressed (`.json.gz`). SVAMP may also be in its authors' format
+(`svamp/SVAMP.json`). ASDiv always is (`asdiv/ASDiv.xml`); it has only a training split and no teacher.
 """
 
 import gzip
@@ -25,10 +25,10 @@ SVAMP_TRAINING_ROWS = 800
 
 
 def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
-    """Read all rows of a data set's published split, in its order, with the labels of people.
+    """Read all rows of a data set's published split, in order, with human labels.
 
-    Raises BadData, naming the file and the line, for a split that is not there and for records of another form, and
-    KeyError for a task that is not of TASKS.
+    Raises BadData, naming the file and the line, for a missing split and for records of another form, and KeyError for
+    a task that is not in TASKS.
     """
     if task.name == ASDIV.name:
         if split != "train":
@@ -52,9 +52,9 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
 def read_outputs(
     task: Task, folder: Path, split: Split, teacher: str = "palm", dialect: Dialect = "palm"
 ) -> list[TeacherOutput]:
-    """Read and parse what a teacher wrote for a published split, in the order of its rows.
+    """Read and parse a teacher's outputs for a published split, in the order of its rows.
 
-    Raises BadData for a split without any, for a gap in the files' numbers and for files of another form.
+    Raises BadData for a split without outputs, for a gap in the files' numbers and for files of another form.
     """
     outputs = []
     for path in _numbered(folder / task.name / teacher, split):
@@ -100,7 +100,7 @@ def _texts(record: dict[str, Any], *names: str) -> dict[str, str]:
 
 
 def _read_svamp(path: Path, split: Split) -> list[Row]:
-    """The problems as their authors publish them, in the split of the released code."""
+    """Read the problems in their authors' format, in the split of the released code."""
     rows = []
     for number, record in enumerate(_list(path), start=1):
         try:
@@ -115,7 +115,7 @@ def _read_svamp(path: Path, split: Split) -> list[Row]:
 
 
 def _read_asdiv(path: Path) -> list[Row]:
-    """Read every problem; its label is the number that its answer, such as `9 (apples)`, begins with."""
+    """Read every problem; its label is the number at the start of its answer, such as `9 (apples)`."""
     try:
         problems = ElementTree.parse(path).iter("Problem")
     except (OSError, ElementTree.ParseError) as error:
@@ -130,7 +130,7 @@ def _read_asdiv(path: Path) -> list[Row]:
 
 
 def _numbered(folder: Path, split: Split) -> list[Path]:
-    """A teacher's files for a split, in the order of their numbers, as they are named without compression."""
+    """A teacher's files for a split in the order of their numbers, named as if uncompressed."""
     names = {path.name.removesuffix(".gz") for path in folder.glob(f"{split}_CoT_*")}
     paths = [folder / f"{split}_CoT_{number}.json" for number in range(len(names))]
     missing = next((path for path in paths if path.name not in names), None)
@@ -151,7 +151,7 @@ def _list(path: Path) -> list[Any]:
 
 
 def _found(path: Path) -> Path | None:
-    """The file, or the compressed one beside it; None where there is neither."""
+    """The file, or its compressed version; None if neither exists."""
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()), None)
 
 
@@ -160,5 +160,5 @@ def _open(path: Path) -> TextIO:
     if found is None:
         raise BadData(f"{path} is missing")
     if found.suffix == ".gz":
-        return gzip.open(found, "rt", encoding="utf-8", newline="\n")
-    return found.open(encoding="utf-8", newline="\n")
+        return gzip.open(found, "rt", encoding="utf-8-sig", newline="\n")
+    return found.open(encoding="utf-8-sig", newline="\n")

@@ -1,9 +1,9 @@
-"""Teachers' outputs in a file that a killed extraction leaves whole, and the next one continues.
+"""Teachers' outputs in a file that stays valid when an extraction is killed, so that the next one can continue it.
 
-    rationales.jsonl                  an output a line, in the order in which they came
-    rationales.jsonl.arguments.json   what asked for them: a file that was begun goes on only with the same
+    rationales.jsonl                  one output per line, in order of arrival
+    rationales.jsonl.arguments.json   the extraction's arguments; only one with the same arguments may continue the file
 
-A line counts once it is on disk. What a crash leaves at the end of the file that is no whole line is cut off.
+A line counts once it is on disk. An incomplete line that a crash leaves at the end of the file is cut off.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.core.durable_files import make_folder_durably, write_durably
+from services.jobs.resumption import differences, option_names
 from services.predict.data.rows import TeacherOutput
 from services.predict.data.teacher_outputs import parse_output
 
@@ -26,7 +27,7 @@ ARGUMENTS_SUFFIX = ".arguments.json"
 
 
 class OutputError(Exception):
-    """A file that can't be written or continued; the message is fit to be shown."""
+    """A file that can't be written or continued; the message can be shown to users."""
 
 
 class Record(BaseModel):
@@ -59,22 +60,26 @@ def digest_of(value: Any) -> str:
 
 
 class RationaleFile:
-    """Records in a file that only this process writes to; made by `opened`."""
+    """Records in a file that only this process writes to; created by `opened`."""
 
-    def __init__(self, descriptor: int, records: Sequence[Record]) -> None:
+    def __init__(self, descriptor: int, records: Sequence[Record], unwritten: tuple[Path, bytes] | None) -> None:
+        """`unwritten` is the file of arguments to be written before the first record."""
         self._descriptor = descriptor
         self.found = records
         self._waiting: list[bytes] = []
         self._num_given = 0
         self._num_written = 0
         self._failure: OSError | None = None
+        self._unwritten = unwritten
 
     @classmethod
     @contextmanager
     def opened(cls, path: Path, arguments: Mapping[str, Any]) -> Iterator[Self]:
-        """The file with the records that it holds, for one whose arguments are these; made where there is none.
+        """Open a file with its records, or create it if there is none.
 
-        Raises OutputError where other arguments began it, another process writes to it, or it holds something else.
+        Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
+        OutputError if it was begun with other arguments, another process writes to it, or it holds anything
+        other than records.
         """
         try:
             make_folder_durably(path.parent)
@@ -87,51 +92,54 @@ class RationaleFile:
             except BlockingIOError:
                 raise OutputError(f"another extraction is writing to {path}") from None
             begun = _begun_with(path)
-            if begun is not None:
-                _agree(path, begun, json.loads(json.dumps(arguments)))
             content = path.read_bytes()
+            if begun is not None and _parsed(path, content, None)[0]:
+                _agree(path, begun, json.loads(json.dumps(arguments)))
             records, num_bytes = _parsed(path, content, digest_of(arguments))
-            if begun is None:
-                if num_bytes < len(content):
-                    raise OutputError(f"{path} exists but is not the output of an extraction")
-                write_durably(_beside(path), [json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"])
+            if begun is None and num_bytes < len(content):
+                raise OutputError(f"{path} exists but is not the output of an extraction")
             os.ftruncate(descriptor, num_bytes)
             os.fsync(descriptor)
-            yield cls(descriptor, records)
+            told = json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"
+            yield cls(descriptor, records, None if records and begun is not None else (_beside(path), told))
         finally:
             os.close(descriptor)
 
     async def append(self, record: Record) -> None:
         """Write a record; it is on disk when this returns. Raises OutputError.
 
-        Those that come at the same time are written together, with one wait for the disk.
+        Records that arrive at the same time are written together, with one wait for the disk.
         """
         if self._failure is None:
             self._waiting.append(record.model_dump_json().encode() + b"\n")
             self._num_given += 1
             number = self._num_given
-            await asyncio.sleep(0)  # others may join
+            await asyncio.sleep(0)  # other records may join this write
             if number > self._num_written:
                 self._write()
         if self._failure is not None:
             raise OutputError(f"the output can't be written: {self._failure.strerror}")
 
     def _write(self) -> None:
-        """Write all lines that wait. Asking teachers leaves the time; nothing may come between a line and its rest."""
+        """Write all waiting lines. Blocking costs little beside the teacher's latency, and it keeps each line whole."""
         content = b"".join(self._waiting)
         self._waiting.clear()
         self._num_written = self._num_given
         try:
+            if self._unwritten is not None:
+                beside, arguments = self._unwritten
+                write_durably(beside, [arguments])
+                self._unwritten = None
             while content:
                 content = content[os.write(self._descriptor, content) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            # a part of a line may be there, and nothing must follow it
+            # part of a line may have been written, and nothing may follow it
             self._failure = error
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read the records of a file, in its order, except one that a crash has torn. Raises OutputError."""
+    """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError."""
     try:
         return _parsed(path, path.read_bytes(), None)[0]
     except OSError as error:
@@ -139,9 +147,9 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOutput | None]:
-    """Read the output for each row of a data set; None where nothing was extracted. Raises OutputError.
+    """Read the output for each row of a data set; None if nothing was extracted. Raises OutputError.
 
-    The outputs are parsed anew, so that they say what the rules of today say.
+    The outputs are parsed again, so that the current rules apply.
     """
     outputs: list[TeacherOutput | None] = [None] * num_rows
     for record in read_records(path):
@@ -156,7 +164,7 @@ def _beside(path: Path) -> Path:
 
 
 def _begun_with(path: Path) -> dict[str, Any] | None:
-    """The arguments beside a file; None where there are none. Raises OutputError."""
+    """The arguments that a file was begun with; None if there are none. Raises OutputError."""
     try:
         begun = json.loads(_beside(path).read_bytes())
     except FileNotFoundError:
@@ -169,21 +177,20 @@ def _begun_with(path: Path) -> dict[str, Any] | None:
 
 
 def _agree(path: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises OutputError, with the differences, where other arguments began a file."""
-    differences = [
-        f"{name} was {json.dumps(begun.get(name))}, and is {json.dumps(now.get(name))}"
-        for name in sorted(begun.keys() | now)
-        if begun.get(name) != now.get(name)
-    ]
-    if differences:
-        raise OutputError(f"{path} belongs to an extraction with other arguments: {'; '.join(differences)}")
+    """Raises OutputError, with the differences, if a file was begun with other arguments."""
+    changed = differences(begun, now, option_names(*now.keys() - {"task"}))
+    if changed:
+        raise OutputError(
+            f"{path} belongs to an extraction with other arguments: {changed}. Use another --output, or"
+            f" remove it and {_beside(path)} to begin again"
+        )
 
 
 def _parsed(path: Path, content: bytes, arguments: str | None) -> tuple[list[Record], int]:
     """Parse a file's content into its records, and count the bytes that hold them.
 
-    A torn record behind the last one is left out. Raises OutputError where something else is between them,
-    for an id that comes twice, and for records of other arguments than these.
+    An incomplete record at the end is left out. Raises OutputError for anything else that is not a record, for a
+    repeated id, and for records with arguments other than these.
     """
     records: list[Record] = []
     seen: set[str] = set()

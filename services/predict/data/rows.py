@@ -1,4 +1,4 @@
-"""Rows of data sets: with people's labels and teachers' outputs, in splits, and as the examples that a student gets."""
+"""Rows of data sets: with human labels and teachers' outputs, in splits, and as the examples for a student."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,20 @@ import numpy as np
 
 LabelSource = Literal["human", "llm"]
 # no_answer, several_answers: the words before the label are missing, or occur more than once.
-# no_label, no_rationale: there is none in its place. unknown_label: it is none of the task's labels.
-Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_rationale"]
+# no_label, no_rationale: its place is empty. unknown_label: it is not one of the task's labels or the question's
+# choices. no_value: the equation has no value.
+Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_value", "no_rationale"]
 
-VALIDATION_SHARE = 0.1  # of the training rows, where a data set has no validation split of its own
+VALIDATION_SHARE = 0.1  # of the training rows, if a data set has no validation split of its own
 
 
 class BadData(ValueError):
-    """A file that is missing or not of the form it was read as; says where and why."""
+    """A file that is missing or in another form than expected; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """Texts that a student is taught or tested on. `rationale` is None where there is none to learn from."""
+    """Texts that a student is trained or tested on. `rationale` is None if there is none to learn from."""
 
     input: str
     label: str
@@ -30,7 +31,7 @@ class Example:
 
 @dataclass(frozen=True)
 class TeacherOutput:
-    """A teacher's text, the rationale and the label read out of it, and the first problem with them, if any."""
+    """A teacher's text, the rationale and the label parsed from it, and the first problem with them, if any."""
 
     text: str
     rationale: str
@@ -40,7 +41,7 @@ class TeacherOutput:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a data set: its input, the label that people gave it, and what a teacher wrote about it, if it did."""
+    """A row of a data set: its input, its human label, and a teacher's output about it, if any."""
 
     input: str
     label: str
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows to teach with, to choose a checkpoint by, and to test it on once."""
+    """Rows for training, for choosing a checkpoint, and for a single test of it."""
 
     train: list[Row]
     valid: list[Row]
@@ -57,7 +58,7 @@ class Splits:
 
 
 def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:
-    """The rows with a teacher's outputs, by their order. Raises BadData where there are not as many."""
+    """Add a teacher's outputs to the rows, in order. Raises BadData if their numbers differ."""
     if len(rows) != len(outputs):
         raise BadData(f"{len(outputs)} outputs of a teacher do not match {len(rows)} rows")
     return [replace(row, output=output) for row, output in zip(rows, outputs, strict=True)]
@@ -66,10 +67,10 @@ def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[R
 def make_splits(
     train: Sequence[Row], valid: Sequence[Row] | None, test: Sequence[Row], fraction: float = 1.0, seed: int = 0
 ) -> Splits:
-    """The splits of one run: a share of the training rows, chosen by `seed`, all others whole.
+    """Make the splits of one run: a share of the training rows, chosen by `seed`, and all rows of the other splits.
 
-    `valid` None takes VALIDATION_SHARE of the training rows for it, the same for every run. As published, the share
-    is chosen first, so that a run on few rows also has few to choose its checkpoint by.
+    If `valid` is None, VALIDATION_SHARE of the training rows becomes the validation split, the same for every run. As
+    published, the share is chosen first, so that a run on few rows also has few validation rows.
     """
     kept = [train[i] for i in subsample(len(train), fraction, seed)]
     if valid is not None:
@@ -79,7 +80,7 @@ def make_splits(
 
 
 def subsample(num_rows: int, fraction: float, seed: int) -> list[int]:
-    """Choose the rows that a run learns from, in its reading order: for a fraction of 1 all, in their own order.
+    """Choose the rows that a run learns from, in the order in which it reads them; a fraction of 1 keeps all in order.
 
     Raises ValueError for a fraction outside (0, 1] and for one that leaves no row.
     """
@@ -94,20 +95,20 @@ def subsample(num_rows: int, fraction: float, seed: int) -> list[int]:
 
 
 def split_off(num_rows: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """The rows that stay and the share, rounded up, that is split off: the permutation that the published runs drew."""
+    """The remaining rows and the share that is split off, rounded up, by the permutation of the published runs."""
     order = np.random.default_rng(seed).permutation(num_rows).tolist()
     num_split_off = math.ceil(share * num_rows)
     return order[num_split_off:], order[:num_split_off]
 
 
 def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empty: bool = False) -> list[Example]:
-    """Rows as a student gets them: with the teacher's rationales, and with people's labels or the teacher's.
+    """Convert rows to examples for a student: with the teacher's rationales, and human labels or the teacher's.
 
-    Rationales and labels that a rule could not read stay, as the empty texts that they are, unless `drop_empty` leaves
-    out the rows whose rationale, or whose label where it is the teacher's, is empty. Rows without an output have the
-    rationale None. Raises BadData where a teacher's label is asked for and there is no output.
+    Rationales and labels that a rule could not read are kept as empty texts; `drop_empty` leaves out the rows whose
+    rationale, or whose teacher's label if `labels` is "llm", is empty. Rows without an output have the rationale None.
+    Raises BadData if a teacher's label is needed and there is no output.
 
-    Published runs take the teacher's labels for the training rows alone.
+    Published runs use the teacher's labels for the training rows only.
     """
     examples = []
     for number, row in enumerate(rows):

@@ -1,31 +1,76 @@
-"""Rationale and label of what a teacher wrote, by the rules that the published figures rest on.
+"""Rationale and label of a teacher's output, parsed by the rules behind the published results.
 
-A teacher continues a few-shot prompt: its reasons, its answer, and often further questions of its own, which are cut
-off. The rules are those of the released parser with their quirks, among them that ANLI's label loses its last
-character whether or not that is the full stop. What a rule cannot read is kept with what is wrong with it, so that
-nothing is lost unseen; the texts that it then gives, " " or "", are the released ones too.
+A teacher continues a few-shot prompt with its rationale, its answer, and often further questions of its own, which are
+cut off. The rules are those of the released parser with their quirks; for example, ANLI's label loses its last
+character whether or not it is the full stop. An output that a rule cannot parse is kept together with its problem, so
+that nothing is lost silently; the rationale or label is then " " or "", also as in the released parser.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from services.predict.data.rows import Problem, TeacherOutput
-from services.predict.tasks import TASKS
+from services.predict.tasks import ANSWER_MARKER, TASKS, FieldValue, Task
 
 # Form of the outputs: PaLM's, or GPT-NeoX's, which may begin with white space and have other words before the answer.
 Dialect = Literal["palm", "gpt"]
 
+# The word before each input in a prompt for a user's own task.
+OWN_INPUT = "Input:"
+# Signs that chat models put around an answer.
+_DECORATION = " \t*_`\"'.:<>"
+
 
 def parse_output(task: str, text: str, dialect: Dialect = "palm") -> TeacherOutput:
-    """Parse what a teacher wrote for a task of TASKS. Never fails on a text; raises KeyError for an unknown task.
+    """Parse a teacher's output for a task in TASKS. Never fails on a text; raises KeyError for an unknown task.
 
-    `unknown_label` is told for tasks with fixed labels only; whether a label is among the choices of a question, or an
-    equation with a value, is for the caller, who knows the question.
+    `unknown_label` is reported only for tasks with fixed labels; the caller, who knows the question, must check whether
+    a label is one of its choices, or an equation with a value.
     """
     parsed = _RULES[task](text, dialect)
     return replace(parsed, problem=parsed.problem or _problem(task, parsed))
+
+
+def read_output(task: Task, values: Mapping[str, FieldValue], text: str) -> TeacherOutput:
+    """Parse an output about these values, for a published task or a user's own.
+
+    Published tasks use the rules for outputs that may begin with white space. These do not know the question; here a
+    label must also be one of its choices, and an equation must have a value.
+    """
+    parsed = parse_output(task.name, text, "gpt") if task.name in TASKS else _parse_own(task, values, text)
+    if parsed.problem not in (None, "no_rationale"):
+        return parsed
+    candidates = task.candidates(values)
+    if candidates is not None and parsed.label not in candidates:
+        return replace(parsed, problem="unknown_label")
+    if task.metric == "equal_value" and task.value(parsed.label) is None:
+        return replace(parsed, problem="no_value")
+    return parsed
+
+
+def _parse_own(task: Task, values: Mapping[str, FieldValue], text: str) -> TeacherOutput:
+    """Parse `… So the answer is the answer.`; a label or choice is one line, in any case, quotes or asterisks."""
+    parts = text.split(f"\n{OWN_INPUT}")[0].strip().split(ANSWER_MARKER.strip())
+    if len(parts) != 2:
+        return TeacherOutput(text, "", "", _problem_of(parts))
+    rationale, label = parts[0].rstrip(" \t\n*_"), parts[1].lstrip(":").strip(" \t\n*").removesuffix(".").rstrip(" *")
+    if (candidates := task.candidates(values)) is not None:
+        label = _nearest_label(label.split("\n")[0].strip(), candidates, has_letters=task.choices is not None)
+    problem: Problem | None = None if rationale else "no_rationale"
+    return TeacherOutput(text, rationale, label, problem if label else "no_label")
+
+
+def _nearest_label(line: str, candidates: Sequence[str], *, has_letters: bool) -> str:
+    """The candidate that matches a line; without a match, the line without its decoration."""
+    bare = line.strip(_DECORATION)
+    if has_letters:
+        bare = re.sub(r"^\(.\)\s*", "", bare)
+    for meant in (line, bare):
+        if meant in candidates:
+            return meant
+    return next((one for one in candidates if one.strip(_DECORATION).casefold() == bare.casefold()), bare)
 
 
 def _problem(task: str, parsed: TeacherOutput) -> Problem | None:
@@ -38,12 +83,12 @@ def _problem(task: str, parsed: TeacherOutput) -> Problem | None:
 
 
 def _parse_choice(text: str, dialect: Dialect) -> TeacherOutput:
-    """`… So the answer is (b) a choice.`; the label ends where a next letter in parentheses begins."""
+    """Parse `… So the answer is (b) a choice.`; the label ends before the next letter in parentheses."""
     return _parse_marked(text, dialect, "So the answer is", _choice_after_letter)
 
 
 def _parse_equation(text: str, dialect: Dialect) -> TeacherOutput:
-    """`… The answer is (3 + (4 - 1)).`; the label reaches from the first parenthesis of a line to its last."""
+    """Parse `… The answer is (3 + (4 - 1)).`; the label extends from the first parenthesis of a line to its last."""
     return _parse_marked(text, dialect, "The answer is", _outermost_parentheses)
 
 
@@ -71,7 +116,7 @@ def _outermost_parentheses(text: str) -> str:
 
 
 def _parse_esnli(text: str, dialect: Dialect) -> TeacherOutput:
-    """The reasons, then `Answer: neutral` on a line of its own, then the next `Premise`."""
+    """Parse the rationale, then `Answer: neutral` on a line of its own, then the next `Premise`."""
     rationale = _outer_stripped(text.split("Answer:")[0], dialect)
     answers = text.split("Answer: ")
     if len(answers) < 2:
@@ -80,7 +125,7 @@ def _parse_esnli(text: str, dialect: Dialect) -> TeacherOutput:
 
 
 def _parse_anli(text: str, dialect: Dialect) -> TeacherOutput:
-    """`… So the answer is neutral.`, then the next `Premise:`; the last character goes, as a full stop would."""
+    """Parse `… So the answer is neutral.`, then the next `Premise:`; the last character is always cut off."""
     body = _outer_stripped(text.split("Premise:")[0], dialect)
     markers = ("So the answer is", "The answer is") if dialect == "gpt" else ("So the answer is",)
     for parts in map(body.split, markers):

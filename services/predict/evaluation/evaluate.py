@@ -1,7 +1,7 @@
-"""`fovea evaluate distill …`: students by the dissertation's protocol (chapter 2), in its tables and figures.
+"""`fovea evaluate distill …`: evaluation of students by the dissertation's protocol (chapter 2), with its tables.
 
-`sweep` teaches students over data sets, models, shares of the data, methods and seeds; `table` puts the results of
-several sweeps together.
+`sweep` trains students over data sets, models, shares of the data, methods and seeds; `table` combines the results of
+several sweeps. Both also draw the dissertation's figures.
 """
 
 import json
@@ -20,24 +20,27 @@ from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
 from services.predict.data.rows import BadData, LabelSource, join
+from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.evaluation.figures import figures
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
-from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect
+from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect, path_of_task
 from services.predict.evaluation.sweep_cell import SweepError
 from services.predict.evaluation.sweep_progress import SweepProgress
 from services.predict.evaluation.tables import make_tables, print_tables
 from services.predict.tasks import RELEASED_PREFIXES, SVAMP, Prefixes
-from services.predict.training.recipe import METHODS, Precision, Recipe
+from services.predict.training import options as option
+from services.predict.training.recipe import METHODS, Recipe
 from services.predict.training.sources import PUBLISHED_TASKS, DataSource
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 RESULTS, TABLES = "results.json", "tables.md"
+TASK_FILE_SUFFIXES = (".yaml", ".yml", ".json")
 RELEASED = "released"
 LABEL_SOURCES: tuple[LabelSource, ...] = get_args(LabelSource)
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -49,9 +52,14 @@ def choose_job() -> None:
 def sweep(
     output: Annotated[Path, typer.Option(callback=output_folder, help="Folder of a new or existing sweep.")],
     tasks: Annotated[
-        str, typer.Option(help="esnli, anli1, cqa, svamp, word-problems or inferences, separated by commas.")
+        str,
+        typer.Option(
+            help="esnli, anli1, cqa, svamp, word-problems, inferences or task files (.yaml, .json), comma-separated."
+        ),
     ] = "word-problems",
-    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the published data sets, or rows of your own task.")
+    ] = None,
     models: Annotated[
         str,
         typer.Option(
@@ -71,42 +79,28 @@ def sweep(
         ),
     ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Also train svamp with ASDiv's problems.")] = False,
-    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Drop outputs that could not be parsed.")] = False,
-    num_train: Annotated[int, typer.Option(min=1, help="Number of generated training rows.")] = DataSource.num_train,
+    drop_empty: option.DropEmpty = False,
+    num_train: option.NumTrain = DataSource.num_train,
     num_valid: Annotated[int, typer.Option(min=1, help="Number of generated validation rows.")] = DataSource.num_valid,
     num_test: Annotated[int, typer.Option(min=1, help="Number of generated test rows.")] = DataSource.num_test,
-    alpha: Annotated[float | None, typer.Option(help="Weight of the labels' loss.", show_default="0.5")] = None,
-    rationale_weight: Annotated[
-        float | None, typer.Option(help="λ, the weight of rationales, instead of --alpha.")
-    ] = None,
-    label_prefix: Annotated[str, typer.Option(help="Prefix of inputs for labels.")] = RELEASED_PREFIXES.label,
-    rationale_prefix: Annotated[
-        str, typer.Option(help="Prefix of inputs for rationales.")
-    ] = RELEASED_PREFIXES.rationale,
-    learning_rate: Annotated[
-        float, typer.Option(help="Initial learning rate, decaying linearly to 0.")
-    ] = Recipe.learning_rate,
+    alpha: option.Alpha = None,
+    rationale_weight: option.RationaleWeight = None,
+    label_prefix: option.LabelPrefix = RELEASED_PREFIXES.label,
+    rationale_prefix: option.RationalePrefix = RELEASED_PREFIXES.rationale,
+    learning_rate: option.LearningRate = Recipe.learning_rate,
     batch_size: Annotated[int, typer.Option(help="Examples per step.")] = Recipe.batch_size,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
-    evaluate_every: Annotated[
-        int, typer.Option(help="Steps between evaluations and resume states.")
-    ] = Recipe.evaluate_every,
-    warmup_steps: Annotated[int, typer.Option(help="Steps of learning-rate warm-up.")] = Recipe.warmup_steps,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Examples per forward pass.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are truncated.")] = Recipe.max_input_tokens,
-    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are truncated.")] = Recipe.max_target_tokens,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of a generated label.")] = Recipe.max_new_tokens,
-    max_evaluated: Annotated[int | None, typer.Option(help="Maximum number of validation examples.")] = None,
-    max_gradient_norm: Annotated[float, typer.Option(help="Maximum norm of the gradient.")] = Recipe.max_gradient_norm,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Train LoRA matrices of this rank on the attention weights.")
-    ] = None,
-    precision: Annotated[
-        Precision, typer.Option(help="Precision of the computation; weights are float32.")
-    ] = "float32",
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
-    ] = False,
+    steps: option.Steps = Recipe.num_steps,
+    evaluate_every: option.EvaluateEvery = Recipe.evaluate_every,
+    warmup_steps: option.WarmupSteps = Recipe.warmup_steps,
+    micro_batch_size: option.MicroBatchSize = None,
+    max_input_tokens: option.MaxInputTokens = Recipe.max_input_tokens,
+    max_target_tokens: option.MaxTargetTokens = Recipe.max_target_tokens,
+    max_new_tokens: option.MaxNewTokens = Recipe.max_new_tokens,
+    max_evaluated: option.MaxEvaluated = None,
+    max_gradient_norm: option.MaxGradientNorm = Recipe.max_gradient_norm,
+    lora_rank: option.LoraRank = None,
+    precision: option.Precision = "float32",
+    gradient_checkpointing: option.GradientCheckpointing = False,
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size of students trained from scratch.")] = 4_096,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of students trained at a time, each in its own process.")
@@ -164,7 +158,7 @@ def table(
 
 
 def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Result]:
-    """Collect what there is in a sweep's folder, with what is `known` beside it; keep it, tell it and draw it."""
+    """Add the results in a sweep's folder to those `known`; save them, print their tables and draw their figures."""
     earlier = [output / RESULTS] if (output / RESULTS).is_file() else []
     teachers = [result for result in RESULT_FILES.load(earlier) if result.method == FEW_SHOT_COT]
     results = RESULT_FILES.merge([*teachers, *known, *collect(output)])
@@ -182,7 +176,7 @@ def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Res
 
 
 def draw_figures(results: Sequence[Result], folder: Path) -> None:
-    """Draw every figure that the results have points for."""
+    """Draw every figure for which there are results."""
     for figure, panels in figures(results).items():
         path = folder / f"figure-{figure}.svg"
         write_durably(path, [draw(panels).encode()])
@@ -190,9 +184,9 @@ def draw_figures(results: Sequence[Result], folder: Path) -> None:
 
 
 def few_shot_cot_of(task: str, folder: Path) -> Result | None:
-    """PaLM itself on the test rows, by the released outputs; None where they are not in the folder.
+    """The result of PaLM itself on the test rows, from the released outputs; None if they are not in the folder.
 
-    Raises BadData for rows and outputs that can't be read or do not belong together.
+    Raises BadData for rows and outputs that can't be read or do not match.
     """
     if not any((folder / task / "palm").glob("test_CoT_*")):
         return None
@@ -211,7 +205,7 @@ def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lea
 
 
 def _grid(options: Mapping[str, Any]) -> Grid:
-    """Make the grid that the command's options ask for. Raises BadParameter and ValueError."""
+    """Make the grid from the command's options. Raises BadParameter and ValueError."""
     return Grid(
         tuple(_sources(options)),
         _models(options["models"]),
@@ -226,7 +220,7 @@ def _grid(options: Mapping[str, Any]) -> Grid:
 
 
 def _models(text: str) -> tuple[str, ...]:
-    """Raises BadParameter for what is neither a T5's folder nor a shape."""
+    """Split a list of models. Raises BadParameter for one that is neither a T5's folder nor a shape."""
     from services.predict.training.initialisation import SHAPES  # which imports torch
 
     models = split(text)
@@ -256,6 +250,12 @@ def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
     for task in split(options["tasks"]):
         if task in PUBLISHED_TASKS:
             yield DataSource(task, options["data"], drop_empty=drop_empty)
+        elif Path(task).suffix in TASK_FILE_SUFFIXES:
+            file = read_task_file(Path(task))
+            rows = None if options["data"] is None else path_of_task(options["data"], file.task)
+            yield DataSource(
+                file.task, rows, drop_empty=drop_empty, own=OwnTask(file.to_task(), file.label, file.rationale)
+            )
         else:
             numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
             yield DataSource(task, drop_empty=drop_empty, **numbers)
@@ -264,7 +264,7 @@ def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
 
 
 def _teacher(text: str) -> Teacher:
-    """`released`, or NAME=PATH. Raises BadParameter."""
+    """Parse a teacher: `released`, or NAME=PATH. Raises BadParameter."""
     if text == RELEASED:
         return Teacher(PALM)
     name, separator, path = text.partition("=")

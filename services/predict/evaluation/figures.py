@@ -1,4 +1,4 @@
-"""The dissertation's Figures 2.4 to 2.9 from results, as panels to be drawn."""
+"""The dissertation's Figures 2.4 to 2.9 from results, as panels to draw."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,17 +24,17 @@ ACCURACY = "Accuracy (%)"
 SHARE = "Training data (%)"
 SIZE = "Parameters"
 COMPARED = ("standard", "step-by-step")
-# PINTO tuning is the students that are given the teacher's rationale, which the figure of human labels has
+# "explained" students are PINTO tuning in the figure of human labels
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
 LARGEST_RADIUS = 21.0
-SHARE_AXIS = -10.0, 110.0  # there are large marks at either end
+SHARE_AXIS = -10.0, 110.0  # with room for the large marks at both ends
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
-    """Panels by figure (`2.4` to `2.9`), one for each data set and, by share of the data, for each model.
+    """Make the panels of each figure (`2.4` to `2.9`), one per data set and, in figures over shares, per model.
 
-    A panel needs two points of a curve, except Figures 2.8 and 2.9, which need the accuracy of the teacher itself;
-    one with less is left out. Bars are standard errors over seeds.
+    A panel needs two points of a curve or, in Figures 2.8 and 2.9, the accuracy of the teacher itself; otherwise it is
+    left out. Bars are standard errors over seeds.
     """
     merged = RESULT_FILES.merge(results)
     found: dict[str, list[Panel]] = {}
@@ -69,7 +69,7 @@ def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence
 
 
 def _least(own: Sequence[Result], teacher: Result) -> Panel:
-    """Show what each method needs to be better than the teacher: a mark's area is the size of the model."""
+    """Show what each method needs to outperform the teacher; the area of a mark is the size of the model."""
     model_sizes, names = sizes(own), series_names(own)
     largest = max(model_sizes.values())
     curves = []
@@ -93,7 +93,7 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
 
 
 def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Result], float]) -> list[Curve]:
-    """Make a curve for each series of these methods, its points from left to right."""
+    """Make a curve for each series of these methods, with its points from left to right."""
     curves = []
     for series, name in series_names(own).items():
         if series[0] not in methods:

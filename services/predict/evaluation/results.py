@@ -1,4 +1,4 @@
-"""Test accuracies of students by what they were taught, kept as JSON so that several sweeps come together."""
+"""Test accuracies of students by their training, stored as JSON so that several sweeps can be combined."""
 
 import math
 import statistics
@@ -12,9 +12,9 @@ from services.predict.data.rows import LabelSource
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP
 from services.predict.training.recipe import Method
 
-# The teacher itself, asked with demonstrations, on the test split: what students are to beat.
+# The teacher itself, prompted with demonstrations, on the test split: the baseline of the students.
 FEW_SHOT_COT: Literal["few-shot-cot"] = "few-shot-cot"
-AUGMENTED = f"+{ASDIV.name}"  # behind the name of data that another data set's problems are added to
+AUGMENTED = f"+{ASDIV.name}"  # suffix of the name of data augmented with another data set's problems
 
 DATA_NAMES = {ESNLI.name: "e-SNLI", ANLI1.name: "ANLI", CQA.name: "CQA", SVAMP.name: "SVAMP"}  # in published order
 METHOD_NAMES = {
@@ -24,16 +24,16 @@ METHOD_NAMES = {
     "step-by-step": "Distilling step-by-step",
     FEW_SHOT_COT: "Few-shot CoT",
 }
-STANDARD_DISTILLATION = "Standard task distillation"  # what "standard" is called with a teacher's labels
+STANDARD_DISTILLATION = "Standard task distillation"  # name of "standard" with a teacher's labels
 
 
 @dataclass(frozen=True)
 class Result:
-    """Students of one model taught by one method on a share of one data set, or a teacher itself.
+    """Students of one model trained by one method on a share of one data set, or a teacher itself.
 
-    `teacher` is whose rationales or labels they learnt from, None where they learnt from neither. `scores` are by seed:
-    `test_accuracy` and `validation_accuracy` (shares of 1), `best_step`, `num_train`, `num_parameters`, `seconds`; of
-    FEW_SHOT_COT the test accuracy alone. `settings` are the other hyper-parameters.
+    `teacher` is the author of the rationales or labels that they learnt from, None if they learnt from neither.
+    `scores` are by seed: `test_accuracy` and `validation_accuracy` (shares of 1), `best_step`, `num_train`,
+    `num_parameters`, `seconds`; FEW_SHOT_COT has only the test accuracy. `settings` are the other hyper-parameters.
     """
 
     data: str
@@ -47,18 +47,18 @@ class Result:
 
     @property
     def series(self) -> tuple[str, str | None]:
-        """Method and teacher, which stay the same where size or share of the data vary."""
+        """Method and teacher, which are constant where the model or the share of the data varies."""
         return self.method, self.teacher
 
     @property
     def num_train(self) -> int:
-        """Examples learnt from."""
+        """Number of training examples."""
         return round(statistics.fmean(scores["num_train"] for scores in self.scores.values()))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Accuracy in percent: the mean over seeds, and its standard error s / √n by the sample's s; None for one seed."""
+    """Accuracy in percent: the mean over seeds and its standard error s / √n, s from the sample; None for one seed."""
 
     mean: float
     error: float | None
@@ -66,7 +66,7 @@ class Estimate:
 
 
 def _combine(earlier: Result, later: Result) -> Result:
-    """Put seeds together in their order; a seed that was run again takes the place of its earlier run."""
+    """Merge the seeds in order; a seed that was run again replaces its earlier run."""
     return replace(later, scores=dict(sorted({**earlier.scores, **later.scores}.items(), key=_by_number)))
 
 
@@ -87,7 +87,7 @@ def estimate(result: Result) -> Estimate:
 def sizes(results: Iterable[Result]) -> dict[str, int]:
     """The number of parameters of each student's model, the smallest model first.
 
-    The largest number where students of one model differ, as those do that have a tokenizer of their own texts.
+    If students of one model differ, as with tokenizers learnt from their own texts, the largest number counts.
     """
     found: dict[str, int] = {}
     for result in students(results):
@@ -97,7 +97,7 @@ def sizes(results: Iterable[Result]) -> dict[str, int]:
 
 
 def size_name(num_parameters: int) -> str:
-    """Three digits of it: 247,577,856 as `248M`, 11.1 billion as `11.1B`."""
+    """Write a number with three digits: 247,577,856 as `248M`, 11.1 billion as `11.1B`."""
     for unit, letter in ((1, ""), (10**3, "k"), (10**6, "M")):
         if num_parameters < 999.5 * unit:
             return f"{num_parameters / unit:.3g}{letter}"
@@ -105,18 +105,18 @@ def size_name(num_parameters: int) -> str:
 
 
 def students(results: Iterable[Result]) -> list[Result]:
-    """Leave out the teachers themselves."""
+    """The results without those of the teachers themselves."""
     return [result for result in results if result.method != FEW_SHOT_COT]
 
 
 def few_shot_cot(results: Iterable[Result], data: str) -> Result | None:
-    """The teacher itself on the data, or on what was augmented; None where nothing is known of it."""
+    """The result of the teacher itself on the data, or on the data before augmentation; None without one."""
     base = data.removesuffix(AUGMENTED)
     return next((result for result in results if result.method == FEW_SHOT_COT and result.data == base), None)
 
 
 def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
-    """The data sets and sources of labels of students: people's labels first, published data sets in their order."""
+    """The students' data sets and sources of labels: human labels first, published data sets in their order."""
     order = [*DATA_NAMES]
 
     def place(data: str) -> int:
@@ -139,9 +139,9 @@ def method_name(method: str, labels: LabelSource) -> str:
 
 
 def series_names(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
-    """The series of students that have the same source of labels, in the order of METHOD_NAMES, by their names.
+    """The names of the series of students with the same source of labels, in the order of METHOD_NAMES.
 
-    The teacher is named where there are several.
+    A name includes the teacher if there are several.
     """
     found = students(results)
     has_several = len({result.teacher for result in found} - {None}) > 1

@@ -1,8 +1,8 @@
 """Sweeps: many students over data sets, models, methods, labels, teachers, shares of the data and seeds.
 
-Each runs in a process of its own, which ends when the sweep does, however that ends. What is killed goes on from its
-last state when the sweep is run again, or another one over the same folder. Sweeps that run at the same time over one
-folder share its students among them.
+Each student runs in its own process, which ends with the sweep, however the sweep ends. A killed student continues from
+its last state when this sweep, or another one over the same folder, is run again. Sweeps that run at the same time over
+one folder share its students.
 """
 
 import multiprocessing
@@ -24,33 +24,34 @@ from services.predict.training.recipe import Method, Recipe
 from services.predict.training.sources import DataSource
 
 PALM = "PaLM 540B"
-TEMPLATES = "templates"  # write the rationales of generated data
+TEMPLATES = "templates"  # the source of the rationales of generated data
+OWN_ROWS = "rows"  # the source of the rationales of a user's own task, unless a teacher wrote them
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """Teacher whose outputs students learn from. `rationales` None are the released ones of PaLM."""
+    """Teacher whose outputs students learn from. If `rationales` is None, they are in the data: PaLM's released ones,
+    or those of a user's own rows."""
 
     name: str
     rationales: Path | None = None
 
     def rationales_of(self, task: str) -> Path | None:
-        """The file or folder of a task: `<rationales>/<task>`, `<rationales>/<task>.jsonl`, or `rationales` itself.
+        """Find a task's file or folder in `rationales`, see `path_of_task`. Raises BadData if there is none."""
+        return None if self.rationales is None else path_of_task(self.rationales, task)
 
-        Raises BadData where there is none.
-        """
-        if self.rationales is None:
-            return None
-        candidates = (self.rationales / task, self.rationales / f"{task}.jsonl")
-        own = next((path for path in candidates if path.exists()), self.rationales)
-        if not own.exists():
-            raise BadData(f"{own} is missing")
-        return own
+
+def path_of_task(path: Path, task: str) -> Path:
+    """Return `<path>/<task>`, `<path>/<task>.jsonl`, or `path` itself. Raises BadData if none of them exists."""
+    found = next((own for own in (path / task, path / f"{task}.jsonl", path) if own.exists()), None)
+    if found is None:
+        raise BadData(f"{path} is missing")
+    return found
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Values to vary. Everything else in `sources` and `recipe` holds for every student."""
+    """Values to vary. All other values in `sources` and `recipe` apply to every student."""
 
     sources: tuple[DataSource, ...]
     models: tuple[str, ...]
@@ -63,10 +64,10 @@ class Grid:
     vocab_size: int
 
     def cells(self) -> list[Cell]:
-        """List every student once, all those of a seed before those of the next.
+        """List every student once, all students of a seed before those of the next.
 
-        Standard finetuning on people's labels learns from no teacher, whatever teachers there are. Raises BadData for
-        rationales that are missing.
+        Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadData for
+        missing rationales.
         """
         return list(dict.fromkeys(
             self._cell(source, labels, model, fraction, method, teacher, seed)
@@ -82,7 +83,10 @@ class Grid:
     def _teachers(self, source: DataSource, labels: LabelSource, method: Method) -> Sequence[Teacher]:
         if source.is_generated:
             return [Teacher(TEMPLATES)]
-        return self.teachers[:1] if _is_untaught(labels, method) else self.teachers
+        teachers = self.teachers[:1] if _is_untaught(labels, method) else self.teachers
+        if source.own is None:
+            return teachers
+        return [Teacher(OWN_ROWS) if teacher.rationales is None else teacher for teacher in teachers]
 
     def _cell(
         self,
@@ -94,9 +98,8 @@ class Grid:
         teacher: Teacher,
         seed: int,
     ) -> Cell:
-        data = replace(source, labels=labels, fraction=fraction)
-        if not source.is_generated:
-            data = replace(data, rationales=teacher.rationales_of(source.task))
+        rationales = None if source.is_generated else teacher.rationales_of(source.task)
+        data = replace(source, labels=labels, fraction=fraction, rationales=rationales)
         recipe = replace(self.recipe, method=method, seed=seed)
         return Cell(data, model, recipe, self.vocab_size, None if _is_untaught(labels, method) else teacher.name)
 
@@ -115,28 +118,28 @@ class Running:
 
 
 class Listener(Protocol):
-    """Receiver of what happens in a sweep."""
+    """Receiver of a sweep's events."""
 
     def on_start(self, cell: Cell) -> None:
-        """Learn that a process works on the cell, or waits for another sweep's."""
+        """Handle the start of a cell's process, which may first wait for another sweep's."""
 
     def on_line(self, cell: Cell, line: str) -> None:
-        """Take a line that a cell reports."""
+        """Handle a line reported by a cell."""
 
     def on_finish(self, cell: Cell, result: Result) -> None:
-        """Take the result of a cell."""
+        """Handle the result of a cell."""
 
     def on_failure(self, cell: Cell, reason: str) -> None:
-        """Take the reason why a cell has no result."""
+        """Handle the failure of a cell."""
 
 
 class Sweep:
-    """Cells of a folder: `found` are finished, `waiting` are to be run."""
+    """The cells of a folder: `found` are finished, `waiting` are still to be run."""
 
     def __init__(self, cells: Sequence[Cell], output: Path, *, is_lean: bool = False) -> None:
-        """Prepare the cells. With `is_lean`, nothing but its scores is left of a finished cell.
+        """Prepare the cells. With `is_lean`, only the scores of a finished cell are kept.
 
-        Raises SweepError for two cells of one name, and for a folder that holds a student of other settings.
+        Raises SweepError for two cells with one name, and for a folder that holds a student with other settings.
         """
         self.output = output
         self.is_lean = is_lean
@@ -157,7 +160,7 @@ class Sweep:
     def run(self, listener: Listener, num_workers: int = 1) -> int:
         """Run all waiting cells, `num_workers` at a time; return how many failed.
 
-        Cells that another sweep is running are left to it until nothing else is to be done, and then waited for.
+        Cells that another sweep is running are skipped until no others remain, and then waited for.
         """
         context = _context()
         num_failed = 0
@@ -188,7 +191,7 @@ class Sweep:
         self._running[ours] = Running(cell, process)
 
     def _hear(self, connection: Connection, listener: Listener) -> bool:
-        """Take what a process has to say; whether that is that its cell failed."""
+        """Handle a message from a process, or its end; return whether its cell failed."""
         running = self._running[connection]
         try:
             line: str = connection.recv()
@@ -224,9 +227,10 @@ class Sweep:
 
 
 def seconds_left(found: Sequence[tuple[Cell, Result]], left: Sequence[Cell], num_workers: int) -> float | None:
-    """Estimate how long the cells that are left will take from those that are found; None where nothing is known.
+    """Estimate how long the remaining cells will take from the finished ones; None if there are none.
 
-    Each is expected to take the mean of those of its model and method, or else of its model, or else of all.
+    Each is expected to take the mean time of its task, model and method, else of its model and method, else of its
+    model, else of all.
     """
 
     def likes(cell: Cell) -> Iterator[tuple[object, ...]]:
@@ -246,12 +250,12 @@ def seconds_left(found: Sequence[tuple[Cell, Result]], left: Sequence[Cell], num
 
 
 def collect(output: Path) -> list[Result]:
-    """Read the results of all finished cells of a folder. Raises OSError, and ValueError for scores that are none."""
+    """Read the results of all finished cells of a folder. Raises OSError, and ValueError for invalid scores."""
     return RESULT_FILES.load(sorted(output.glob(f"*/{SCORES}")))
 
 
 def _context() -> BaseContext:
-    """Make a context of processes that start with torch already imported, where that is safe."""
+    """Make a multiprocessing context whose processes start with torch already imported, where that is safe."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -260,7 +264,7 @@ def _context() -> BaseContext:
 
 
 def _last_line(log: Path) -> str:
-    """Read what a process that failed said last."""
+    """Read the last line of a failed process's log."""
     try:
         lines = log.read_text(errors="replace").split("\n")
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """A cell of a sweep: one student, in a folder and a process of its own.
 
-<folder>/scores.json   what came of it, written last: a cell that has it is finished
-<folder>/log.txt       what its process said
+<folder>/scores.json   its result, written last: a cell that has it is finished
+<folder>/log.txt       output of its process
 <folder>/lock          held by the process that runs it
-…                      what `run_student` leaves there
+…                      files of `run_student`
 """
 
 import fcntl
@@ -19,25 +19,26 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from services.jobs.interruption import ignore_interrupts
 from services.predict.evaluation.results import AUGMENTED, RESULT_FILES, Result
 from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
 
 SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
 CHECKPOINT = "checkpoint"
-# what a cell's process tells the sweep: this, or else a line about its training
+# message of a cell's process to the sweep; any other message is a line about its training
 BUSY = "\0busy"
 
 
 class SweepError(ValueError):
-    """Cells that can't be run side by side; the message is fit to be shown."""
+    """Cells that can't be run in one folder; the message can be shown to users."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """A student of a sweep; data, model, recipe and `vocab_size` are those of `StudentRun`.
 
-    `teacher` is the name in tables of the author of the outputs that it learns from; None where it learns from none.
+    `teacher` is the name in tables of the teacher whose outputs it learns from, None if it learns from none.
     """
 
     data: DataSource
@@ -48,14 +49,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of its folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
+        """Name of the cell's folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
         what = self.result({})
         teacher = [] if what.teacher is None else [what.teacher]
         parts = [what.data, what.labels, what.model, what.method, *teacher, f"{100 * what.fraction:g}"]
         return "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part) for part in [*parts, f"seed-{self.recipe.seed}"])
 
     def result(self, scores: dict[str, float]) -> Result:
-        """Make its result from the scores."""
+        """Make the cell's result from the scores."""
         data = self.data
         settings = {**json.loads(json.dumps(asdict(self.recipe))), "vocab_size": self.vocab_size}
         settings |= {"drop_empty": data.drop_empty}
@@ -68,9 +69,9 @@ class Cell:
         )  # fmt: skip
 
     def finished(self, folder: Path) -> Result | None:
-        """Read its result from its folder; None where there is none yet.
+        """Read the cell's result from its folder; None if there is none yet.
 
-        Raises SweepError where the folder holds a student of other settings.
+        Raises SweepError if the folder holds a student with other settings.
         """
         try:
             (found,) = RESULT_FILES.load([folder / SCORES])
@@ -90,8 +91,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms on which a cell runs: the most threads, whether it waits for another process that has it or gives way, and
-    whether everything that it made is left in its folder, or its scores alone.
+    """Options for running a cell.
+
+    `num_threads` is the most threads. `is_patient` tells whether to wait for another process that runs the cell, or to
+    give up; `is_lean` whether to keep only the scores in its folder.
     """
 
     num_threads: int
@@ -100,11 +103,12 @@ class Terms:
 
 
 def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> None:
-    """Run a cell in a process of its own.
+    """Run a cell in this process, which was started for it.
 
-    It says over `connection` what `run_student` reports, and that another process is BUSY with the cell; it ends when
-    the other side is gone. A finished cell stays as it is.
+    Sends over `connection` the reports of `run_student`, or BUSY if another process runs the cell; exits when the other
+    end is closed. A finished cell stays as it is.
     """
+    ignore_interrupts()  # the sweep terminates this process, which then saves its state
     threading.Thread(target=_end_with_sweep, args=(connection,), daemon=True).start()
     from services.predict.training.runs import StudentRun, run_student
 
@@ -117,7 +121,7 @@ def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> 
             return
         _log_to(folder / LOG)
         if cell.finished(folder) is not None:
-            return  # another sweep has been faster
+            return  # another sweep has finished it
 
         def report(line: str) -> None:
             sys.stdout.write(line + "\n")
@@ -141,7 +145,7 @@ def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> 
 
 
 def count_parameters(checkpoint: Path) -> int:
-    """Count the parameters in a folder's safetensors, shared ones once. Raises ValueError where there are none."""
+    """Count the parameters in a folder's safetensors, shared ones once. Raises ValueError if there are none."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{checkpoint} contains no safetensors")
@@ -154,7 +158,7 @@ def count_parameters(checkpoint: Path) -> int:
 
 
 def _end_with_sweep(connection: Connection) -> None:
-    """The sweep never sends anything: what is heard is its end, also where it was killed."""
+    """Exit when the sweep ends or is killed: it never sends anything, so `recv` returns only when it is gone."""
     try:
         connection.recv()
     except (EOFError, OSError):
@@ -162,7 +166,7 @@ def _end_with_sweep(connection: Connection) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Append to a file what this process prints from here on, tracebacks included."""
+    """Append all further output of this process to a file, including tracebacks."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -1,4 +1,4 @@
-"""Imports of the cells of a sweep, whose processes start from one that has done them."""
+"""Imports for a sweep's cells, done once in the process from which theirs are forked."""
 
 from services.nn.loading import transformers
 from services.predict.training.runs import run_student

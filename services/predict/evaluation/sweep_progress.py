@@ -1,19 +1,19 @@
-"""Progress of a sweep: a line for each student that is finished or failed, and on terminals a bar."""
+"""Progress of a sweep: a line for each student that finished or failed and, on terminals, a bar."""
 
-import math
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from services.jobs.progress import duration
 from services.predict.evaluation.results import Result
 from services.predict.evaluation.sweep import Sweep, seconds_left
 from services.predict.evaluation.sweep_cell import Cell
 
 
 class SweepProgress:
-    """Listens to a sweep, as a context in which it runs."""
+    """Listener to a sweep, and a context manager around its run."""
 
     def __init__(self, sweep: Sweep, num_workers: int, console: Console) -> None:
         self._sweep = sweep
@@ -39,16 +39,16 @@ class SweepProgress:
         self._bar.stop()
 
     def on_start(self, cell: Cell) -> None:
-        """A row for it."""
+        """Add a row for the cell."""
         if cell.name not in self._rows:
             self._rows[cell.name] = self._bar.add_task(f"  {cell.name}", total=None, told="")
 
     def on_line(self, cell: Cell, line: str) -> None:
-        """Show what a cell says of its training."""
+        """Show a cell's report on its training."""
         self._bar.update(self._rows[cell.name], told=line)
 
     def on_finish(self, cell: Cell, result: Result) -> None:
-        """Show its accuracy, and how long the others will take."""
+        """Show the cell's accuracy, and how long the others will take."""
         scores = result.scores[str(cell.recipe.seed)]
         self._end(cell, f"{100 * scores['test_accuracy']:.2f} % in {duration(scores['seconds'])}")
 
@@ -67,10 +67,3 @@ class SweepProgress:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in the unit that makes it a short number: 38 s, 12 min, 3.4 h."""
-    if seconds < 120:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -31,9 +31,9 @@ LEAST_HEADER = (
 
 @dataclass(frozen=True)
 class Least:
-    """The smallest model, and for it the least share of the data, that is better than the teacher itself.
+    """The smallest model, and for it the smallest share of the data, that outperforms the teacher itself.
 
-    Where none `is_enough`, the best result that there is.
+    If none does, `is_enough` is False and this is the best result.
     """
 
     result: Result
@@ -41,7 +41,7 @@ class Least:
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Make every table that the results have a score for."""
+    """Make every table for which there are results."""
     merged = RESULT_FILES.merge(results)
     return [
         *(_accuracies(merged, data, labels) for data, labels in sets_of(merged)),
@@ -58,7 +58,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 
 def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[str, str | None], Least]:
-    """Find for each series of students of one data set what is better than `teacher`, on the mean over seeds."""
+    """Find for each series of students of a data set what it needs to outperform `teacher`, by the mean over seeds."""
     model_sizes = sizes(results)
     to_beat = estimate(teacher).mean
     found = {}
@@ -74,12 +74,12 @@ def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[st
 
 
 def percent(share: float) -> str:
-    """A share of the data: 0.125 → 12.5 %."""
+    """Write a share of the data: 0.125 → 12.5 %."""
     return f"{100 * share:g} %"
 
 
 def accuracy(result: Result | None, usual_seeds: int) -> str:
-    """Mean ± standard error; in parentheses the number of seeds where it is not the usual one."""
+    """Write mean ± standard error, with the number of seeds in parentheses if it is not the usual one."""
     if result is None:
         return MISSING
     found = estimate(result)
@@ -88,7 +88,7 @@ def accuracy(result: Result | None, usual_seeds: int) -> str:
 
 
 def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Table:
-    """Size × method × share of the data, for one data set."""
+    """Make the table of size × method × share of the data, for one data set."""
     own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
     fractions = sorted({result.fraction for result in own})
     usual = _usual_seeds(own)
@@ -121,7 +121,7 @@ def _teachers(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _single_task(results: Sequence[Result]) -> Iterator[Table]:
-    """Table 2.2: rationale and label as one task or as two; of the teacher that the single-task students have."""
+    """Table 2.2: rationale and label as one task or as two, with the teacher of the single-task students."""
     for model, own in _whole_data(results):
         for teacher in dict.fromkeys(result.teacher for result in own if result.method == "single-task"):
             rows = [("standard", None), ("single-task", teacher), ("step-by-step", teacher)]
@@ -129,7 +129,7 @@ def _single_task(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _whole_data(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
-    """Students of each model that learnt from all rows with people's labels, as both tables have them."""
+    """Yield the students of each model that learnt from all rows with human labels, for both tables."""
     for model in sizes(results):
         yield (
             model,
@@ -151,7 +151,7 @@ def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | 
 
 
 def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
-    """Tables of what Figures 2.8 and 2.9 show, one for each source of labels."""
+    """Make tables of the data of Figures 2.8 and 2.9, one for each source of labels."""
     for figure, labels in (("2.8", "human"), ("2.9", "llm")):
         rows = []
         usual = _usual_seeds([result for result in students(results) if result.labels == labels])

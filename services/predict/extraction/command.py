@@ -1,12 +1,11 @@
-"""`fovea distill extract`: ask a large model for the rationales and labels that students are taught with.
+"""`fovea distill extract`: ask a large model for the rationales and labels that students learn from.
 
-It goes on where it stopped when the same command is given again: what was answered and written is never asked again.
+Running the same command again continues where it stopped: inputs with a written answer are not asked about again.
 """
 
 import asyncio
 import json
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,32 +15,34 @@ from typing import Annotated, Any, Literal
 import stamina
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from services.core.printable import printable
 from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
+from services.jobs.interruption import SIGNALS
+from services.jobs.progress import Bars
+from services.predict.data.inputs import Input, published_inputs, read_inputs
+from services.predict.data.own_rows import split_file
 from services.predict.data.published import Split
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record
 from services.predict.data.rows import BadData
-from services.predict.extraction.extraction import Extraction, Interrupted, Plan, Tally, unanswered
-from services.predict.extraction.inputs import Input, published_inputs, read_inputs
-from services.predict.extraction.prompts import PromptError, load_prompts
-from services.predict.tasks import TASKS
+from services.predict.data.task_file import read_task_file
+from services.predict.extraction.extraction import Extraction, Interrupted, Plan, Tally, UnparsedOutputs, unanswered
+from services.predict.extraction.prompts import PromptError, Prompts, load_prompts, own_prompts
+from services.predict.tasks import TASKS, Task
 
 EXIT_FAILED = 1
 EXIT_UNANSWERED = 3
+EXIT_UNPARSED = 4
 EXIT_INTERRUPTED = 130
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 TaskName = Literal["esnli", "anli1", "cqa", "svamp", "asdiv"]
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """Requests on their way at a time, and how long one is waited for."""
+    """Number of concurrent requests, and how long to wait for one."""
 
     concurrency: int
     patience: Patience
@@ -49,17 +50,26 @@ class Concurrency:
 
 @app.command()
 def extract(
-    task: Annotated[TaskName, typer.Argument(help="Task of the inputs.")],
+    *,
+    task: Annotated[TaskName | None, typer.Argument(help="Task of the inputs.", show_default=False)] = None,
+    task_file: Annotated[
+        Path | None, typer.Option("--task", help="Your own task instead: a YAML or JSON file.", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option(help="File of outputs, new or to be continued, as JSON lines.")],
     model: Annotated[str, typer.Option(help="The teacher's name at the endpoint.")],
     base_url: Annotated[
         str, typer.Option(help="Base URL of an OpenAI-compatible endpoint.")
     ] = "http://127.0.0.1:8080/v1",
     inputs: Annotated[Path | None, typer.Option(help="File of inputs: JSON lines or a JSON list.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets, instead of --inputs.")] = None,
-    split: Annotated[Split, typer.Option(help="With --data.")] = "train",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Data of `fovea train distill`, instead of --inputs: a folder, or the rows of your own task."
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Of a folder --data.")] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many inputs.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="YAML file of prompts.", show_default="ours")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="YAML file of prompts.", show_default="the task's")] = None,
     zero_shot: Annotated[
         bool, typer.Option("--zero-shot", help="Use an instruction instead of demonstrations.")
     ] = False,
@@ -73,31 +83,41 @@ def extract(
     concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts for each request.")] = Patience.attempts,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of each attempt.")] = Patience.timeout_s,
-    price_per_million_input: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
-    price_per_million_output: Annotated[float | None, typer.Option(min=0, help="Of tokens.")] = None,
+    max_unparsed: Annotated[
+        float, typer.Option(min=0, max=1, help="Stop and fail if more than this share of the outputs can't be parsed.")
+    ] = 0.5,
+    price_per_million_input: Annotated[
+        float | None, typer.Option(min=0, help="Price of a million input tokens, to show the cost.")
+    ] = None,
+    price_per_million_output: Annotated[
+        float | None, typer.Option(min=0, help="Price of a million output tokens, to show the cost.")
+    ] = None,
     show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request and exit.")] = False,
 ) -> None:
     """Collect rationales and labels from a teacher, and keep all of its outputs.
 
     Run the same command again to continue where it stopped. Exit status: 0 if every input has an output, 3 if the
-    endpoint rejected some, 1 if the command failed.
+    endpoint rejected some, 4 if too many outputs can't be parsed, 1 if the command failed.
     """
-    stamina.instrumentation.set_on_retry_hooks(())  # a line for each would tear the progress bar
+    stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
     with _one_line_errors(console):
-        loaded = load_prompts(TASKS[task], prompts, is_zero_shot=zero_shot)
+        loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, _key(key_variable))
         plan = Plan(loaded, endpoint, model, temperature, max_tokens, _parsed_extra(extra))
-        asked = _asked(task, inputs, data, split)[:limit]
+        asked = _asked(loaded.task, inputs, data, split)[:limit]
         if show_prompt:
             typer.echo(json.dumps(plan.body(plan.prompt(asked[0].values)), indent=1, ensure_ascii=False))
             return
-        tally = Tally(price_per_million_input, price_per_million_output)
+        tally = Tally(price_per_million_input, price_per_million_output, max_unparsed)
         pace = Concurrency(concurrency, Patience(attempts, timeout_s))
-        num_failed = asyncio.run(_extract(plan, asked, output, tally, pace, console))
-    console.print(f"{tally.num_records} outputs: {tally.told()}", markup=False, soft_wrap=True)
-    for problem, number in tally.problems.most_common():
-        console.print(f"  {problem}: {number}", markup=False, soft_wrap=True)
+        try:
+            num_failed = asyncio.run(_extract(plan, asked, output, tally, pace, console))
+        except UnparsedOutputs as error:
+            _tell_totals(tally, console)
+            _tell_unparsed(error, plan, console)
+            raise typer.Exit(EXIT_UNPARSED) from None
+    _tell_totals(tally, console)
     if num_failed:
         console.print(
             f"{num_failed} inputs have no output; run the same command to send them again", markup=False, soft_wrap=True
@@ -108,33 +128,41 @@ def extract(
 async def _extract(
     plan: Plan, asked: Sequence[Input], output: Path, tally: Tally, pace: Concurrency, console: Console
 ) -> int:
-    """Returns how many inputs were left without an output. Raises EndpointError, OutputError and Interrupted."""
-    with RationaleFile.opened(output, plan.arguments()) as file, _bar(console) as (progress, bar):
+    """Ask about the inputs and return how many remain without an output.
+
+    Raises EndpointError, OutputError, UnparsedOutputs and Interrupted.
+    """
+    with RationaleFile.opened(output, plan.arguments()) as file, Bars(console).bar("Outputs") as bar:
         todo = unanswered(plan, asked, file.found)
         for record in file.found:
             tally.add(record)
-        progress.update(bar, total=len(asked), completed=len(asked) - len(todo), told=tally.told())
-        num_failed = 0
+        bar.set(len(asked) - len(todo), len(asked))
+        bar.advance(0, tally.told())
+        tally.check(is_complete=not todo)
+        reasons: list[str] = []
 
         def on_record(record: Record) -> None:
             tally.add(record)
-            progress.update(bar, advance=1, told=tally.told())
+            bar.advance(1, tally.told())
+            tally.check(is_complete=False)
 
         def on_failure(one: Input, error: EndpointError) -> None:
-            nonlocal num_failed
-            num_failed += 1
+            reasons.append(str(error))
             typer.echo(json.dumps({"id": one.id, "status": error.status, "reason": str(error)}, ensure_ascii=False))
 
         async with EndpointClient(plan.endpoint, pace.patience) as teacher:
             extraction = Extraction(plan, teacher, file, on_record=on_record, on_failure=on_failure)
-            with _ending(extraction, progress):
+            with _ending(extraction, console):
                 await extraction.run(todo, pace.concurrency)
-        return num_failed
+        tally.check(is_complete=True)
+        if tally.num_records == 0 and len(set(reasons)) == 1:
+            raise EndpointError(f"every input was rejected for the same reason, {reasons[0]}")
+        return len(reasons)
 
 
 @contextmanager
-def _ending(extraction: Extraction, progress: Progress) -> Iterator[None]:
-    """The first signal ends the extraction when the answers on their way have come, the second at once."""
+def _ending(extraction: Extraction, console: Console) -> Iterator[None]:
+    """End the extraction on the first signal once the pending answers have arrived, on the second at once."""
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()
     assert running is not None
@@ -142,7 +170,7 @@ def _ending(extraction: Extraction, progress: Progress) -> Iterator[None]:
 
     def end() -> None:
         if next(signals, False):
-            progress.console.print("Stopping after the answers in flight have arrived; press again to stop at once.")
+            console.print("Stopping after the answers in flight have arrived; press again to stop at once.")
             extraction.end(Interrupted())
         else:
             running.cancel()
@@ -154,15 +182,6 @@ def _ending(extraction: Extraction, progress: Progress) -> Iterator[None]:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _bar(console: Console) -> Iterator[tuple[Progress, TaskID]]:
-    progress = Progress(
-        BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn(), console=console,
-    )  # fmt: skip
-    with progress:
-        yield progress, progress.add_task("", total=None, told="")
 
 
 @contextmanager
@@ -178,12 +197,46 @@ def _one_line_errors(console: Console) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split) -> list[Input]:
-    """Read the inputs to ask about. Raises BadData, also for none."""
+def _tell_totals(tally: Tally, console: Console) -> None:
+    console.print(f"{tally.num_records} outputs: {tally.told()}", markup=False, soft_wrap=True)
+    for problem, number in tally.problems.most_common():
+        console.print(f"  {problem}: {number}", markup=False, soft_wrap=True)
+
+
+def _tell_unparsed(error: UnparsedOutputs, plan: Plan, console: Console) -> None:
+    console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
+    other = "demonstrations" if plan.prompts.is_zero_shot else "--zero-shot"
+    console.print(
+        f"All outputs are kept. Use another --output with {other}, other --prompts or more --max-tokens, or raise"
+        " --max-unparsed to continue with this one.",
+        soft_wrap=True,
+    )
+
+
+def _prompts(name: TaskName | None, file: Path | None, prompts: Path | None, *, is_zero_shot: bool) -> Prompts:
+    """The prompts of a built-in task or a user's own. Raises BadParameter unless one is named, BadData, PromptError."""
+    if (name is None) == (file is None):
+        raise typer.BadParameter("name a task, or give a file with --task, and not both")
+    if name is not None:
+        return load_prompts(TASKS[name], prompts, is_zero_shot=is_zero_shot)
+    assert file is not None
+    given = read_task_file(file)
+    if prompts is not None:
+        return load_prompts(given.to_task(), prompts, is_zero_shot=is_zero_shot)
+    return own_prompts(given, file, is_zero_shot=is_zero_shot)
+
+
+def _asked(task: Task, inputs: Path | None, data: Path | None, split: Split) -> list[Input]:
+    """Read the inputs to ask about. Raises BadData, also if there are none."""
     if inputs is not None and data is None:
-        asked = read_inputs(TASKS[task], inputs)
+        asked = read_inputs(task, inputs)
+    elif data is not None and inputs is None and task.name in TASKS:
+        asked = published_inputs(task, data, split)
     elif data is not None and inputs is None:
-        asked = published_inputs(TASKS[task], data, split)
+        path = split_file(data, split)
+        if path is None:
+            raise BadData(f"{data} has no file {split}.jsonl")
+        asked = read_inputs(task, path)
     else:
         raise typer.BadParameter("give --inputs or --data, and not both")
     if not asked:
@@ -192,7 +245,7 @@ def _asked(task: TaskName, inputs: Path | None, data: Path | None, split: Split)
 
 
 def _key(variable: str | None) -> str | None:
-    """Read the key from the environment alone: a command line can be read by others. Raises BadParameter."""
+    """Read the key from the environment, as others can read a command line. Raises BadParameter."""
     if variable is None:
         return None
     key = os.environ.get(variable)

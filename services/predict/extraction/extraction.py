@@ -1,4 +1,4 @@
-"""Asking a teacher about many inputs: what each request says, who waits for whom, and what it comes to."""
+"""Extraction of a teacher's outputs for many inputs: request bodies, concurrency, and totals."""
 
 import asyncio
 from collections import Counter
@@ -7,22 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError
+from services.predict.data.inputs import Input
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record, digest_of
-from services.predict.extraction.inputs import Input
 from services.predict.extraction.prompts import Prompts
 from services.predict.tasks import FieldValue
 
-# So many inputs without an answer, one after the other, and the fault is hardly theirs.
+# After this many consecutive inputs without an answer, the fault is probably not in the inputs.
 MAX_FAILURES_IN_A_ROW = 8
+# Outputs needed to judge a teacher before all outputs have arrived.
+MIN_JUDGED = 20
+# Characters of an unparsed output that are shown.
+MAX_SHOWN = 400
 
 
 class Interrupted(Exception):
-    """Somebody wants it to end."""
+    """A signal has asked the extraction to end."""
+
+
+class UnparsedOutputs(Exception):
+    """Too large a share of the outputs can't be parsed; the message can be shown to users."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The shared part of an extraction's requests; `extra` are further fields of their JSON, null taking one out."""
+    """The common part of an extraction's requests; `extra` adds fields to their JSON, null removes a field."""
 
     prompts: Prompts
     endpoint: Endpoint
@@ -47,7 +55,7 @@ class Plan:
         return {name: value for name, value in body.items() if value is not None}
 
     def arguments(self) -> dict[str, Any]:
-        """Return what the outputs depend on, except the inputs; the model's address is not part of it."""
+        """Return the values that the outputs depend on, except the inputs; the model's address is not one of them."""
         return {
             "task": self.prompts.task.name,
             "prompts": self.prompts.file.digest(),
@@ -62,15 +70,20 @@ class Plan:
 
 @dataclass
 class Tally:
-    """Totals of the records of a file; prices are for a million tokens, in any currency."""
+    """Totals of the records of a file; prices are for a million tokens, in any currency.
+
+    `max_unparsed` is the largest share of unparsed outputs that is accepted.
+    """
 
     input_price: float | None = None
     output_price: float | None = None
+    max_unparsed: float = 1.0
     num_records: int = 0
     num_uncounted: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     problems: Counter[str] = field(default_factory=Counter)
+    first_unparsed: Record | None = None
 
     def add(self, record: Record) -> None:
         self.num_records += 1
@@ -79,9 +92,23 @@ class Tally:
         self.completion_tokens += record.completion_tokens or 0
         if record.problem is not None:
             self.problems[record.problem] += 1
+            self.first_unparsed = self.first_unparsed or record
+
+    def check(self, *, is_complete: bool) -> None:
+        """Raises UnparsedOutputs for too many unparsed outputs; needs at least MIN_JUDGED unless `is_complete`."""
+        first, num_unparsed = self.first_unparsed, self.problems.total()
+        if first is None or num_unparsed <= self.max_unparsed * self.num_records:
+            return
+        if not is_complete and self.num_records < MIN_JUDGED:
+            return
+        shown = first.output[:MAX_SHOWN] + ("…" if len(first.output) > MAX_SHOWN else "")
+        raise UnparsedOutputs(
+            f"{num_unparsed} of {self.num_records} outputs could not be parsed, a larger share than --max-unparsed"
+            f" {self.max_unparsed:g}. The first is about {first.id} ({first.problem}): {shown!r}"
+        )
 
     def told(self) -> str:
-        """Unparsable outputs, tokens and their cost."""
+        """Text with the numbers of unparsed outputs and tokens, and their cost."""
         parts = [
             f"{self.problems.total()} unparsed",
             f"{_short(self.prompt_tokens)} tokens in, {_short(self.completion_tokens)} out",
@@ -97,14 +124,15 @@ class Tally:
 class Extraction:
     """One run over inputs, with a limited number of requests in flight.
 
-    The next request is sent when an answer is on disk, so a crash costs at most one answer per request in flight. A run
-    that is stopped waits for the answers of those.
+    A new request is sent only when an answer is on disk, so a crash loses at most one answer per request in flight. A
+    run that is stopped waits for the answers in flight.
     """
 
     def __init__(
         self, plan: Plan, teacher: EndpointClient, file: RationaleFile, *,
         on_record: Callable[[Record], None], on_failure: Callable[[Input, EndpointError], None],
     ) -> None:  # fmt: skip
+        """`on_record` may raise UnparsedOutputs, which ends the run."""
         self._plan = plan
         self._arguments = digest_of(plan.arguments())
         self._teacher = teacher
@@ -115,13 +143,13 @@ class Extraction:
         self._num_failures_in_a_row = 0
 
     def end(self, reason: Exception) -> None:
-        """Send nothing more; `run` raises the first reason when all answers that are on their way have come."""
+        """Send nothing more; `run` raises the first reason once all pending answers have arrived."""
         if self._ended_by is None:
             self._ended_by = reason
             self._teacher.stop()
 
     async def run(self, inputs: Iterable[Input], concurrency: int) -> None:
-        """Ask about every input. Raises EndpointError, OutputError and Interrupted."""
+        """Ask about every input. Raises EndpointError, OutputError, UnparsedOutputs and Interrupted."""
         waiting = iter(inputs)
         self._max_failures_in_a_row = max(MAX_FAILURES_IN_A_ROW, concurrency)
         async with asyncio.TaskGroup() as group:
@@ -145,7 +173,10 @@ class Extraction:
                 self.end(error)
             else:
                 self._num_failures_in_a_row = 0
-                self._on_record(record)
+                try:
+                    self._on_record(record)
+                except UnparsedOutputs as error:
+                    self.end(error)
 
     def _record(self, one: Input, prompt_digest: str, answer: Answer) -> Record:
         read = self._plan.prompts.read(one.values, answer.text)
@@ -177,7 +208,7 @@ class Extraction:
 
 
 def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -> list[Input]:
-    """The inputs without a record. Raises OutputError for one that was asked about with another text or row."""
+    """The inputs without a record. Raises OutputError for an input whose record has another text or row."""
     found = {record.id: record for record in records}
     for one in inputs:
         record = found.get(one.id)
@@ -187,7 +218,7 @@ def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -
 
 
 def _short(number: int) -> str:
-    """Write a number in thousands or millions, to three digits or more."""
+    """Write a number in thousands or millions, with at least three digits."""
     for unit, suffix in ((1_000_000, "M"), (1000, "k")):
         if number >= unit:
             return f"{number / unit:.2f}{suffix}"

@@ -1,8 +1,8 @@
-"""Prompts that make a teacher give its reasons with its answer, and the rationales of its outputs.
+"""Prompts that make a teacher give a rationale with its answer, and the parsing of its outputs.
 
-Few-shot prompts hold demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022), as Distilling
-step-by-step asks for them. Zero-shot prompts say in words what form the output should have. The released rules
-of `llm_outputs` read either form.
+Few-shot prompts contain demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022), as in
+Distilling step-by-step. Zero-shot prompts describe the form of the output in words. The rules of
+`services.predict.data.teacher_outputs` parse both forms.
 """
 
 import hashlib
@@ -13,25 +13,33 @@ from functools import cached_property
 from pathlib import Path
 
 import orjson
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from services.predict.data.teacher_outputs import parse_output
-from services.predict.tasks import FieldError, FieldValue, Task
+from services.predict.data.parsing import parse_yaml
+from services.predict.data.rows import BadData
+from services.predict.data.task_file import GivenDemonstration, TaskFile
+from services.predict.data.teacher_outputs import OWN_INPUT, read_output
+from services.predict.model.task_description import StrictFile, complaint_of
+from services.predict.tasks import ANSWER_MARKER, FieldError, FieldValue, Task
 
-# Prompt file of each task; word problems of both data sets share one.
+# Prompt file of each task; both data sets of word problems share one.
 PROMPT_FILES = {"esnli": "esnli", "anli1": "anli1", "cqa": "cqa", "svamp": "svamp", "asdiv": "svamp"}
-# Beside what the rules of `llm_outputs` complain of: an equation that has no value.
-NO_VALUE = "no_value"
-
 LETTERS = string.ascii_lowercase
+
+# For users' own tasks.
+OWN_QUESTION = f"{OWN_INPUT}\n{{input}}\n\nAnswer:"
+OWN_ANSWER = f"{{rationale}}{ANSWER_MARKER}{{label}}."
+OWN_FORM = """{instruction}
+{candidates}First give the reasoning in one or two sentences.
+Then end with one sentence of exactly this form, and nothing after it:
+{form}"""
 
 
 class PromptError(Exception):
-    """Prompts that can't be used; the message is fit to be shown."""
+    """Prompts that can't be used; the message can be shown to users."""
 
 
-class PromptFile(BaseModel):
+class PromptFile(StrictFile):
     """The prompts of a task, as a YAML file holds them.
 
     `question` and `answer` are the two halves of a demonstration, with names in braces for what is filled in: the
@@ -41,14 +49,12 @@ class PromptFile(BaseModel):
     holds a value for every field, and `rationale` and `label`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     question: str
     answer: str
     stop: tuple[str, ...] = ()
     few_shot: str
     zero_shot: str
-    demonstrations: tuple[dict[str, str | tuple[str, ...]], ...] = Field(min_length=1)
+    demonstrations: tuple[GivenDemonstration, ...]
 
     def digest(self) -> str:
         """Return the SHA-256 of its content in hexadecimal; comments and layout of the YAML do not count."""
@@ -57,7 +63,7 @@ class PromptFile(BaseModel):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An input, with why its label is the label."""
+    """An input with its label and the rationale for it."""
 
     values: Mapping[str, FieldValue]
     rationale: str
@@ -66,9 +72,9 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Read:
-    """A parsed output. `problem` is what keeps it from being a rationale and a label, as `llm_outputs` names it.
+    """A parsed output. `problem` names what is missing or wrong in it, as in `TeacherOutput`.
 
-    `rationale` and `label` are what the rules give, also where there is a problem.
+    `rationale` and `label` are the values that the rules give, also if there is a problem.
     """
 
     rationale: str
@@ -85,14 +91,14 @@ class Prompts:
     is_zero_shot: bool = False
 
     def completion(self, values: Mapping[str, FieldValue]) -> str:
-        """A text to be continued by rationale and label. Raises FieldError."""
+        """Return a text to be continued by rationale and label. Raises FieldError."""
         if self.is_zero_shot:
             return f"{self.file.zero_shot.strip()}\n\n{self._question(values)}"
         shown = [f"{question} {answer}" for question, answer in self._shown]
         return "\n\n".join([*shown, self._question(values)])
 
     def messages(self, values: Mapping[str, FieldValue]) -> list[dict[str, str]]:
-        """The same as a chat: each demonstration is a question and its answer. Raises FieldError."""
+        """Return the same as a chat: each demonstration is a question and its answer. Raises FieldError."""
         if self.is_zero_shot:
             return [{"role": "user", "content": self.completion(values)}]
         turns = [{"role": "system", "content": self.file.few_shot.strip()}]
@@ -101,23 +107,12 @@ class Prompts:
         return [*turns, {"role": "user", "content": self._question(values)}]
 
     def read(self, values: Mapping[str, FieldValue], output: str) -> Read:
-        """Rationale and label of an output about these values.
-
-        The rules are those for teachers that may begin with white space. They know no question; here a label must
-        also be one of its choices, and an equation have a value.
-        """
-        parsed = parse_output(self.task.name, output, "gpt")
-        problem: str | None = parsed.problem
-        if problem in (None, "no_rationale"):
-            candidates = self.task.candidates(values)
-            if candidates is not None and parsed.label not in candidates:
-                problem = "unknown_label"
-            elif self.task.metric == "equal_value" and self.task.value(parsed.label) is None:
-                problem = NO_VALUE
-        return Read(parsed.rationale, parsed.label, problem)
+        """Parse the rationale and label of an output about these values, and the first problem with them."""
+        parsed = read_output(self.task, values, output)
+        return Read(parsed.rationale, parsed.label, parsed.problem)
 
     def check(self) -> None:
-        """Raises PromptError where a demonstration lacks something, or its own output is not read as it was meant."""
+        """Raises PromptError if a demonstration is incomplete, or its own output does not parse to its values."""
         for number, given in enumerate(self.file.demonstrations, start=1):
             if missing := {"rationale", "label"} - given.keys():
                 raise PromptError(f"demonstration {number} has no {' and no '.join(sorted(missing))}")
@@ -137,13 +132,13 @@ class Prompts:
 
     @cached_property
     def _shown(self) -> Sequence[tuple[str, str]]:
-        """Question and answer of the demonstrations."""
+        """Questions and answers of the demonstrations."""
         demonstrations = [_demonstration(one) for one in self.file.demonstrations]
         return [(self._question(one.values), self._answer(one)) for one in demonstrations]
 
     def _question(self, values: Mapping[str, FieldValue]) -> str:
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
-        return self.file.question.strip().format(input=self.task.input_text(values), **texts)
+        return self.file.question.strip().format_map({**texts, "input": self.task.input_text(values)})
 
     def _answer(self, one: Demonstration) -> str:
         label = one.label
@@ -154,17 +149,51 @@ class Prompts:
 
 
 def load_prompts(task: Task, path: Path | None = None, *, is_zero_shot: bool = False) -> Prompts:
-    """The prompts of a file, or ours for the task. Raises PromptError."""
+    """Load the prompts of a file, or the built-in ones for the task. Raises PromptError."""
     path = path or Path(__file__).with_name("demonstrations") / f"{PROMPT_FILES[task.name]}.yaml"
     try:
-        file = PromptFile.model_validate(yaml.safe_load(path.read_bytes()))
-        prompts = Prompts(task, file, is_zero_shot=is_zero_shot)
-        prompts.check()
-    except (OSError, yaml.YAMLError) as error:
-        raise PromptError(f"{path}: {error}") from None
+        file = PromptFile.model_validate(parse_yaml(path.read_bytes(), path))
+    except BadData as error:
+        raise PromptError(str(error)) from None
+    except OSError as error:
+        raise PromptError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        raise PromptError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise PromptError(f"{path}: {complaint_of(error)}") from None
+    if not file.demonstrations:
+        raise PromptError(f"{path}: demonstrations: at least one is needed")
+    return _checked(Prompts(task, file, is_zero_shot=is_zero_shot), path)
+
+
+def own_prompts(given: TaskFile, path: Path, *, is_zero_shot: bool = False) -> Prompts:
+    """Make the prompts of a task file, zero-shot if it has no demonstrations. Raises PromptError."""
+    task, prompt = given.to_task(), given.prompt
+    if prompt is None:
+        raise PromptError(f"{path}: prompt is missing, which tells the teacher what to do")
+    candidates, form = "", "<answer>"
+    if task.labels is not None:
+        candidates, form = f"The answer is one of: {', '.join(task.labels)}.\n", "<label>"
+    if task.choices is not None:
+        candidates, form = "The answer is one of the choices of the input.\n", "(<letter>) <choice>"
+    said = OWN_FORM.format(
+        instruction=prompt.instruction.strip(),
+        candidates=candidates,
+        form=OWN_ANSWER.format(rationale="", label=form).strip(),
+    )
+    file = PromptFile(
+        question=OWN_QUESTION,
+        answer=OWN_ANSWER,
+        stop=(f"\n\n{OWN_INPUT}",),
+        few_shot=said,
+        zero_shot=said,
+        demonstrations=prompt.demonstrations,
+    )
+    return _checked(Prompts(task, file, is_zero_shot=is_zero_shot or not prompt.demonstrations), path)
+
+
+def _checked(prompts: Prompts, path: Path) -> Prompts:
+    """Check prompts and return them. Raises PromptError, naming the file."""
+    try:
+        prompts.check()
     except PromptError as error:
         raise PromptError(f"{path}: {error}") from None
     return prompts

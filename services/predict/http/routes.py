@@ -12,8 +12,10 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.http.request_fields import check_query
+from services.core.http.request_fields import check_known, check_query
 from services.predict.http.schemas import (
+    MAX_FIELDS,
+    MAX_NAME_LENGTH,
     Model,
     ModelLimits,
     ModelList,
@@ -29,7 +31,7 @@ from services.predict.http.schemas import (
 from services.predict.http.tei import answer_tei
 from services.predict.service import PredictCall, Predicted, PredictService, TaskModel, names_of, version_name
 
-# More numbers than this are written by a thread, so that the event loop serves others meanwhile.
+# More numbers than this are serialised in a thread, so that the event loop can serve other requests.
 MAX_INLINE_NUMBERS = 4096
 
 AnyPredictRequest = Annotated[
@@ -43,14 +45,15 @@ def predict_router(service: PredictService) -> APIRouter:
     router = APIRouter(tags=["predict"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
     async def check_head(request: Request) -> None:
-        """Choose the dialect of errors and refuse too many inputs, before the fields are read."""
+        """Choose the format of errors and reject too many inputs, before the fields are read."""
         try:
             body = await request.json()
         except ValueError:
-            return  # no JSON, which FastAPI complains of itself
+            return  # not JSON, which FastAPI reports itself
         if is_tei(body):
             request.state.error_body = tei_error_body
         check_count("inputs", num_inputs(body), service.max_inputs)
+        _check_names(service, body)
 
     @router.get("/tasks")
     async def tasks() -> TaskList:
@@ -62,6 +65,7 @@ def predict_router(service: PredictService) -> APIRouter:
                     model=version_name(one),
                     fields=list(description.fields),
                     labels=None if description.labels is None else list(description.labels),
+                    choices=description.choices,
                     rationales=description.rationale_prefix is not None,
                     metrics=one.checkpoint.manifest.metrics if one.checkpoint.manifest else {},
                 )
@@ -111,6 +115,18 @@ def models_router(service: PredictService) -> APIRouter:
     return router
 
 
+def _check_names(service: PredictService, body: Any) -> None:
+    """Refuse fields that the task does not have before their values are read, which may be of any type."""
+    if not isinstance(body, dict) or is_tei(body) or not isinstance(body.get("inputs"), list):
+        return
+    task, model = body.get("task"), body.get("model")
+    if all(one is None or (isinstance(one, str) and len(one) <= MAX_NAME_LENGTH) for one in (task, model)):
+        known = service.fields_of(task, model)
+        for place, fields in enumerate(body["inputs"]):
+            if isinstance(fields, dict) and len(fields) <= MAX_FIELDS:
+                check_known(fields, known, f"inputs.{place}.")
+
+
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
     call = PredictCall(body.inputs, body.task, body.model, body.rationale, body.probabilities)
     predicted = await service.predict(call, context_of(request.scope))
@@ -123,7 +139,7 @@ async def _answer(service: PredictService, request: Request, body: PredictReques
 
 
 def _render(predicted: Predicted) -> bytes:
-    """The JSON of a PredictAnswer."""
+    """Render the JSON of a PredictAnswer."""
     prompt_tokens = sum(one.prompt_tokens for one in predicted.predictions)
     completion_tokens = sum(one.completion_tokens for one in predicted.predictions)
     answer: dict[str, Any] = {
@@ -134,7 +150,7 @@ def _render(predicted: Predicted) -> bytes:
             {
                 "index": index,
                 "label": one.label,
-                "probability": min(1.0, one.probability),  # rounding
+                "probability": min(1.0, one.probability),  # rounding may exceed 1
                 "probabilities": one.probabilities,
                 "rationale": one.rationale,
                 "value": one.value,

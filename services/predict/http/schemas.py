@@ -10,21 +10,21 @@ from services.core.http.bodies import JsonList
 from services.core.http.request_fields import StrictRequest
 from services.core.serving.model_object import ModelObject
 
-# Far above what a task has or a client calls anything: they bound how long one body can be read.
+# Far above any real task or name: they bound the time to parse a request body.
 MAX_FIELDS = 64
 MAX_CHOICES = 1024
 MAX_NAME_LENGTH = 256
 
 
 def check_num_fields(given: Any) -> Any:
-    """Return an input as it was given, before its fields are read."""
+    """Check the number of fields of an input before they are read, and return it unchanged."""
     if isinstance(given, dict) and len(given) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", f"An input has at most {MAX_FIELDS} fields")
     return given
 
 
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-# A task's field holds a text, or, where the answers are the input's own, a list of them.
+# A field holds a text or, if each input has its own choices, their list.
 Choices = Annotated[JsonList[str], Field(max_length=MAX_CHOICES)]
 Input = Annotated[dict[str, str | Choices], Field(max_length=MAX_FIELDS), BeforeValidator(check_num_fields)]
 Inputs = Annotated[JsonList[Input], Field(min_length=1)]
@@ -78,8 +78,9 @@ class TaskObject(BaseModel):
 
     id: str
     model: str = Field(description="`name@version` of the checkpoint that serves the task.")
-    fields: list[str] = Field(description="Fields of an input. All are strings except `choices`, a list of strings.")
+    fields: list[str] = Field(description="Fields of an input: strings, except the one that `choices` names.")
     labels: list[str] | None = Field(description="Null if the answers are the input's own choices or free text.")
+    choices: str | None = Field(description="Field that lists an input's own choices; null if it has none.")
     rationales: bool
     metrics: dict[str, JsonValue] = Field(description="Metrics measured when the checkpoint was trained.")
 
@@ -89,7 +90,7 @@ class TaskList(BaseModel):
     data: list[TaskObject]
 
 
-# One text, or two that are read together.
+# One text, or a pair of texts.
 TeiSequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
@@ -132,7 +133,7 @@ class ModelList(BaseModel):
 
 
 def is_tei(body: Any) -> bool:
-    """Whether a body speaks TEI's dialect."""
+    """Whether a body is in TEI's format."""
     if isinstance(body, TeiPredictRequest):
         return True
     if not isinstance(body, dict) or "task" in body:
@@ -143,7 +144,7 @@ def is_tei(body: Any) -> bool:
 
 
 def num_inputs(body: Any) -> int:
-    """Count the inputs of a body that is not validated yet."""
+    """Count the inputs of a body that has not been validated."""
     inputs = body.get("inputs") if isinstance(body, dict) else None
     if not isinstance(inputs, list):
         return 1
@@ -152,7 +153,7 @@ def num_inputs(body: Any) -> int:
 
 
 def texts_of(request: TeiPredictRequest) -> list[Sequence[str]]:
-    """The texts of each input of TEI's."""
+    """The texts of each input of a TEI request."""
     inputs = request.inputs
     if isinstance(inputs, str):
         return [[inputs]]

@@ -1,4 +1,4 @@
-"""Text classification as text-embeddings-inference speaks it."""
+"""Text classification in the format of text-embeddings-inference."""
 
 import math
 import sys
@@ -16,7 +16,7 @@ from services.predict.service import ClassifyCall, PredictService, Side
 
 
 async def answer_tei(service: PredictService, request: Request, body: TeiPredictRequest) -> Response:
-    """Answer each input with its labels and their scores, best first: a list, or a list of lists for a batch."""
+    """Return the labels of each input and their scores, best first: a list, or a list of lists for a batch."""
     began = time.perf_counter()
     is_left = (body.truncation_direction or "").lower() == "left"
     side: Side = "left" if is_left else "right"
@@ -34,9 +34,9 @@ async def answer_tei(service: PredictService, request: Request, body: TeiPredict
 
 
 def _scores(prediction: Prediction, *, is_raw: bool) -> list[dict[str, Any]]:
-    """List the scores best first, equal ones in the order of the labels."""
+    """List the scores, best first, equal ones in the order of the labels."""
     shares = sorted((prediction.probabilities or {}).items(), key=lambda pair: pair[1], reverse=True)
-    # the smallest normal number, where a probability is so small that it is 0
+    # the smallest normal number, if a probability underflows to 0
     return [
         {"score": math.log(max(share, sys.float_info.min)) if is_raw else share, "label": label}
         for label, share in shares

@@ -1,4 +1,4 @@
-"""The memory that a student takes, computed from its files before it is loaded."""
+"""The memory of a student, computed from its files before it is loaded."""
 
 import math
 from pathlib import Path
@@ -10,17 +10,17 @@ from services.nn.packed_linear import can_pack
 
 EMBEDDINGS = "shared.weight"
 HEAD = "lm_head.weight"
-# Weights that transformers writes a second time where a model was saved with its tied weights.
+# Copies of the embeddings that transformers writes if a model was saved with its tied weights.
 TIED = frozenset({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
 
 
 def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> int:
-    """Bytes that the parameters of a checkpoint take once it is loaded, whatever numbers its files hold.
+    """Bytes of a checkpoint's parameters once it is loaded, whatever the dtype of its files.
 
-    Every matrix is there once, as it is multiplied, the embeddings as they are looked up, and the head's rows to be
-    picked out of it. Where products have a layout of their own (float32 on x86, and 8-bit integers) none of the three
-    can replace another, except the rows of a head that is tied to the embeddings. While a checkpoint is being loaded it
-    takes up to as much again. Raises ValueError where the folder holds no such weights.
+    Memory holds every matrix once for multiplication, the embeddings for lookup, and the head for selecting its rows.
+    If products need a packed layout (float32 on x86, and 8-bit integers), none of the three can replace another, except
+    that the rows of a tied head are those of the embeddings. Loading takes up to the same amount again. Raises
+    ValueError if the folder has no such weights.
     """
     device = options.choose_device()
     dtype = options.choose_dtype(device)
@@ -36,7 +36,7 @@ def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False
 
 
 def _tensors(directory: Path) -> list[tuple[str, int]]:
-    """Name and number of elements of every tensor."""
+    """Name and size of every tensor."""
     found = []
     for path in sorted(directory.glob("*.safetensors")):
         try:

@@ -1,14 +1,14 @@
-"""Candidate labels as a trie, of which the decoder runs no more than the places where labels part.
+"""Candidate labels as a trie, which the decoder runs only as far as the places where labels diverge.
 
-Behind a prefix that candidates share, the next token is one of a few; where it can only be one, it is certain. So
+After a prefix that candidates share, only a few tokens can follow; if only one can, its probability is 1. Hence
 
-    p(label | x) = Π_t p(y_t | y_<t, x) over the t at which labels part,
+    p(label | x) = Π_t p(y_t | y_<t, x) over the t at which labels diverge,
 
-each factor a softmax over the tokens that may follow there. It is the distribution that decoding has which is held to
-the candidates, and adds up to 1 over them. Of labels that differ in their first token it is one softmax over those.
+where each factor is a softmax over the tokens that may follow. This is the distribution of decoding constrained to the
+candidates, and sums to 1 over them. For labels that differ in their first token, it is one softmax over these tokens.
 
-Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with several edges, F the most of one, C
-candidates, P the most edges of a candidate.
+Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with several edges, F the most edges of a
+node, C candidates, P the most edges of a candidate.
 """
 
 from collections import Counter
@@ -26,40 +26,40 @@ Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class DecoderRows(Protocol):
-    """The decoder rows of one input in a pass: (N,) tokens at depths, and which row sees which."""
+    """The decoder rows of one input in a pass: (N,) tokens and depths, and which rows each row sees."""
 
     tokens: Numbers
     depths: Numbers
 
     def visible(self) -> Visible:
-        """Tell whether the row sees the column, (N, N)."""
+        """Return whether the row sees the column, (N, N)."""
 
 
 class Chain:
-    """The rows of one answer, each of which says how probable the answer's next token is."""
+    """The rows of one answer; each gives the probability of the answer's next token."""
 
     def __init__(self, token_ids: Sequence[int], start_id: int) -> None:
         self.tokens: Numbers = np.array([start_id, *token_ids[:-1]])
         self.depths: Numbers = np.arange(len(self.tokens))
 
     def visible(self) -> Visible:
-        """Let each row see those before it and itself."""
+        """Return a causal mask: each row sees the rows before it and itself."""
         return np.tri(len(self.tokens), dtype=bool)
 
 
 class Candidates:
-    """The trie of some labels' tokens. Made on any thread, and never changed.
+    """The trie of some labels' tokens, created on any thread and immutable.
 
-    A node is a prefix behind which candidates part, or what leads to one; the empty prefix comes first. `tokens`,
-    `depths`, `parents` are (N,): the token that a node runs, the number before it, and the node of those.
-    `edge_nodes`, `edge_tokens` are (E,) in the nodes' order, of nodes with several.
+    A node is a prefix after which candidates diverge, or an ancestor of one; the empty prefix comes first. `tokens`,
+    `depths`, `parents` are (N,): the token to run at a node, the number of tokens in its prefix, and its parent.
+    `edge_nodes`, `edge_tokens` are (E,), the edges of nodes with several, in the nodes' order.
     """
 
     def __init__(self, token_ids: Sequence[Sequence[int]], start_id: int) -> None:
-        """`token_ids` of at least one label, each with its end of sequence; `start_id` begins every answer.
+        """`token_ids` are those of at least one label, each with its end of sequence; `start_id` begins every answer.
 
-        Labels of equal tokens share their probability. Raises ValueError for no label, one without tokens, and one that
-        another begins with.
+        Labels with equal tokens share their probability. Raises ValueError for no label, a label without tokens, and a
+        label that is a prefix of another.
         """
         if not token_ids or not all(token_ids):
             raise ValueError("there must be candidates, and each must have tokens")
@@ -92,28 +92,28 @@ class Candidates:
 
     @property
     def num_nodes(self) -> int:
-        """Rows that the decoder runs."""
+        """Number of rows that the decoder runs."""
         return len(self.tokens)
 
     def visible(self) -> Visible:
-        """(N, N): whether the column is the row's ancestor or the row itself."""
+        """Return whether the column is the row's ancestor or the row itself, (N, N)."""
         visible: Visible = np.eye(self.num_nodes, dtype=bool)
         for node in range(1, self.num_nodes):
             visible[node] |= visible[self.parents[node]]
         return visible
 
     def of(self, candidates: Sequence[int]) -> "Candidates":
-        """Some of them, in this order."""
+        """Select some candidates, in this order."""
         return Candidates([self.token_ids[candidate] for candidate in candidates], self.start_id)
 
     @cached_property
     def groups(self) -> list["Candidates | None"]:
-        """Groups of candidates that stay together where they first part; None for one that is alone from there on."""
+        """Groups of candidates that share the token at the first divergence; None for a group of one."""
         return [self.of(some) if len(some) > 1 else None for some in self._members]
 
     @cached_property
     def first(self) -> "Candidates":
-        """Trie of one candidate of each group, up to the place where candidates part first."""
+        """Trie of one candidate of each group, up to the first divergence."""
         return self.of([some[0] for some in self._members])
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
@@ -141,16 +141,16 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Best:
-    """The most probable candidate, by its place among them."""
+    """The most probable candidate, as its index."""
 
     candidate: int
     logprob: float
 
 
 class BestFirst:
-    """The search for the most probable of some candidates: no group is looked into that cannot hold it.
+    """Search for the most probable candidate that skips groups which cannot contain it.
 
-    A group has the probability of all its members together, so that none of them can have more.
+    The probability of a group is the sum over its members, so no member can have more.
     """
 
     def __init__(self, candidates: Candidates, group_logprobs: Sequence[float]) -> None:
@@ -161,7 +161,7 @@ class BestFirst:
         self.best = Best(0, float("-inf"))
 
     def next_group(self) -> Candidates | None:
-        """The likeliest group that may hold a better one; None when the best is found."""
+        """The most probable group that may contain a better candidate; None when the best is found."""
         while self._waiting and self._logprobs[self._waiting[-1]] > self.best.logprob:
             group = self._candidates.groups[self._waiting[-1]]
             if group is not None:
@@ -170,7 +170,7 @@ class BestFirst:
         return None
 
     def add(self, logprobs: Sequence[float]) -> None:
-        """Take the result of that group: its members' log-probabilities among themselves."""
+        """Add the log-probabilities of the last group's members within the group."""
         group = self._waiting.pop()
         for candidate, logprob in zip(self._candidates._members[group], logprobs, strict=True):
             if self._logprobs[group] + logprob > self.best.logprob:

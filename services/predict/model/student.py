@@ -1,4 +1,4 @@
-"""A T5 on a device: inputs encoded together, labels scored, answers decoded greedily.
+"""A T5 on a device: encodes inputs together, scores labels and decodes answers greedily.
 
 Shapes: B inputs, T tokens of an input, N decoder rows of an input, E edges of a trie, C candidates, R rows of all
 inputs together, H heads, D width, V vocabulary.
@@ -20,17 +20,17 @@ from services.nn.loading import quiet_loading, transformers
 from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
-# Rows that a pass of the decoder runs at most, or one input's.
+# Maximum number of rows in a decoder pass, unless a single input has more.
 MAX_DECODER_ROWS = 8192
-# A trie of at most this number of nodes costs less than a look ahead at which of them matter.
+# Running a trie of at most this many nodes costs less than finding out which of them matter.
 SMALL_TRIE = 4
-# On a GPU launching an operation costs more than padding, so that inputs are brought to multiples of this length.
+# On a GPU, launching operations costs more than padding, so inputs are padded to multiples of this length.
 GPU_LENGTH_STEP = 64
 
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """Facts about a student for the parts around it."""
+    """Properties of a student that its callers need."""
 
     d_model: int
     num_layers: int
@@ -42,7 +42,7 @@ class StudentConfig:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """B encoded inputs: what the decoder sees of them."""
+    """B encoded inputs, as the decoder attends to them."""
 
     memory: Memory
     num_inputs: int
@@ -55,9 +55,10 @@ class Encoded:
 
 
 class Decoded(NamedTuple):
-    """An answer: its tokens without the end of sequence, and the log-probability of them all.
+    """An answer: its tokens without the end of sequence, and their joint log-probability.
 
-    `is_finished` tells whether the end came; it then counts in `logprob`. If not, the answer was cut at its limit.
+    `is_finished` tells whether the end of sequence was reached; it then counts in `logprob`. If not, the answer was cut
+    at its limit.
     """
 
     token_ids: tuple[int, ...]
@@ -66,10 +67,10 @@ class Decoded(NamedTuple):
 
 
 class Student:
-    """Runs one T5; on one thread at a time. An answer does not depend on its batch, except for rounding."""
+    """Runs one T5, on one thread at a time. An answer does not depend on its batch, except for rounding."""
 
     def __init__(self, model: Any, tokenizer: Any, *, is_int8: bool = False, num_threads: int | None = None) -> None:
-        """`model` is transformers' T5ForConditionalGeneration, on its device; None leaves the threads as they are.
+        """`model` is transformers' T5ForConditionalGeneration, on its device; `num_threads` None keeps torch's setting.
 
         Raises what `T5` raises.
         """
@@ -94,8 +95,8 @@ class Student:
     def load(cls, directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> "Student":
         """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
 
-        Raises ValueError for another architecture than T5, for weights that are quantised or missing, for float16, in
-        which T5's activations overflow, and for a device that this machine lacks; OSError where a file is missing.
+        Raises ValueError for an architecture other than T5, for weights that are quantised or missing, for float16, in
+        which T5's activations overflow, and for a device that this machine lacks; OSError if a file is missing.
         """
         config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if config.model_type != "t5":
@@ -126,7 +127,7 @@ class Student:
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Sequence[int]]) -> Encoded:
-        """Token ids of at least one input, each with its end of sequence. Raises ValueError for one without tokens."""
+        """Encode the token ids of one or more inputs, ends of sequence included. Raises ValueError for an empty one."""
         if not inputs or not all(inputs):
             raise ValueError("there must be inputs, and each must have tokens")
         if self._num_threads is not None:  # students of several widths may take turns on this thread
@@ -139,8 +140,8 @@ class Student:
     def score(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Tensor]:
         """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each.
 
-        The inputs may have the same trie, or each its own. The most probable candidate is the one that greedy search
-        among the candidates finds wherever they part at one place alone, e.g. labels that differ in their first token.
+        The inputs may share a trie or have one each. If candidates diverge at only one place, e.g. labels that differ
+        in their first token, the most probable candidate is the one that greedy search among them finds.
         """
         _check_one_each(encoded, candidates)
         return self._score(encoded, range(encoded.num_inputs), candidates)
@@ -149,7 +150,7 @@ class Student:
     def best(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Best]:
         """Find the most probable of each input's candidates by `score`, without scoring those that cannot be it.
 
-        Equals `score` except for rounding; of equally probable ones, any.
+        Equals `score` except for rounding; among equally probable candidates, any may be returned.
         """
         _check_one_each(encoded, candidates)
         found: dict[int, Best] = {}
@@ -171,7 +172,7 @@ class Student:
 
     @torch.inference_mode()
     def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
-        """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, of an answer of at least one token an input."""
+        """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, for one non-empty answer per input."""
         _check_one_each(encoded, answers)
         chains = [Chain(ids, self.config.decoder_start_token_id) for ids in answers]
         decoded = self._run_rows(encoded.memory, chains)
@@ -187,12 +188,12 @@ class Student:
 
     @torch.inference_mode()
     def decode_scored(self, encoded: Encoded, max_tokens: int) -> list[Decoded]:
-        """Greedy answers with what the model gives for them. At most `max_tokens`, the end of sequence included."""
+        """Decode greedily, with log-probabilities: at most `max_tokens`, including the end of sequence."""
         num_inputs, memory = encoded.num_inputs, encoded.memory
         cache = Cache(self._t5.num_layers)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
         logprobs = torch.zeros(num_inputs, dtype=torch.float32, device=self.device)
-        running = list(range(num_inputs))  # the input of each sequence that is run; some of them have ended
+        running = list(range(num_inputs))  # the input of each sequence that still runs; some of them have ended
         has_ended = [False] * num_inputs
         places = torch.arange(num_inputs, device=self.device)
         newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
@@ -213,7 +214,7 @@ class Student:
             open_rows = [row for row, place in enumerate(running) if not has_ended[place]]
             if not open_rows:
                 break
-            # each time half have ended, so that all the copying together costs no more than one copy of everything
+            # only once half have ended, so that all copies together cost no more than one copy of everything
             if 2 * len(open_rows) <= len(running):
                 kept = torch.tensor(open_rows, device=self.device)
                 memory, newest, places = memory.of(kept), newest[kept], places[kept]
@@ -229,7 +230,7 @@ class Student:
     def _side_by_side(
         self, inputs: Sequence[Sequence[int]]
     ) -> tuple[Tensor, list[Group], Tensor | None, Tensor | None]:
-        """Packed rows (R,) of inputs sorted by length, their groups, and the rows (B, T) and mask of each input."""
+        """Pack inputs sorted by length: their rows (R,), their groups, and the rows (B, T) and mask of each input."""
         step = self._length_step
         lengths = [len(ids) for ids in inputs]
         padded = [-(-length // step) * step for length in lengths]
@@ -253,7 +254,7 @@ class Student:
         return self._tensor(np.array(packed)), groups, rows, self._token_mask(lengths, longest)
 
     def _token_mask(self, lengths: Sequence[int], longest: int) -> Tensor | None:
-        """(B, 1, 1, T), −∞ behind each input's tokens; None where every input has as many."""
+        """Make a mask (B, 1, 1, T), −∞ after each input's tokens; None if all inputs have the longest length."""
         if all(length == longest for length in lengths):
             return None
         mask = np.where(np.arange(longest) < np.array(lengths)[:, None], 0.0, -math.inf)
@@ -284,14 +285,14 @@ class Student:
         return self._t5.token_logits(decoded.flatten(0, 1), self._tensor(nodes), self._tensor(tokens))
 
     def _run_rows(self, memory: Memory, rows: Sequence[DecoderRows]) -> Tensor:
-        """(B, N, D), of inputs with rows of their own each, N the most of one; behind fewer is nothing of use."""
+        """Decode each input's rows: (B, N, D), N the most rows of an input; values beyond its rows are undefined."""
         distinct = list({id(some): some for some in rows}.values())
         sizes = [len(some.tokens) for some in distinct]
         most = max(sizes)
         tokens = np.full((len(distinct), most), self.config.pad_token_id)
         depths = np.zeros((len(distinct), most), dtype=np.int64)
         visible = np.zeros((len(distinct), most, most), dtype=bool)
-        visible[:, :, 0] = True  # a row must see something; every node sees the first
+        visible[:, :, 0] = True  # a row must see something; every node sees the first one
         for number, (some, size) in enumerate(zip(distinct, sizes, strict=True)):
             tokens[number, :size] = some.tokens
             depths[number, :size] = some.depths
@@ -314,6 +315,6 @@ def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:
 
 
 def _first(*values: Any) -> int:
-    """The first that is given, of a list its first."""
+    """The first value that is not None; for a list, its first element."""
     value = next(value for value in values if value is not None)
     return int(value[0] if isinstance(value, list) else value)

@@ -1,7 +1,7 @@
-"""The layers of a T5, run on its weights as transformers has loaded them.
+"""The layers of a T5, run on the weights that transformers has loaded.
 
 T5 adds a bias to the logits of its self-attention that depends on the distance of two tokens, and does not scale them;
-SDPA takes both. Rows of unequal inputs are packed one after the other without padding in everything except attention.
+SDPA supports both. Inputs of unequal length are packed without padding, except in attention.
 
 Shapes: B inputs, T tokens of an input, N decoder rows of an input, S rows that they see, R rows of all inputs together,
 D width, H heads, K numbers of a head, L layers, V vocabulary.
@@ -20,17 +20,17 @@ from services.nn.int8_linear import Int8Linear, can_quantise
 from services.nn.packed_linear import PackedLinear, can_pack
 
 Linear = Callable[[Tensor], Tensor]
-# Tokens beyond each other by more than a checkpoint's own limit share one bias; no checkpoint's limit is above this.
+# Tokens further apart than a checkpoint's own limit share one bias; no checkpoint's limit is above this.
 MAX_DISTANCE = 1024
-# Pairs of a row and a token whose vectors exist at a time.
+# Maximum number of pairs of a row and a token whose vectors are in memory at once.
 MAX_PAIRS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Inputs of one length, beside each other: `rows` of them all, (B · T), and which of their `keys` are tokens.
+    """Adjacent inputs of one length: all their `rows`, (B · T), and which of their `keys` are tokens.
 
-    `keys` is (B, 1, 1, T) float, 0 or −∞, None where all are.
+    `keys` is (B, 1, 1, T) float, 0 or −∞, None if all are tokens.
     """
 
     rows: slice
@@ -43,7 +43,7 @@ class Group:
 class Memory:
     """B inputs as a decoder sees them: keys and values (B, H, T, K) of each layer, and which of them are tokens.
 
-    `mask` is (B, 1, 1, T) float, 0 or −∞, None where all are.
+    `mask` is (B, 1, 1, T) float, 0 or −∞, None if all are tokens.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -55,20 +55,20 @@ class Memory:
         return self.layers[0][0].device
 
     def of(self, inputs: Tensor) -> "Memory":
-        """Select some inputs, (B',) int64, in their order."""
+        """Select some inputs, (B',) int64, in this order."""
         mask = None if self.mask is None else self.mask[inputs]
         return Memory([(keys[inputs], values[inputs]) for keys, values in self.layers], mask)
 
 
 class Cache:
-    """Keys and values of decoder rows that have run, for B sequences of one length."""
+    """Keys and values of earlier decoder rows, for B sequences of one length."""
 
     def __init__(self, num_layers: int) -> None:
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
         self.length = 0
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All rows of a layer, (B, H, length + 1, K), once the newest, (B, H, 1, K), is among them."""
+        """Add the newest row of a layer, (B, H, 1, K), and return all its rows, (B, H, length + 1, K)."""
         kept = self._layers[layer]
         if kept is None or kept[0].shape[2] == self.length:
             room = keys.new_empty((2, *keys.shape[:2], max(16, 2 * self.length), keys.shape[3]))
@@ -81,17 +81,17 @@ class Cache:
         return kept[0][:, :, :stop], kept[1][:, :, :stop]
 
     def keep(self, sequences: Tensor) -> None:
-        """Forget all sequences but these, (B',) int64."""
+        """Keep only these sequences, (B',) int64."""
         self._layers = [None if kept is None else (kept[0][sequences], kept[1][sequences]) for kept in self._layers]
 
 
 class T5:
-    """Encoder, decoder and head for inference, in the dtype and on the device of the model that they are made of."""
+    """Encoder, decoder and head for inference, in the dtype and on the device of the original model."""
 
     def __init__(self, model: Any, *, is_int8: bool = False) -> None:
-        """`model` is transformers' T5ForConditionalGeneration; it may be forgotten afterwards.
+        """`model` is transformers' T5ForConditionalGeneration; it may be discarded afterwards.
 
-        Raises ValueError for 8-bit integers on another device than a CPU, or in another dtype than float32.
+        Raises ValueError for 8-bit integers on a device other than a CPU, or in a dtype other than float32.
         """
         config = model.config
         self.device: torch.device = model.device
@@ -99,8 +99,8 @@ class T5:
         self.num_heads: int = config.num_heads
         if is_int8 and not can_quantise(self.device, self.dtype):
             raise ValueError(f"8-bit integers need a CPU and float32, not {self.device} and {self.dtype}")
-        # Parameters may be views of one mapped file, all of which would stay with any of them. Where products have
-        # layouts of their own nothing else holds it.
+        # Parameters may be views of one mapped file, and any view would keep all of it in memory. If products have
+        # their own layout, nothing else refers to it.
         own = Tensor.clone if is_int8 or can_pack(self.device, self.dtype) else Tensor.detach
         if is_int8:
             self._make_linear: Callable[[Tensor], Linear] = Int8Linear
@@ -125,11 +125,11 @@ class T5:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return len(self._decoder)
 
     def encode(self, input_ids: Tensor, groups: Sequence[Group]) -> Tensor:
-        """Encode (R,) int64 → (R, D), the groups' rows in their order."""
+        """Encode (R,) int64 → (R, D), the groups' rows in order."""
         longest = max(group.num_tokens for group in groups)
         bias = self._bias_between(longest)
         biases = [self._bias_of(group, bias) for group in groups]
@@ -147,7 +147,7 @@ class T5:
     def memory(self, encoded: Tensor, rows: Tensor | None, num_inputs: int, mask: Tensor | None) -> Memory:
         """Compute keys and values of the cross attention from (R, D).
 
-        `rows` (B, T) int64 are the rows of each input, None where they are in that form already; `mask` (B, 1, 1, T).
+        `rows` (B, T) int64 are the rows of each input, None if they are already in that form; `mask` (B, 1, 1, T).
         """
         projected = self._cross_kv(encoded)
         projected = projected.view(num_inputs, -1, projected.shape[-1]) if rows is None else projected[rows]
@@ -155,10 +155,10 @@ class T5:
         return Memory([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(self.num_layers)], mask)
 
     def decode(self, input_ids: Tensor, bias: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
-        """Decoder rows (B, N) int64 → (B, N, D).
+        """Decode rows (B, N) int64 → (B, N, D).
 
-        `bias` is (B or 1, H, N, S), −∞ where a row sees another not. Without a cache the rows see each other; with one,
-        N is 1, and each sees those that were run before and itself.
+        `bias` is (B or 1, H, N, S), −∞ where a row does not see another. Without a cache, the rows see each other; with
+        one, N is 1, and each row sees the earlier rows and itself.
         """
         x = F.embedding(input_ids, self._embeddings)
         for number, (layer, (keys, values)) in enumerate(zip(self._decoder, memory.layers, strict=True)):
@@ -174,13 +174,13 @@ class T5:
         return self._decoder_norm(x)
 
     def logits(self, decoded: Tensor) -> Tensor:
-        """(R, D) → (R, V) float32."""
+        """Compute logits: (R, D) → (R, V) float32."""
         if self._head_scale != 1.0:
             decoded = decoded * self._head_scale
         return self._head(decoded).float()
 
     def token_logits(self, decoded: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """(R, D), and E pairs of a row and a token, (E,) int64 each → the logits of these pairs alone, (E,) float32."""
+        """Compute only the logits of E pairs of a row of (R, D) and a token, (E,) int64 each: (E,) float32."""
         parts = [
             (decoded[some].float() * F.embedding(those, self._head_rows).float()).sum(dim=1) * self._head_scale
             for some, those in zip(torch.split(rows, MAX_PAIRS), torch.split(tokens, MAX_PAIRS), strict=True)
@@ -188,7 +188,7 @@ class T5:
         return torch.cat(parts)
 
     def tree_bias(self, depths: Tensor, is_visible: Tensor) -> Tensor:
-        """The bias among decoder rows at `depths` (…, N) int64: (…, H, N, N); `is_visible` (…, N, N) bool."""
+        """Compute the bias among decoder rows at `depths` (…, N) int64: (…, H, N, N); `is_visible` (…, N, N) bool."""
         distances = (depths[..., :, None] - depths[..., None, :]).clamp(0, MAX_DISTANCE - 1)
         bias = self._decoder_bias[:, MAX_DISTANCE - 1 - distances].movedim(0, -3)
         return bias.masked_fill(~is_visible[..., None, :, :], float("-inf"))
@@ -206,11 +206,11 @@ class T5:
         return self._make_linear(weights[0] if len(weights) == 1 else torch.cat(weights))
 
     def _heads(self, projected: Tensor, num_parts: int) -> Tensor:
-        """(B, T, parts · H · K) → (parts, B, H, T, K)."""
+        """Split heads: (B, T, parts · H · K) → (parts, B, H, T, K)."""
         return projected.view(*projected.shape[:2], num_parts, self.num_heads, -1).permute(2, 0, 3, 1, 4)
 
     def _bias_between(self, num_tokens: int) -> Tensor:
-        """The encoder's, (1, H, T, T)."""
+        """The encoder's bias, (1, H, T, T)."""
         bias = self._encoder_bias
         if (missing := num_tokens - MAX_DISTANCE) > 0:
             near, far = bias[:, :1].expand(-1, missing), bias[:, -1:].expand(-1, missing)
@@ -226,10 +226,10 @@ class T5:
 
 
 class _Norm:
-    """T5's: scaled by the root of the mean square, never shifted."""
+    """T5's norm: divides by the root of the mean square, without a shift."""
 
     def __init__(self, module: Any) -> None:
-        self._weight: Tensor = module.weight.detach().clone()  # a view would keep all of a mapped file
+        self._weight: Tensor = module.weight.detach().clone()  # a view would keep all of a mapped file in memory
         self._epsilon: float = module.variance_epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class _FeedForward:
         self._widen = linear(dense.wi_0, dense.wi_1) if self._is_gated else linear(dense.wi)
         self._narrow = linear(dense.wo)
         name = type(dense.act).__name__
-        # transformers writes the tanh form of GELU out in five operations
+        # transformers computes the tanh form of GELU in five operations
         self._act = {"NewGELUActivation": partial(F.gelu, approximate="tanh")}.get(name, dense.act)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -274,13 +274,13 @@ class _DecoderLayer(_EncoderLayer):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """(B, H, N, K) and (B, H, S, K) → (B, N, H · K); `bias` is added to the logits, which are not scaled."""
+    """Attend: (B, H, N, K) and (B, H, S, K) → (B, N, H · K); `bias` is added to the logits, which are not scaled."""
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
     return attended.transpose(1, 2).flatten(2)
 
 
 def _biases(stack: Any, num_distances: int) -> Tensor:
-    """Return the learnt bias towards each token of a row at the place MAX_DISTANCE − 1: (H, num_distances)."""
+    """Return the learnt bias of a row at position MAX_DISTANCE − 1 towards each token: (H, num_distances)."""
     attention = stack.block[0].layer[0].SelfAttention
     with torch.no_grad():
         bias: Tensor = attention.compute_bias(1, num_distances, past_seen_tokens=MAX_DISTANCE - 1)

@@ -1,8 +1,10 @@
-"""The description of a student's checkpoint in `task.json`, and texts as its tokenizer is to read them."""
+"""The description of a student's checkpoint in `task.json`, and the preparation of texts for its tokenizer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from string import Formatter
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -10,32 +12,46 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Prefixes, Task
 
 TASK_FILE = "task.json"
+MAX_LISTED = 20
+# Errors of pydantic, named as what a file should contain.
+_KINDS = {
+    "string_type": "a text",
+    "tuple_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "keys with their values"),
+}
+_DEFECTS = {"missing": "is missing", **dict.fromkeys(("too_short", "string_too_short"), "must not be empty")}
+_UNION = ("str", "tuple[str, ...]")
+FIELD_NAME = re.compile(r"[^\W\d][\w -]*")
 
 
 class BadTask(ValueError):
-    """A `task.json` that is missing or says nothing usable."""
+    """A `task.json` that is missing or invalid."""
 
 
-class TaskDescription(BaseModel):
-    """A task as its student was trained for it.
-
-    `task`, `fields`, `separator`, `labels`, `choices` and `metric` are those of `Task`. `label_prefix` is put before
-    an input to ask for its label, empty for a student that was only finetuned; `rationale_prefix` asks for its
-    rationale, None where the student has none. Tokens count with the end of sequence.
-    """
+class StrictFile(BaseModel):
+    """Values of a file; an unknown key is refused with the nearest known one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_keys(cls, given: Any) -> Any:
+        for name in given if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                raise ValueError(f"there is no {name!r}; {nearest(str(name), cls.model_fields)}")
+        return given
+
+
+class TaskFields(StrictFile):
+    """A task: `task` is its name, and the others are those of `Task`."""
 
     task: str = Field(min_length=1)
     fields: tuple[str, ...] = Field(min_length=1)
     separator: str = "\n"
+    template: str | None = None
     labels: tuple[str, ...] | None = Field(default=None, min_length=1)
     choices: str | None = None
     metric: Metric = "exact_match"
-    label_prefix: str = ""
-    rationale_prefix: str | None = None
-    max_input_tokens: int = Field(default=MAX_INPUT_TOKENS, ge=1)
-    max_target_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -47,15 +63,35 @@ class TaskDescription(BaseModel):
             raise ValueError("an answer is one of the labels or one of the choices, not both")
         if self.choices is not None and self.choices not in self.fields:
             raise ValueError(f"choices names {self.choices!r}, which is not a field")
+        if self.template is not None:
+            _check_template(self.template, self.fields)
         return self
+
+    def to_task(self) -> Task:
+        """Return the task, which turns inputs into texts."""
+        return Task(self.task, self.fields, self.separator, self.metric, self.labels, self.choices, self.template)
+
+
+class TaskDescription(TaskFields):
+    """A task as its student was trained for it.
+
+    `label_prefix` is put before an input to ask for its label, empty for a student that was only finetuned;
+    `rationale_prefix` asks for its rationale, None where the student has none. Tokens count with the end of sequence.
+    """
+
+    label_prefix: str = ""
+    rationale_prefix: str | None = None
+    max_input_tokens: int = Field(default=MAX_INPUT_TOKENS, ge=1)
+    max_target_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
 
     @classmethod
     def of(cls, task: Task, prefixes: Prefixes, *, has_rationales: bool, **limits: int) -> "TaskDescription":
-        """The description of a task whose student is asked with these prefixes; `limits` are the `max_…` fields."""
+        """Make the description of a task for a student with these prefixes; `limits` are the `max_…` fields."""
         return cls(
             task=task.name,
             fields=task.fields,
             separator=task.separator,
+            template=task.template,
             labels=task.labels,
             choices=task.choices,
             metric=task.metric,
@@ -71,32 +107,76 @@ class TaskDescription(BaseModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            raise BadTask(f"{TASK_FILE} is missing") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
             raise BadTask(
-                f"{TASK_FILE}: {place}: {first['msg']}" if place else f"{TASK_FILE}: {first['msg']}"
+                f"{TASK_FILE} is missing, which says what the student answers; `fovea train distill` writes it"
             ) from None
+        except ValidationError as error:
+            raise BadTask(f"{TASK_FILE}: {complaint_of(error)}") from None
 
     def write(self, directory: Path) -> None:
-        """Put it into a checkpoint folder."""
-        (directory / TASK_FILE).write_text(self.model_dump_json(indent=2) + "\n")
+        """Write it to a checkpoint folder; earlier versions can read it if it has no template."""
+        unused = {"template"} if self.template is None else None
+        (directory / TASK_FILE).write_text(self.model_dump_json(indent=2, exclude=unused) + "\n")
 
-    def to_task(self) -> Task:
-        """Return the task, which makes texts of inputs."""
-        return Task(self.task, self.fields, self.separator, self.metric, self.labels, self.choices)
+
+def complaint_of(error: ValidationError) -> str:
+    """Describe the first error in a file, with its key, in the words of YAML and JSON."""
+    errors = error.errors()
+    first, place = errors[0], _place(errors[0]["loc"])
+    # a union reports an error for each of its members
+    here = [one["type"] for one in errors if _place(one["loc"]) == place]
+    kinds = dict.fromkeys(_KINDS[kind] for kind in here if kind in _KINDS)
+    if kinds:
+        return f"{place} must be {' or '.join(kinds)}"
+    if first["type"] in _DEFECTS:
+        return f"{place} {_DEFECTS[first['type']]}"
+    if first["type"] == "literal_error":
+        return f"{place} must be {first['ctx']['expected']}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """The keys that lead to a value, with items counted from 1 and without the members of a union."""
+    keys = [f"item {part + 1}" if isinstance(part, int) else part for part in location if part not in _UNION]
+    return ".".join(keys)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name the known name nearest to an unknown one, or list the first MAX_LISTED."""
+    names = list(known)
+    near = get_close_matches(name.lower(), names, n=1)
+    listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+    return f"the nearest is {near[0]!r}" if near else f"known are {listed}"
+
+
+def _check_template(template: str, fields: tuple[str, ...]) -> None:
+    """Raises ValueError for a template that lacks a field's plain name, or has other placeholders."""
+    try:
+        parts = [(name, spec or conversion) for _, name, spec, conversion in Formatter().parse(template)]
+    except ValueError as error:
+        raise ValueError(f"template: {error}") from None
+    found = [(name, form) for name, form in parts if name is not None]
+    for name, form in found:
+        if name not in fields:
+            raise ValueError(f"template: {{{name}}} is not a field; {nearest(name, fields)}")
+        if form or FIELD_NAME.fullmatch(name) is None:
+            raise ValueError(
+                f"template: {{{name}}} must be a field's name in braces, of letters, digits, '_', '-', ' '"
+            )
+    if missing := [f"{{{name}}}" for name in fields if name not in dict(found)]:
+        raise ValueError(f"template: it lacks {' and '.join(missing)}")
 
 
 class PlainTexts:
-    """Texts of clients, so that a tokenizer reads no control token in them.
+    """Preparation of clients' texts so that a tokenizer finds no control token in them.
 
-    Where a text spells one, a space is put behind its first character, as `Task` does with the end of sequence: `<pad>`
-    becomes `< pad>`. What the task itself writes between fields stays as it is.
+    If a text spells one, a space is inserted after its first character, as `Task` does with the end of sequence:
+    `<pad>` becomes `< pad>`. The task's own text between fields is unchanged.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer` is a fast one of transformers."""
+        """`tokenizer` is a fast tokenizer of transformers."""
         spelled = {token.content for token in tokenizer.added_tokens_decoder.values()} | {EOS}
         longest_first = sorted(filter(str.strip, spelled), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first)))
@@ -104,15 +184,15 @@ class PlainTexts:
         self._control_ids = {int(id_) for id_ in tokenizer.added_tokens_decoder if id_ != unknown}
 
     def make_plain(self, text: str) -> str:
-        """The text with its control tokens broken up."""
+        """Break up the control tokens of a text."""
         return self._spelled.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def make_plain_values(self, values: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
-        """Make all texts of some fields plain; a value that is no text stays as it is, for the task to refuse it."""
+        """Make all texts of some fields plain; other values are unchanged, and the task rejects them."""
         return {name: self._plain_value(value) for name, value in values.items()}
 
     def num_controls(self, input_ids: list[int]) -> int:
-        """Count the control tokens among these; an unknown character is none."""
+        """Count the control tokens among these; the unknown token is not one."""
         return sum(id_ in self._control_ids for id_ in input_ids)
 
     def _plain_value(self, value: FieldValue) -> FieldValue:

@@ -1,8 +1,8 @@
-"""T5s from scratch in named shapes, their tokenizers, and low-rank matrices beside a large one's attention.
+"""T5s from scratch in named shapes, their tokenizers, and low-rank matrices for the attention of large models.
 
-The first weights are transformers', as T5's own were. AdamW learns from them where its learning rate is large, 1e-3 to
-3e-3 for "tiny", after a few warm-up steps; that of finetuning, 5e-5, hardly moves embeddings of length √d_model. The
-low-rank matrices are those of Hu et al. (2022), for models that are too large to be trained whole.
+The initial weights are transformers', like the original T5's. AdamW learns from them only with a large learning rate,
+1e-3 to 3e-3 for "tiny", after a few warm-up steps; that of finetuning, 5e-5, hardly changes embeddings of length
+√d_model. The low-rank matrices are those of Hu et al. (2022), for models too large to be trained in full.
 """
 
 import copy
@@ -16,15 +16,15 @@ from services.nn.loading import transformers
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
-# A word, a digit or other signs with the space before it; further white space.
+# A word, a digit or other characters with a preceding space; other white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """Build a PreTrainedTokenizerFast of at most `vocab_size` tokens, the same for the same texts in the same order.
 
-    It puts the end of sequence behind every text. The first word of a text, and of what follows a control token, is the
-    token that it would be further on. Raises ValueError for fewer than MIN_VOCABULARY tokens.
+    It appends the end of sequence to every text. A word at the start of a text, or after a control token, has the same
+    token as elsewhere. Raises ValueError for fewer than MIN_VOCABULARY tokens.
     """
     if vocab_size < MIN_VOCABULARY:
         raise ValueError(f"the control tokens and all bytes are {MIN_VOCABULARY} tokens; {vocab_size} is too few")
@@ -45,7 +45,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # the trainer would learn the signs of an end of sequence as a word
+    # the trainer would learn the characters of an end of sequence as a word
     tokenizer.train_from_iterator((piece for text in texts for piece in text.split(EOS)), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, 1)])
     return transformers().PreTrainedTokenizerFast(
@@ -57,14 +57,14 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     )
 
 
-# LoRA's scale is SCALE / rank · rank: what the matrices add does not shrink where the rank is small.
+# LoRA's scale is SCALE / rank · rank, so that the matrices' contribution does not shrink with a small rank.
 SCALE = 2
 
 
 def add_lora(model: Any, rank: int, seed: int) -> Any:
-    """Put matrices of this rank beside the queries and values of `model`, in place, and let only these be trained.
+    """Add matrices of this rank to the queries and values of `model`, in place, and train only these.
 
-    Returns peft's handle, for `merged_copy`. Raises ValueError where peft is not installed.
+    Returns peft's handle, for `merged_copy`. Raises ValueError if peft is not installed.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -77,16 +77,16 @@ def add_lora(model: Any, rank: int, seed: int) -> Any:
 
 
 def merged_copy(handle: Any) -> Any:
-    """Copy into a plain model, with the matrices added to their weights."""
+    """Copy to a plain model, with the matrices merged into the weights."""
     return copy.deepcopy(handle).merge_and_unload()
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a T5 with as many encoder as decoder layers.
+    """Sizes of a T5 with equally many encoder and decoder layers.
 
-    `is_gated` tells the feed-forward layers and the head of v1.1 and flan from those of the first T5: a gated GELU and
-    a head of its own, or ReLU and the embeddings as head. `dropout` is that of training.
+    `is_gated` chooses the feed-forward layers and the head of v1.1 and flan, gated GELU and a separate head, over those
+    of the first T5, ReLU and the embeddings as head. `dropout` is that of training.
     """
 
     d_model: int
@@ -99,7 +99,8 @@ class Shape:
 
 
 SHAPES: Mapping[str, Shape] = {
-    # Students of minutes: with dropout they had twice the losses after as many steps, each of which took longer.
+    # For trainings of minutes: with dropout, losses were twice as large after the same number of steps, and each step
+    # took longer.
     "tiny": Shape(64, 2, 4, 256, d_kv=16, dropout=0.0),
     "mini": Shape(128, 3, 4, 384, d_kv=32, dropout=0.0),
     "small": Shape(512, 6, 8, 2048),
@@ -110,10 +111,10 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def create_t5(shape: str, vocab_size: int, seed: int) -> Any:
-    """A T5ForConditionalGeneration, float32, on the CPU, ready for training.
+    """Create a T5ForConditionalGeneration, float32, on the CPU, ready for training.
 
-    Its control tokens are those of `tokenizer_build`. Raises KeyError for an unknown shape. The random numbers of the
-    process stay as they were.
+    Its control tokens are those of `build_tokenizer`. Raises KeyError for an unknown shape. The random state of the
+    process does not change.
     """
     sizes = SHAPES[shape]
     settings: dict[str, Any] = {"tie_word_embeddings": not sizes.is_gated, "decoder_start_token_id": 0}

@@ -1,4 +1,4 @@
-"""Training texts as tensors: batch t is a function of t alone, on any number of processes.
+"""Training texts as tensors: batch t depends only on t, on any number of processes.
 
 Shapes: B examples, T tokens of the longest input, U those of the longest target.
 """
@@ -18,7 +18,7 @@ from services.predict.training.recipe import Recipe
 TokenIds = tuple[int, ...]
 Pair = tuple[str, str]  # an input and its target
 
-# Inputs with their targets whose tokens are kept for the next epoch, so that long data sets do not fill the memory.
+# Inputs with targets whose tokens are kept for the next epoch; a limit keeps large data sets from filling the memory.
 MAX_REMEMBERED = 100_000
 
 
@@ -27,7 +27,7 @@ class Lesson:
     """Inputs with their targets.
 
     `input_ids` (B, T) int64 and `mask` (B, T) int64, 1 where there is a token; `decoder_input_ids` and `labels` (B, U)
-    int64, those at u predict these at u, IGNORED behind a target's end.
+    int64; decoder inputs at u predict labels at u, which are IGNORED after a target's end.
     """
 
     input_ids: Tensor
@@ -36,15 +36,15 @@ class Lesson:
     labels: Tensor
 
     def to(self, device: torch.device) -> "Lesson":
-        """The same on a device."""
+        """Move the tensors to a device."""
         return Lesson(*(part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels)))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The examples of a step that one process learns from, in parts that run one after the other.
+    """One process's examples of a step, in parts that run one after the other.
 
-    Each part asks for labels, and for rationales where any part of the step has some. The numbers of target tokens are
+    Each part asks for labels, and for rationales if any part of the step has some. The numbers of target tokens are
     those of the whole step, over all parts and processes.
     """
 
@@ -57,7 +57,7 @@ class Lessons:
     """The training examples of a run, tokenised when they are first needed."""
 
     def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
-        """Raises ValueError for an example that lacks what the method needs, and for a tokenizer that ends no text."""
+        """Raises ValueError for an example that lacks what the method needs, or a tokenizer that does not end texts."""
         if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
         self._tokenizer = tokenizer
@@ -92,7 +92,7 @@ class Lessons:
         )
 
     def _in_parts(self, pairs: list[Pair], size: int) -> list[list[Pair]]:
-        """Pairs of like lengths together, which leaves the least padding; no pair is in two parts."""
+        """Divide pairs into parts of similar length, to minimise padding; no pair is in two parts."""
 
         def length(pair: Pair) -> int:
             return sum(map(len, self._tokens[pair]))
@@ -101,7 +101,7 @@ class Lessons:
         return [by_length[start : start + size] for start in range(0, len(pairs), size)]
 
     def _rows(self, step: int) -> list[int]:
-        """The batch's places in a stream of shuffled epochs."""
+        """The batch's rows in a stream of shuffled epochs."""
         size, num_examples = self._recipe.batch_size, len(self._examples)
         rows: list[int] = []
         place = step * size
@@ -125,9 +125,9 @@ class Lessons:
         self._tokens.update(zip(new, zip(inputs, targets, strict=True), strict=True))
 
     def _explained(self, explained: Sequence[Pair], asked: Sequence[Pair]) -> Lesson:
-        """The rationales of a part; where it alone has none, one without a target that counts.
+        """The rationales of a part; if only this part has none, a lesson without targets that count.
 
-        Processes that share out a model's weights must run it equally often.
+        Processes that shard a model must run it equally often.
         """
         if explained:
             return self._lesson(explained)
@@ -147,7 +147,7 @@ class Lessons:
 
 
 def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[TokenIds]:
-    """Tokenise texts with their end of sequence; a text that is too long is cut before that."""
+    """Tokenise texts with their end of sequence, before which texts that are too long are cut."""
     every = tokenizer(list(texts)).input_ids
     return [tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1]) for ids in every]
 

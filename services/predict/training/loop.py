@@ -1,9 +1,9 @@
-"""Teaching a student: labels and a teacher's reasons for them, the best step on the validation examples, its test.
+"""Training of a student on labels and a teacher's rationales, the choice of the best validation step, and its test.
 
-Batch t is a function of t alone, so is dropout's randomness, and a state holds model, optimizer and step, so that a
-killed training that is begun again ends with the same weights (bit for bit on a CPU with one thread). Launched as
-several processes by accelerate or torchrun, with a copy of the model each or, by accelerate's FSDP, with a part of it,
-it minimises the same loss.
+Batch t and its dropout depend only on t, and a state holds model, optimizer and step, so that a killed training that is
+started again ends with the same weights (bit for bit on a CPU with one thread). Launched as several processes by
+accelerate or torchrun, each with a copy of the model or, with accelerate's FSDP, with a part of it, it minimises the
+same loss.
 
 Shapes: B examples, T tokens of an input, U of a target, N target tokens that count, D width, V vocabulary.
 """
@@ -12,7 +12,7 @@ import copy
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,8 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
+from services.jobs.interruption import Stopping
+from services.jobs.training import greatest
 from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
@@ -39,20 +41,21 @@ from services.predict.training.state import Progress, arguments_of, load_weights
 __all__ = ["CHECKPOINT", "Evaluation", "Method", "Outcome", "Recipe", "TeachingData", "learning_rate", "teach"]
 
 CHECKPOINT = "checkpoint"
-# Seconds between reports of the state between two evaluations.
+# Seconds between reports of the progress between two evaluations.
 REPORT_SECONDS = 30
 
 
 def teach(
     model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path, report: Callable[[str], None]
 ) -> Outcome:
-    """Train transformers' T5ForConditionalGeneration, from the last state in `folder` on if there is one.
+    """Train transformers' T5ForConditionalGeneration, continuing from the last state in `folder` if there is one.
 
-    What is evaluated is greedy decoding. `folder` gets a state at every evaluation, the losses for TensorBoard, and at
-    last `checkpoint`, the best step as a folder that `PredictEngine.load` reads ("explained" students excepted: no
-    fields of a task make their inputs). The model itself ends on the CPU with that step's weights, unless it is sharded
-    over processes. Raises ValueError for data without examples of a kind, a batch that the processes can't share
-    equally, a tokenizer that does not end texts, a state of other arguments, and a `lora_rank` without peft.
+    Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
+    the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
+    whose inputs are more than a task's fields). The model itself ends on the CPU with that step's weights, unless it is
+    sharded over processes. Raises ValueError for data that lacks a kind of example, a batch that can't be divided
+    equally among the processes, a tokenizer that does not end texts, a state with other arguments, and a `lora_rank`
+    without peft.
     """
     for name in ("train", "valid", "test"):
         if not getattr(data, name):
@@ -62,27 +65,27 @@ def teach(
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the rate of a step, counted from 0: a linear rise over the warm-up, then a linear fall to 0 at the end."""
+    """Return the rate of a step, counted from 0: linear warm-up, then linear decay to 0 at the end."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     return recipe.learning_rate * (recipe.num_steps - step) / (recipe.num_steps - recipe.warmup_steps)
 
 
 class TeachingLoss(nn.Module):
-    """The losses of a part of a batch, through a T5 that it holds."""
+    """The losses of a part of a batch, as a module around the T5."""
 
-    _no_split_modules: ClassVar = ["T5Block"]  # what FSDP shares out at a time, unless it is told otherwise
+    _no_split_modules: ClassVar = ["T5Block"]  # FSDP's unit of sharding, unless configured otherwise
 
     def __init__(self, model: Any, alpha: float | None) -> None:
-        """`alpha` None is for methods that learn labels alone."""
+        """`alpha` is None for methods that learn only labels."""
         super().__init__()
         self.model = model
         self.alpha = alpha
 
     def forward(self, part: tuple[Lesson, Lesson | None], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss to be minimised, and those of labels and rationales that it is made of: scalars, float32.
+        """The loss to be minimised, and its components for labels and rationales: scalars, float32.
 
-        Those of all parts of a batch add up to the batch's.
+        The losses of a batch's parts add up to the batch's loss.
         """
         labels, rationales = part
         label_loss = self._loss(labels, batch.num_label_tokens)
@@ -94,7 +97,7 @@ class TeachingLoss(nn.Module):
         return total, label_loss.detach(), rationale_loss.detach()
 
     def tie_weights(self) -> None:
-        """FSDP calls this when it has taken the model to another device, where weights that were one are several."""
+        """Tie the weights again: FSDP calls this after moving the model, which separates shared weights."""
         self.model.tie_weights()
 
     def _loss(self, lesson: Lesson, num_targets: int) -> Tensor:
@@ -106,21 +109,21 @@ class TeachingLoss(nn.Module):
             use_cache=False,
         )[0]
         counts = lesson.labels != IGNORED
-        decoded = decoded[counts]  # (N, D): the head is the dearest part where targets are of unequal length
+        decoded = decoded[counts]  # (N, D): the head is the most expensive part if target lengths differ
         if self.model.config.scale_decoder_outputs:
             decoded = decoded * self.model.config.d_model**-0.5
         return target_loss(self.model.lm_head(decoded)[None], lesson.labels[counts][None], num_targets=num_targets)
 
 
 class _Teaching:
-    """One training in this process."""
+    """One training, in this process."""
 
     def __init__(self, model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path) -> None:
         self.tokenizer = tokenizer
         self.data = data
         self.recipe = recipe
         self.folder = folder
-        # off an accelerator accelerate has to be told, or else it starts no process group
+        # without `cpu=True` on a machine without an accelerator, accelerate starts no process group
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
         self.num_processes: int = self.accelerator.num_processes
         self.is_main: bool = self.accelerator.is_main_process
@@ -133,12 +136,12 @@ class _Teaching:
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
         model.requires_grad_(True)
         if recipe.gradient_checkpointing:
-            # transformers has renamed it
+            # renamed in newer transformers
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
         loss = TeachingLoss(model, recipe.alpha if recipe.method == "step-by-step" else None)
-        # what is evaluated: the model, or one that the weights are collected in where each process has but a part
+        # the model to evaluate: this one, or a copy that collects the weights if each process has only a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
             raise ValueError("accelerate's FSDP must have version 2: fsdp_version: 2 in its configuration")
@@ -151,7 +154,7 @@ class _Teaching:
         self.progress = Progress(folder, self.accelerator, self.loss, self.optimizer, arguments)
         self.evaluations: list[Evaluation] = []
         self.sums = torch.zeros(3, device=self.accelerator.device)
-        self.earlier = 0.0  # seconds of the parts before this one
+        self.earlier = 0.0  # seconds before the last interruption
         self.began = time.monotonic()
 
     @property
@@ -163,27 +166,36 @@ class _Teaching:
         if saved is not None:
             self.evaluations = [Evaluation(**values) for values in saved["evaluations"]]
             self.earlier = saved["seconds"]
+            if self.is_main and "sums" in saved:
+                self.sums += torch.tensor(saved["sums"], device=self.sums.device)
         first = self.evaluations[-1].step if self.evaluations else 0
+        if saved is not None:
+            first = saved.get("step", first)  # states of earlier versions are those of an evaluation
+        if 0 < first < self.recipe.num_steps:
+            report(f"continuing at step {first} of {self.recipe.num_steps}")
         told = time.monotonic()
         writer = SummaryWriter(self.folder / "tensorboard", purge_step=first) if self.is_main else None
         self.loss.train()
-        for step in range(first, self.recipe.num_steps):
-            self._step(step)
-            if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
-                self._evaluate(step + 1, writer)
-                told = time.monotonic()
-                report(self._told())
-            elif time.monotonic() - told > REPORT_SECONDS:
-                told = time.monotonic()
-                report(f"step {step + 1}/{self.recipe.num_steps}")
-        if writer is not None:
-            writer.close()
+        with closing(writer) if writer is not None else nullcontext(), Stopping() as stopping:
+            for step in range(first, self.recipe.num_steps):
+                self._step(step)
+                is_asked = stopping.is_asked(greatest(self.accelerator))
+                if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
+                    self._evaluate(step + 1, writer)
+                    told = time.monotonic()
+                    report(self._told())
+                elif is_asked:
+                    self._save(step + 1, is_best=False)
+                elif time.monotonic() - told > REPORT_SECONDS:
+                    told = time.monotonic()
+                    report(f"step {step + 1}/{self.recipe.num_steps}")
+                stopping.check(step + 1, self.recipe.num_steps)
         outcome = self._finish()
         report(f"best step {outcome.best_step}: test accuracy {outcome.test_accuracy:.4f}")
         return outcome
 
     def _step(self, step: int) -> None:
-        """Run one optimizer step. The processes' gradients are averaged; each has only a part of the batch's loss."""
+        """Run one optimizer step. The processes' gradients are averaged; each has only its part of the batch's loss."""
         torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, step)
@@ -206,9 +218,9 @@ class _Teaching:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=is_half)
 
     def _evaluate(self, step: int, writer: SummaryWriter | None) -> None:
-        """Mark the student on validation examples, and save the state."""
+        """Evaluate the student on validation examples, and save the state."""
         since = step - (self.evaluations[-1].step if self.evaluations else 0)
-        # of each process's part of the loss, the sum is the whole
+        # each process has a part of the loss; their sum is the whole
         loss, label_loss, rationale_loss = (self.accelerator.reduce(self.sums, "sum") / since).tolist()
         self.sums.zero_()
         has_rationales = any(self.recipe.rationale_texts(example) for example in self.data.train)
@@ -224,12 +236,21 @@ class _Teaching:
                 if name != "step" and value is not None:
                     writer.add_scalar(name, value, step)
             writer.add_scalar("learning_rate", learning_rate(self.recipe, step - 1), step)
-        values = {"evaluations": [asdict(one) for one in self.evaluations], "seconds": self.seconds}
-        self.progress.save(values, best_step=self._best().step, is_best=share > before)
+        self._save(step, is_best=share > before)
         self.loss.train()
 
+    def _save(self, step: int, *, is_best: bool) -> None:
+        """Save the state after a step, which may be the best evaluated one."""
+        values = {
+            "evaluations": [asdict(one) for one in self.evaluations],
+            "seconds": self.seconds,
+            "step": step,
+            "sums": self.accelerator.reduce(self.sums, "sum").tolist(),
+        }
+        self.progress.save(values, best_step=self._best().step if self.evaluations else 0, is_best=is_best)
+
     def _told(self) -> str:
-        """The last evaluation, and what is left to do at this pace."""
+        """Text with the last evaluation and the remaining time at the current pace."""
         last = self.evaluations[-1]
         rationales = "" if last.rationale_loss is None else f" rationales {last.rationale_loss:.4f}"
         left = self.seconds / last.step * (self.recipe.num_steps - last.step)
@@ -239,11 +260,11 @@ class _Teaching:
         )
 
     def _best(self) -> Evaluation:
-        """The first of the greatest accuracy."""
+        """The first evaluation with the greatest accuracy."""
         return max(self.evaluations, key=lambda one: (one.validation_accuracy, -one.step))
 
     def _accuracy(self, examples: list[Example]) -> float:
-        """Compute the accuracy of the whole model on the main process, and share it with all."""
+        """Compute the accuracy of the whole model on the main process, and send it to all."""
         shares = [0.0]
         if self.is_main:
             loss, lora = self.whole
@@ -258,7 +279,7 @@ class _Teaching:
         return share
 
     def _finish(self) -> Outcome:
-        """Test the best step, and write its checkpoint."""
+        """Test the best step, and write its checkpoint folder."""
         best = self._best()
         loss, lora = self.whole
         if self.is_main or not self.is_sharded:
@@ -278,10 +299,11 @@ class _Teaching:
             len(self.data.train),
             self.num_parameters,
             self.seconds,
+            len(self.data.test),
         )
 
     def _write(self, model: Any) -> None:
-        """The checkpoint's folder."""
+        """Write the checkpoint's folder."""
         recipe = self.recipe
         unfinished = self.folder / f"{CHECKPOINT}.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -295,12 +317,12 @@ class _Teaching:
 
 
 def _dropout_seed(*numbers: int) -> int:
-    """Make a seed of 32 bits, the most that a CPU's generator takes."""
+    """Make a seed of 32 bits, the limit of a CPU's generator."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def describe(task: Task, recipe: Recipe) -> TaskDescription:
-    """Describe a student's checkpoint. The answer of a single-task student is free text: rationale and label in one."""
+    """Describe a student's checkpoint. A single-task student's answer is free text: rationale and label together."""
     limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
     if recipe.method == "single-task":
         task = replace(task, labels=None, choices=None, metric="exact_match")

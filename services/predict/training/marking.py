@@ -1,4 +1,4 @@
-"""The share of examples that a student answers with their labels, by greedy decoding."""
+"""Accuracy of a student on examples, by greedy decoding."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised
 from services.predict.training.recipe import Recipe
 
-# Limits of a batch that is decoded together: inputs, and tokens of them all with their padding.
+# Limits of a batch that is decoded together: inputs, and tokens including padding.
 MAX_INPUTS = 256
 MAX_TOKENS = 16_384
 
@@ -16,8 +16,8 @@ MAX_TOKENS = 16_384
 def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> float:
     """The share of right answers, by the task's metric.
 
-    As published, a label is compared as the tokenizer gives it back. Raises ValueError where there is no example, or
-    one lacks what the method needs.
+    As published, a label is compared after encoding and decoding by the tokenizer. Raises ValueError if there are no
+    examples, or one lacks what the method needs.
     """
     if not examples:
         raise ValueError("there are no examples to mark")
@@ -31,7 +31,7 @@ def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: 
 
 
 def predictions(student: Student, examples: Sequence[Example], recipe: Recipe) -> list[str]:
-    """A student's labels of examples; empty where a single-task answer has none behind its marker."""
+    """Predict the labels of examples; empty if a single-task answer has none after its marker."""
     inputs = tokenised(student.tokenizer, [recipe.input_text(example) for example in examples], recipe.max_input_tokens)
     answers = [""] * len(examples)
     for places in _together(inputs):
@@ -44,7 +44,7 @@ def predictions(student: Student, examples: Sequence[Example], recipe: Recipe) -
 
 
 def _together(inputs: Sequence[TokenIds]) -> Iterator[list[int]]:
-    """Places of inputs of about one length, the longest first."""
+    """Yield the places of inputs of similar length, the longest first."""
     places: list[int] = []
     for place in sorted(range(len(inputs)), key=lambda place: len(inputs[place]), reverse=True):
         if places and (len(places) == MAX_INPUTS or (len(places) + 1) * len(inputs[places[0]]) > MAX_TOKENS):

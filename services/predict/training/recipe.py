@@ -1,4 +1,4 @@
-"""Recipes of trainings, their examples and outcomes: plain values for the training and for tables of runs."""
+"""Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,9 +16,9 @@ from services.predict.tasks import (
     joint_target,
 )
 
-# "standard" is finetuning with people's labels and distillation with a teacher's (Eq. 2.1), "explained" is given the
-# teacher's rationale with its input (Eq. 2.2), "step-by-step" learns label and rationale as two tasks (Eq. 2.3), and
-# "single-task" writes the rationale and then the label (Eq. 2.5).
+# "standard" is finetuning with human labels and distillation with a teacher's (Eq. 2.1), "explained" has the teacher's
+# rationale in its input (Eq. 2.2), "step-by-step" learns label and rationale as two tasks (Eq. 2.3), and "single-task"
+# writes the rationale and then the label (Eq. 2.5).
 Method = Literal["standard", "single-task", "step-by-step", "explained"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Precision = Literal["float32", "bfloat16"]
@@ -26,17 +26,17 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The published hyper-parameters, unless others are given.
+    """The hyper-parameters of a training; the defaults are the published ones.
 
     AdamW without weight decay; the learning rate rises linearly over `warmup_steps`, and falls linearly to 0 at
     `num_steps`. `alpha` is the labels' share of the step-by-step loss, `prefixes` are those of step-by-step; the other
-    methods have neither. `micro_batch_size` examples run at a time in each process, all of its part of the batch where
-    it is None; the loss is the whole batch's in any case. Of the validation examples an evaluation takes the first
-    `max_evaluated`. Sequences count with their end, and what is longer is cut; `max_new_tokens` are of a label, where
-    a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained beside the
-    attention's weights, which stay.
+    methods have neither. `micro_batch_size` examples run at a time in each process, or if it is None, all of its part
+    of the batch; the loss is always the whole batch's. An evaluation uses the first `max_evaluated` validation
+    examples. Sequence limits include the end of sequence, and longer sequences are cut; `max_new_tokens` limits a
+    label, but a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained
+    beside the attention's weights, which are frozen.
 
-    Raises ValueError for what makes no training.
+    Raises ValueError for invalid values.
     """
 
     method: Method = "step-by-step"
@@ -87,13 +87,13 @@ class Recipe:
 
     @property
     def max_answer_tokens(self) -> int:
-        """Most tokens of an answer that is generated to be compared with a label."""
+        """Maximum number of tokens generated for an answer that is compared with a label."""
         return self.max_target_tokens if self.method == "single-task" else self.max_new_tokens
 
     def input_text(self, example: Example) -> str:
-        """Return the student's input where it is asked for a label.
+        """Return the student's input when asked for a label.
 
-        Raises ValueError for an example without a rationale where the method's inputs have one.
+        Raises ValueError for an example without a rationale if the method's inputs contain one.
         """
         if self.method != "explained":
             return self.used_prefixes.label + example.input
@@ -102,15 +102,15 @@ class Recipe:
         return explained_input(example.input, example.rationale)
 
     def label_text(self, example: Example) -> str:
-        """Return the target of a label; a single-task answer without a rationale is its label behind the marker."""
+        """Return the target for a label; a single-task answer without a rationale is the marker and the label."""
         if self.method == "single-task":
             return joint_target(example.rationale or "", example.label).lstrip()
         return example.label
 
     def rationale_texts(self, example: Example) -> tuple[str, str] | None:
-        """The input that asks for a rationale and what is learnt for it; None where the method or the example has none.
+        """The input that asks for a rationale, and its target; None if the method or the example has none.
 
-        An empty rationale is learnt as such: the published runs keep what their rules could not read.
+        An empty rationale is learnt as such: the published runs keep outputs that their rules could not read.
         """
         if self.method != "step-by-step" or example.rationale is None:
             return None
@@ -130,7 +130,7 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True)
 class TeachingData:
-    """Examples to learn from, to choose the step by, and to test it on once."""
+    """Examples for training, for choosing the step, and for a single test of it."""
 
     task: Task
     train: list[Example]
@@ -140,9 +140,9 @@ class TeachingData:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """After `step` steps: the means of the training losses since the one before, and the share of right answers.
+    """After `step` steps: the mean training losses since the last evaluation, and the accuracy.
 
-    `rationale_loss` is None where no rationale was learnt.
+    `rationale_loss` is None if no rationale was learnt.
     """
 
     step: int
@@ -154,10 +154,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished training: the step of the greatest validation accuracy, the first of equals, and that step's test.
+    """A finished training: the first step with the greatest validation accuracy, and its test.
 
-    `num_train` counts examples, `num_parameters` those of the student; `seconds` are those of all parts together of a
-    training that was interrupted, except for what was lost.
+    `num_train` and `num_test` count examples, `num_parameters` those of the student; `seconds` is the total of an
+    interrupted training, without the work that was lost. Results of earlier versions have no `num_test`.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -167,3 +167,4 @@ class Outcome:
     num_train: int
     num_parameters: int
     seconds: float
+    num_test: int | None = None

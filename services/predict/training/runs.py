@@ -1,7 +1,7 @@
-"""A student from its data, a model and a recipe: what the job that trains one runs, and a sweep over many.
+"""Training of a student from data, a model and a recipe, for the job that trains one and for sweeps.
 
-<folder>/checkpoint/   the student, as `PredictEngine.load` reads it
-<folder>/result.json   what was run and what came of it; written last
+<folder>/checkpoint/   the student, as read by `PredictEngine.load`
+<folder>/result.json   the run and its outcome, written last
 <folder>/tensorboard/  the losses
 """
 
@@ -32,7 +32,7 @@ class StudentRun:
     """One training. `model` is a Hugging Face T5 directory, or a shape of SHAPES from scratch, by the recipe's seed.
 
     A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. Raises
-    ValueError for so few that they do not hold every byte.
+    ValueError if `vocab_size` is too small to contain every byte.
     """
 
     data: DataSource
@@ -45,38 +45,55 @@ class StudentRun:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values that change the result, as JSON has them."""
+        """Return the values that affect the result, as JSON values."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return values
 
 
 def run_student(run: StudentRun, folder: Path, report: Callable[[str], None]) -> Outcome:
-    """Teach a student, or go on where it was interrupted; what was finished is read from `folder`.
+    """Train a student, or continue an interrupted training; a finished one is read from `folder`.
 
-    Raises ValueError where another run began in `folder` and for what `teach` and `load_student` refuse, BadData and
+    Raises ValueError if another run was begun in `folder`, and as `teach` and `load_student` do; BadData and
     OutputError for data that can't be read.
     """
     path = folder / RESULT
+    described = {**run.as_json(), "content": run.data.content()}
     if path.is_file():
         result = json.loads(path.read_bytes())
-        agree(path, result["run"], run.as_json())
+        # results of earlier versions have no digest of the files
+        agree(path, {"content": described["content"], **result["run"]}, described)
         values = result["outcome"]
         evaluations = tuple(Evaluation(**one) for one in values.pop("evaluations"))
         return Outcome(evaluations=evaluations, **values)
     data = read_teaching_data(run.data, run.recipe.method, run.recipe.seed)
     model, tokenizer = load_student(run, data)
+    report(_counted(data))
     outcome = teach(model, tokenizer, data, run.recipe, folder, report)
     if PartialState().is_main_process:
-        result = {"run": run.as_json(), "outcome": asdict(outcome)}
+        result = {"run": described, "outcome": asdict(outcome)}
         write_durably(path, [json.dumps(result, indent=1).encode() + b"\n"])
         forget(folder)
     return outcome
 
 
-def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
-    """The model before it is taught, float32 on the CPU, and its tokenizer.
+def _counted(data: TeachingData) -> str:
+    """Report the numbers of examples of a training, and anything unusual about them."""
+    num_explained = sum(bool(example.rationale) for example in data.train)
+    told = (
+        f"{len(data.train)} training rows ({num_explained} with a rationale), {len(data.valid)} validation rows,"
+        f" {len(data.test)} test rows"
+    )
+    learnt = {example.input for example in data.train}
+    if num_known := sum(example.input in learnt for example in data.test):
+        told += f"; {num_known} test rows have an input that is also a training row's"
+    missing = set(data.task.labels or ()) - {example.label for example in data.train}
+    return told + (f"; no training row has the label {', '.join(sorted(missing))}" if missing else "")
 
-    Raises ValueError for what is neither a T5's directory nor a shape and for damaged weights, and OSError for a
+
+def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
+    """The model before training, float32 on the CPU, and its tokenizer.
+
+    Raises ValueError if the model is neither a T5's directory nor a shape and for damaged weights, and OSError for a
     directory without weights.
     """
     if run.model in SHAPES:
@@ -100,7 +117,7 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
 
 
 def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:
-    """Collect the texts to learn a tokenizer from: the same for each method, so that they differ in nothing else."""
+    """Collect the texts to learn a tokenizer from: the same for each method, so that methods share one tokenizer."""
     return [
         *(recipe.prefixes.label + example.input for example in data.train),
         *(recipe.prefixes.rationale + example.input for example in data.train),

@@ -1,12 +1,14 @@
-"""Sources of a training's examples: published data with a teacher's outputs, or generated data."""
+"""Sources of a training's examples: published data with a teacher's outputs, generated data, or the user's own rows."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.predict.data.generated import GENERATED_TASKS, generated_splits
+from services.predict.data.own_rows import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
-from services.predict.data.rationale_file import OutputError, read_teacher_outputs
+from services.predict.data.rationale_file import OutputError, read_records, read_teacher_outputs
 from services.predict.data.rows import (
     BadData,
     Example,
@@ -18,10 +20,11 @@ from services.predict.data.rows import (
     subsample,
     to_examples,
 )
+from services.predict.data.task_file import OwnTask
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 from services.predict.training.recipe import Method, TeachingData
 
-# Data sets with a test split; those without validation rows of their own give a part of their training rows for it.
+# Data sets with a test split; those without validation rows use a part of their training rows for validation.
 PUBLISHED_TASKS = {task.name: task for task in (ESNLI, ANLI1, CQA, SVAMP)}
 WITHOUT_VALIDATION = (CQA.name, SVAMP.name)
 
@@ -31,15 +34,16 @@ class DataSource:
     """Data that a student learns from.
 
     `task` is one of PUBLISHED_TASKS, whose files are in `folder` as `services.predict.data.published` reads them, or
-    one of GENERATED_TASKS. Rationales, and labels where `labels` is "llm", are the released ones of PaLM beside the
-    data, or those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`,
-    `valid.jsonl` and `test.jsonl`. With labels of people, rows that the file leaves out teach their labels alone; with
-    the teacher's they are left out.
+    one of GENERATED_TASKS, or that of `own`, whose rows are in `folder`, a file or a folder that
+    `services.predict.data.own_rows` reads. Rationales, and labels if `labels` is "llm", are the released ones of PaLM
+    beside the data, or those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with
+    `train.jsonl`, `valid.jsonl` and `test.jsonl`. With human labels, rows missing from this file teach only their
+    labels; with the teacher's, they are left out.
 
-    A share of the rows is learnt from, `fraction`, chosen by the run's seed. `augment` adds ASDiv's problems to
-    SVAMP's training rows, by the same share; what a teacher wrote about them is `asdiv.jsonl` in the folder
-    `rationales`. `drop_empty` leaves out rows whose output the rules could not read. The numbers are those of generated
-    rows, before a share of them is taken.
+    The run's seed chooses the share `fraction` of the training rows. `augment` adds the same share of ASDiv's problems
+    to SVAMP's training rows; the teacher's outputs about them are `asdiv.jsonl` in the folder `rationales`.
+    `drop_empty` leaves out rows whose output the rules could not read. The numbers are those of generated rows, before
+    a share of them is taken.
     """
 
     task: str
@@ -52,14 +56,18 @@ class DataSource:
     num_train: int = 8_000
     num_valid: int = 500
     num_test: int = 1_000
+    own: OwnTask | None = None
 
     def __post_init__(self) -> None:
-        if self.task not in PUBLISHED_TASKS and self.task not in GENERATED_TASKS:
+        if self.own is None and self.task not in PUBLISHED_TASKS and self.task not in GENERATED_TASKS:
             raise ValueError(f"the data is one of {', '.join([*PUBLISHED_TASKS, *GENERATED_TASKS])}, not {self.task!r}")
         if self.is_generated and (self.folder or self.rationales):
             raise ValueError(f"{self.task} is generated with its rationales: --data and --rationales do not apply")
         if not self.is_generated and self.folder is None:
-            raise ValueError(f"{self.task} needs the folder of the published data")
+            what = "the folder of the published data" if self.own is None else "its rows, a file or a folder"
+            raise ValueError(f"{self.task} needs {what}: give --data")
+        if self.own is not None and self.labels == "llm" and self.rationales is None:
+            raise ValueError("the teacher's labels are in its outputs: give --rationales")
         if self.augment and self.task != SVAMP.name:
             raise ValueError(f"ASDiv's problems can augment only {SVAMP.name}, not {self.task}")
         if not 0 < self.fraction <= 1:
@@ -67,30 +75,47 @@ class DataSource:
 
     @property
     def is_generated(self) -> bool:
-        return self.task in GENERATED_TASKS
+        return self.own is None and self.task in GENERATED_TASKS
+
+    def content(self) -> str | None:
+        """Digest the files that may change from run to run; None if there are none. Raises BadData."""
+        paths = [self.folder] if self.own is not None and self.folder is not None else []
+        paths += [] if self.rationales is None else [self.rationales]
+        return content_digest(paths) if paths else None
 
 
 def read_teaching_data(source: DataSource, method: Method, seed: int) -> TeachingData:
     """Read the examples of a run, whose seed chooses the share of the training rows.
 
-    As published, the share is taken before the validation rows, and a teacher's labels are for training alone. Only
-    the method "explained" needs what a teacher wrote about the rows that a student is chosen by and tested on. Raises
-    BadData for files that are missing or of another form, or too few, and OutputError for one of rationales.
+    As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only the
+    method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files that are missing
+    or of another form, or for too few rows, and OutputError for a bad file of rationales.
     """
     if source.is_generated:
         task = GENERATED_TASKS[source.task]
         numbers = {"num_train": source.num_train, "num_valid": source.num_valid, "num_test": source.num_test}
         drawn = generated_splits(source.task, **numbers)
         splits = make_splits(drawn.train, drawn.valid, drawn.test, source.fraction, seed)
+    elif source.own is not None:
+        assert source.folder is not None
+        task = source.own.task
+        splits = own_splits(
+            source.own,
+            source.folder,
+            source.rationales,
+            fraction=source.fraction,
+            seed=seed,
+            is_labelled=source.labels == "human",
+        )
     else:
         task = PUBLISHED_TASKS[source.task]
         splits = _published_splits(source, task, seed, has_explained_tests=method == "explained")
-    return TeachingData(
-        task,
-        _taught(splits.train, source),
-        to_examples(splits.valid),
-        to_examples(splits.test),
-    )
+    train = _taught(splits.train, source)
+    if method != "standard" and not any(example.rationale for example in train):
+        reason = _unparsed(source)
+        cure = "extract others" if reason else "give --rationales"
+        raise BadData(f"no training row of {source.task} has a rationale{reason}: {cure}, or --method standard")
+    return TeachingData(task, train, to_examples(splits.valid), to_examples(splits.test))
 
 
 def _published_splits(source: DataSource, task: Task, seed: int, *, has_explained_tests: bool) -> Splits:
@@ -126,10 +151,21 @@ def _file(rationales: Path, name: str) -> Path:
     return rationales / f"{name}.jsonl" if rationales.is_dir() else rationales
 
 
+def _unparsed(source: DataSource) -> str:
+    """Text with the numbers of the teacher's outputs that can't be parsed; empty without outputs of an extraction."""
+    if source.rationales is None:
+        return ""
+    path = _file(source.rationales, "train")
+    records = read_records(path)
+    problems = Counter(record.problem for record in records if record.problem is not None)
+    told = ", ".join(f"{problem}: {number}" for problem, number in problems.most_common())
+    return f" ({problems.total()} of {len(records)} outputs in {path} can't be parsed{f': {told}' if told else ''})"
+
+
 def _taught(rows: Sequence[Row], source: DataSource) -> list[Example]:
     if source.labels == "llm":
         rows = [row for row in rows if row.output is not None]
     examples = to_examples(rows, source.labels, drop_empty=source.drop_empty)
     if not examples:
-        raise BadData(f"no row of {source.task} is left for training")
+        raise BadData(f"no row of {source.task} is left for training{_unparsed(source)}")
     return examples

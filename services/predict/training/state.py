@@ -1,9 +1,9 @@
-"""The files that let a training go on: its state, and the weights of the best step so far.
+"""The files that let a training continue: its state, and the weights of the best step so far.
 
     resume.pt       step, weights, optimizer and evaluations, with the arguments that they belong to
     best-<step>.pt  the weights that were best on the validation examples
 
-A file is there whole or not at all. The best weights are written before the state that names them.
+Files are written atomically. The best weights are written before the state that names them.
 """
 
 import hashlib
@@ -18,13 +18,26 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from services.jobs.resumption import differences, flat, option_names
 from services.predict.training.recipe import Recipe, TeachingData
 
 STATE_FILE = "resume.pt"
+# Options of `fovea train distill`, by the last part of an argument's name.
+OPTIONS = {
+    **option_names(*Recipe.__dataclass_fields__, "fraction", "augment", "drop_empty", "vocab_size"),
+    **option_names("rationales", "num_train", "test_share", "split_seed"),
+    "num_steps": "--steps",
+    "prefixes.label": "--label-prefix",
+    "prefixes.rationale": "--rationale-prefix",
+    "recipe.prefixes.label": "--label-prefix",
+    "recipe.prefixes.rationale": "--rationale-prefix",
+    "data.folder": "--data",
+    "data.labels": "--labels",
+}
 
 
 class Progress:
-    """A training's files in a folder, for a module and its optimizer as accelerate has prepared them.
+    """A training's files in a folder, for a module and its optimizer as prepared by accelerate.
 
     All processes read the same folder; only the main one writes.
     """
@@ -32,7 +45,7 @@ class Progress:
     def __init__(
         self, folder: Path, accelerator: Accelerator, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]
     ) -> None:
-        """`arguments` are what a state must have been saved with to be gone on from; JSON values."""
+        """`arguments` must equal those with which a state was saved for it to be continued; JSON values."""
         self._folder = folder
         self._accelerator = accelerator
         self._module = module
@@ -40,9 +53,9 @@ class Progress:
         self._arguments = json.loads(json.dumps(arguments))
 
     def load(self) -> dict[str, Any] | None:
-        """Load the last state's weights into the module, and return the values saved with it; None without one.
+        """Load the last state's weights into the module, and return the values saved with it; None without a state.
 
-        Raises ValueError for a state of other arguments.
+        Raises ValueError for a state with other arguments.
         """
         path = self._folder / STATE_FILE
         if not path.is_file():
@@ -53,7 +66,7 @@ class Progress:
         optimizer = state["optimizer"]
         for number, weight in enumerate(self._trained().values()):
             moments = optimizer["state"][number]
-            # all but the step's number are of the weight's shape
+            # all values except the step number have the weight's shape
             optimizer["state"][number] = {
                 name: _part_of(weight, moment) if moment.dim() else moment for name, moment in moments.items()
             }
@@ -62,11 +75,11 @@ class Progress:
         return values
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights, whole, by their names in the module; every process must ask. Empty off the main one."""
+        """The full trained weights by name; every process must call this. Empty except on the main process."""
         return {name: whole for name, weight in self._trained().items() if (whole := self._whole(weight)) is not None}
 
     def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
-        """Save the state, and its weights as the best where they are; every process must call."""
+        """Save the state, and its weights as the best if `is_best`; every process must call this."""
         weights, optimizer = self.weights(), self._optimizer.state_dict()
         for number, moments in optimizer["state"].items():
             optimizer["state"][number] = {name: self._whole(moment) for name, moment in moments.items()}
@@ -86,7 +99,7 @@ class Progress:
                 path.unlink()
 
     def best_weights(self, step: int) -> dict[str, Tensor]:
-        """The weights that were saved as the best, of this step."""
+        """Load the weights that were saved as the best, of this step."""
         weights: dict[str, Tensor] = torch.load(self.best_path(step), map_location="cpu", weights_only=True)
         return weights
 
@@ -98,7 +111,7 @@ class Progress:
         return trained_weights(self._accelerator.unwrap_model(self._module))
 
     def _whole(self, tensor: Tensor) -> Tensor | None:
-        """A tensor from its parts, on the main process."""
+        """Assemble a tensor from its parts, on the main process."""
         if not isinstance(tensor, DTensor):
             return tensor
         whole: Tensor = tensor.full_tensor()
@@ -106,7 +119,7 @@ class Progress:
 
 
 def forget(folder: Path) -> None:
-    """Remove what a finished training needs no more."""
+    """Remove the files that a finished training no longer needs."""
     for path in (folder / STATE_FILE, *folder.glob("best-*.pt")):
         path.unlink(missing_ok=True)
 
@@ -118,15 +131,15 @@ def trained_weights(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put whole weights into the trained ones of such a module. Raises KeyError for one that is missing."""
+    """Load full weights into a module's trained ones. Raises KeyError for a missing weight."""
     for name, weight in trained_weights(module).items():
         weight.copy_(_part_of(weight, weights[name]))
 
 
 def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
-    """Summarise what changes the result of a training: the recipe, and digests of the examples and of the model.
+    """Summarise what affects the result of a training: the recipe, and digests of the examples and of the model.
 
-    Of each of the model's weights only the first numbers are digested.
+    The digest covers only the first numbers of each of the model's weights.
     """
     examples = hashlib.sha256(repr(data.task).encode())
     for split in (data.train, data.valid, data.test):
@@ -141,17 +154,11 @@ def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[s
 
 
 def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the differences, where a file was begun with other arguments; JSON objects."""
-    before, after = _flat(begun), _flat(now)
-    differences = [
-        f"{name} was {json.dumps(before.get(name))}, and is {json.dumps(after.get(name))}"
-        for name in sorted(before.keys() | after)
-        if before.get(name) != after.get(name)
-    ]
-    if differences:
+    """Raises ValueError, with the differences, if a file was begun with other arguments; JSON objects."""
+    changed = differences(flat(begun), flat(now), OPTIONS)
+    if changed:
         raise ValueError(
-            f"{path} belongs to a training with other arguments ({'; '.join(differences)}): remove it or choose another"
-            " folder"
+            f"{path} belongs to a training with other arguments ({changed}): remove it or choose another folder"
         )
 
 
@@ -159,19 +166,8 @@ def _part_of(like: Tensor, whole: Tensor) -> Tensor:
     """Return the process's part of a tensor that is sharded like another one."""
     if not isinstance(like, DTensor):
         return whole
-    # every process has read the whole, so that none needs to be sent anything
+    # every process has read the whole tensor, so nothing needs to be sent
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects inside of objects by their path: {"a": {"b": 1}} → {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": one for inner, one in _flat(value).items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _write(path: Path, content: Any) -> None:

@@ -1,7 +1,7 @@
 """`fovea train distill`: teach a T5 a task with a teacher's rationales, and publish it.
 
-The same command, given again, goes on where it was interrupted. `accelerate launch -m services.predict.training.train`
-or `torchrun -m services.predict.training.train`, with the same options, shares the work out among several processes.
+Running the same command again continues an interrupted training. With the same options, `accelerate launch -m
+services.predict.training.train` or `torchrun -m services.predict.training.train` divides the work among processes.
 """
 
 from collections.abc import Iterator
@@ -16,77 +16,84 @@ from rich.console import Console
 
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
+from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, output_folder
 from services.jobs.publication import check_publication, publish_trained
 from services.predict.data.rationale_file import OutputError
 from services.predict.data.rows import BadData, LabelSource
+from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.distillation import alpha_of
 from services.predict.tasks import RELEASED_PREFIXES, Prefixes
+from services.predict.training import options as option
 from services.predict.training.loop import CHECKPOINT
-from services.predict.training.recipe import Method, Outcome, Precision, Recipe
+from services.predict.training.recipe import Method, Outcome, Recipe
 from services.predict.training.runs import SHAPES, DataSource, StudentRun, run_student
 
 KIND = "t5-student"
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+# The standard error of an accuracy on as many rows is up to 5 percentage points.
+ENOUGH_TEST_ROWS = 100
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "deductions", "denoising"]
 
 
 @app.command()
+@interruptible(resumable)
 def distill(
-    task: Annotated[TaskName, typer.Argument(help="Task: a published data set, or generated data.")],
+    *,
+    task: Annotated[
+        TaskName | None, typer.Argument(help="Task: a published data set, or generated data.", show_default=False)
+    ] = None,
+    task_file: Annotated[
+        Path | None, typer.Option("--task", help="Your own task instead: a YAML or JSON file.", show_default=False)
+    ] = None,
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the result and the resume state.")
     ],
     model: Annotated[str, typer.Option(help=f"A Hugging Face T5 directory; from scratch: {', '.join(SHAPES)}.")],
-    data: Annotated[Path | None, typer.Option(help="Folder of the published data sets.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the published data sets; for your own task a file of JSON lines, or a folder with"
+            " train.jsonl, valid.jsonl and test.jsonl."
+        ),
+    ] = None,
+    test_share: Annotated[
+        float, typer.Option(help="Share of your own task's rows held out as test rows, without a test.jsonl.")
+    ] = OwnTask.test_share,
+    split_seed: Annotated[int, typer.Option(help="Seed that chooses these rows.")] = OwnTask.split_seed,
     rationales: Annotated[
         Path | None, typer.Option(help="Output of `fovea distill extract`, a file or a folder.", show_default="PaLM's")
     ] = None,
     labels: Annotated[LabelSource, typer.Option(help="Labels to learn: those of humans, or the teacher's.")] = "human",
     fraction: Annotated[float, typer.Option(help="Fraction of the training rows, chosen by the seed.")] = 1.0,
     augment: Annotated[bool, typer.Option("--augment", help="Add ASDiv's problems to svamp.")] = False,
-    drop_empty: Annotated[bool, typer.Option("--drop-empty", help="Drop outputs that could not be parsed.")] = False,
-    num_train: Annotated[int, typer.Option(min=1, help="Number of generated training rows.")] = DataSource.num_train,
+    drop_empty: option.DropEmpty = False,
+    num_train: option.NumTrain = DataSource.num_train,
     method: Annotated[
         Method, typer.Option(help="Training method. explained: the rationale is part of the input.")
     ] = Recipe.method,
-    alpha: Annotated[float | None, typer.Option(help="Weight of the labels' loss.", show_default="0.5")] = None,
-    rationale_weight: Annotated[
-        float | None, typer.Option(help="λ, the weight of rationales, instead of --alpha.")
-    ] = None,
-    label_prefix: Annotated[str, typer.Option(help="Prefix of inputs for labels.")] = RELEASED_PREFIXES.label,
-    rationale_prefix: Annotated[
-        str, typer.Option(help="Prefix of inputs for rationales.")
-    ] = RELEASED_PREFIXES.rationale,
-    learning_rate: Annotated[
-        float, typer.Option(help="Initial learning rate, decaying linearly to 0.")
-    ] = Recipe.learning_rate,
+    alpha: option.Alpha = None,
+    rationale_weight: option.RationaleWeight = None,
+    label_prefix: option.LabelPrefix = RELEASED_PREFIXES.label,
+    rationale_prefix: option.RationalePrefix = RELEASED_PREFIXES.rationale,
+    learning_rate: option.LearningRate = Recipe.learning_rate,
     batch_size: Annotated[int, typer.Option(help="Examples per step, over all processes.")] = Recipe.batch_size,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Recipe.num_steps,
-    evaluate_every: Annotated[
-        int, typer.Option(help="Steps between evaluations and resume states.")
-    ] = Recipe.evaluate_every,
-    warmup_steps: Annotated[int, typer.Option(help="Steps of learning-rate warm-up.")] = Recipe.warmup_steps,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Examples per forward pass.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(help="Longer inputs are truncated.")] = Recipe.max_input_tokens,
-    max_target_tokens: Annotated[int, typer.Option(help="Longer targets are truncated.")] = Recipe.max_target_tokens,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of a generated label.")] = Recipe.max_new_tokens,
-    max_evaluated: Annotated[int | None, typer.Option(help="Maximum number of validation examples.")] = None,
-    max_gradient_norm: Annotated[float, typer.Option(help="Maximum norm of the gradient.")] = Recipe.max_gradient_norm,
+    steps: option.Steps = Recipe.num_steps,
+    evaluate_every: option.EvaluateEvery = Recipe.evaluate_every,
+    warmup_steps: option.WarmupSteps = Recipe.warmup_steps,
+    micro_batch_size: option.MicroBatchSize = None,
+    max_input_tokens: option.MaxInputTokens = Recipe.max_input_tokens,
+    max_target_tokens: option.MaxTargetTokens = Recipe.max_target_tokens,
+    max_new_tokens: option.MaxNewTokens = Recipe.max_new_tokens,
+    max_evaluated: option.MaxEvaluated = None,
+    max_gradient_norm: option.MaxGradientNorm = Recipe.max_gradient_norm,
     seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and the fraction of the data.")] = 0,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Train LoRA matrices of this rank on the attention weights.")
-    ] = None,
-    precision: Annotated[
-        Precision, typer.Option(help="Precision of the computation; weights are float32.")
-    ] = "float32",
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
-    ] = False,
+    lora_rank: option.LoraRank = None,
+    precision: option.Precision = "float32",
+    gradient_checkpointing: option.GradientCheckpointing = False,
     vocab_size: Annotated[
         int, typer.Option(help="Vocabulary size of a student trained from scratch.")
     ] = StudentRun.vocab_size,
@@ -100,19 +107,22 @@ def distill(
     The defaults are the published hyperparameters. Run the same command again to continue an interrupted run.
     """
     options: dict[str, Any] = dict(locals())
-    console = Console(highlight=False)
+    console = Console(stderr=True, highlight=False)
     with _one_line_errors():
         run = _run(options)
         if publish and method == "explained":
             raise ValueError("a student of the method explained can't be served: give --no-publish")
-        check_publication(name or task, store_url, is_wanted=publish)
+        check_publication(name or run.data.task, store_url, is_wanted=publish)
         outcome = run_student(run, output, lambda line: _tell(console, line))
         if PartialState().is_main_process:
             _finish(run, outcome, options)
+            if outcome.num_test is not None and outcome.num_test < ENOUGH_TEST_ROWS:
+                few = f"{outcome.num_test} test rows: on fewer than {ENOUGH_TEST_ROWS}, an accuracy says little."
+                _tell(console, f"The test accuracy is that of {few}")
 
 
 def _run(options: dict[str, Any]) -> StudentRun:
-    """The run that the options describe. Raises ValueError."""
+    """Make the run that the options describe. Raises ValueError."""
     alpha, weight = options["alpha"], options["rationale_weight"]
     if alpha is not None and weight is not None:
         raise ValueError("give --alpha or --rationale-weight, and not both")
@@ -123,8 +133,9 @@ def _run(options: dict[str, Any]) -> StudentRun:
     values = {name: options[name] for name in Recipe.__dataclass_fields__ if name in options}
     values["alpha"] = alpha if alpha is not None else Recipe.alpha if weight is None else alpha_of(weight)
     prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
+    own = _own_task(options)
     source = DataSource(
-        options["task"],
+        own.task.name if own else options["task"],
         options["data"],
         options["rationales"],
         options["labels"],
@@ -132,13 +143,27 @@ def _run(options: dict[str, Any]) -> StudentRun:
         options["augment"],
         options["drop_empty"],
         options["num_train"],
+        own=own,
     )
     recipe = Recipe(**values, num_steps=options["steps"], prefixes=prefixes)
     return StudentRun(source, options["model"], recipe, options["vocab_size"])
 
 
+def _own_task(options: dict[str, Any]) -> OwnTask | None:
+    """The task of --task. Raises BadParameter unless exactly one task is named, BadData, and ValueError."""
+    split = options["test_share"], options["split_seed"]
+    if (options["task"] is None) == (options["task_file"] is None):
+        raise typer.BadParameter("name a task, or give a file with --task, and not both")
+    if options["task_file"] is None:
+        if split != (OwnTask.test_share, OwnTask.split_seed):
+            raise ValueError("test_share and split_seed are for --task; the splits of other tasks are fixed")
+        return None
+    file = read_task_file(options["task_file"])
+    return OwnTask(file.to_task(), file.label, file.rationale, *split)
+
+
 def _tell(console: Console, line: str) -> None:
-    """Print a line, on the main process alone."""
+    """Print a line, only on the main process."""
     if PartialState().is_main_process:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -146,13 +171,13 @@ def _tell(console: Console, line: str) -> None:
 def _finish(run: StudentRun, outcome: Outcome, options: dict[str, Any]) -> None:
     base = None if run.model in SHAPES else Path(run.model).resolve().name
     metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
-    kept = {**options, "alpha": run.recipe.alpha, "base": base}
+    kept = {**options, "task": run.data.task, "alpha": run.recipe.alpha, "base": base}
     publish_trained(options["output"] / CHECKPOINT, options["name"] or run.data.task, KIND, kept, metrics)
 
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Print an error as one line, with the option's name where it is about one."""
+    """Print an error as one line, with the option's name if it concerns one."""
     try:
         yield
     except (BadData, OutputError, StoreError, ValueError, OSError) as error:
@@ -162,12 +187,9 @@ def _one_line_errors() -> Iterator[None]:
             f"fovea train distill: {option} {rest}", markup=False, soft_wrap=True
         )
         raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. Run the same command to continue from the last state.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-_NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size")
+_NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size", "test_share", "split_seed")
 _OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _NAMED} | {"num_steps": "--steps"}
 
 

@@ -1,7 +1,7 @@
 """Images with captions on disk, by number: folders with a table of captions, and webdataset tar shards.
 
-The order of an epoch is a function of a seed and the epoch alone, and any example is read without those before it. So
-processes and loader workers take theirs by number, and a run resumes where it was killed without reading back.
+The order of an epoch depends only on a seed and the epoch, and any example can be read without those before it, so that
+processes and loader workers read theirs by number, and a killed run resumes without rereading earlier examples.
 """
 
 import csv
@@ -19,9 +19,9 @@ from PIL import Image
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 CAPTION_COLUMNS = ("caption", "captions", "title", "text")
 IMAGE_COLUMNS = ("image", "filepath", "file_name", "filename")
-# Shards whose examples are mixed with one another; more are read from at once than one would, fewer than all.
+# Number of shards whose examples are shuffled together, a compromise between reading one shard and all at once.
 SHARDS_AT_ONCE = 8
-# So many unreadable images in a row are no damage here and there, but a wrong folder.
+# More consecutive unreadable images than this mean a wrong folder rather than occasional damage.
 MAX_UNREADABLE = 20
 
 _BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -33,14 +33,14 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A whole file, or `num_bytes` of it from `offset` on."""
+    """A whole file, or `num_bytes` of it from `offset`."""
 
     file: Path
     offset: int = 0
     num_bytes: int = -1
 
     def read(self) -> bytes:
-        """Raises OSError."""
+        """Read the bytes. Raises OSError."""
         with self.file.open("rb") as opened:
             opened.seek(self.offset)
             return opened.read(self.num_bytes)
@@ -57,7 +57,7 @@ class Example:
 class CaptionedImages:
     """Examples in blocks: an epoch runs through the blocks, shuffled, SHARDS_AT_ONCE at a time.
 
-    `name` is said in messages. Raises ValueError without any example.
+    `name` appears in messages. Raises ValueError if there are no examples.
     """
 
     def __init__(self, blocks: Sequence[Sequence[Example]], name: str) -> None:
@@ -73,8 +73,8 @@ class CaptionedImages:
     def example(self, seed: int, position: int) -> tuple[Image.Image, str]:
         """The image (RGB) and a caption at a position of the endless shuffled epochs.
 
-        What can't be read is passed over: its place takes the example behind it. Raises Unreadable after
-        MAX_UNREADABLE of them in a row.
+        An example that can't be read is replaced by the next one. Raises Unreadable after MAX_UNREADABLE consecutive
+        ones.
         """
         epoch, offset = divmod(position, self._num_examples)
         order = self._epoch(seed, epoch)
@@ -100,11 +100,11 @@ class CaptionedImages:
 
 
 def open_table(table: Path, image_folder: Path | None = None) -> CaptionedImages:
-    """A TSV or JSONL file that names images and their captions.
+    """Open a TSV or JSONL file of images and their captions.
 
     A TSV has two columns, or a header with one of IMAGE_COLUMNS and one of CAPTION_COLUMNS; a JSONL line is an object
-    with such keys, where captions may be a list. Images are paths from `image_folder`, the table's own folder by
-    default. Raises OSError or ValueError, naming the line.
+    with such keys, where captions may be a list. Images are paths relative to `image_folder`, by default the table's
+    own folder. Raises OSError or ValueError, naming the line.
     """
     folder = table.parent if image_folder is None else image_folder
     rows = _json_rows(table) if table.suffix in (".jsonl", ".ndjson") else _tsv_rows(table)
@@ -112,8 +112,8 @@ def open_table(table: Path, image_folder: Path | None = None) -> CaptionedImages
 
 
 def open_shards(sources: Sequence[str]) -> CaptionedImages:
-    """Webdataset tar files, or ranges of them (`shards-{000..010}.tar`): an image and a `.txt`, or a `.json` with a
-    caption, of the same key each. Raises OSError or ValueError for one that is not there or no plain tar file."""
+    """Open webdataset tar files, or ranges of them (`shards-{000..010}.tar`): images, each with a `.txt`, or a `.json`
+    with a caption, of the same key. Raises OSError or ValueError for a file that is missing or not a plain tar file."""
     paths = [path for source in sources for path in _expand(source)]
     return CaptionedImages([_tar_examples(path) for path in paths], ", ".join(sources))
 
@@ -192,7 +192,7 @@ def _expand(source: str) -> Iterator[Path]:
 
 
 def _tar_examples(path: Path) -> list[Example]:
-    """Read a shard in its order; images without a caption are left out."""
+    """Read a shard in order; images without a caption are left out."""
     images: dict[str, Part] = {}
     captions: dict[str, Part] = {}
     try:

@@ -1,9 +1,9 @@
-"""Facts of generated scenes, captions that tell them, and captions that are false by a known kind of change.
+"""Facts of generated scenes, captions that state them, and captions made false by a known kind of change.
 
-`Facts` serve both: those of a scene are complete, those of a caption leave out what the caption does not say. A
-false caption is one whose facts no reading of the scene agrees with, so every hard negative made here is one by
-construction. Captions are plain English that a tagger can parse: "two small red circles left of a large blue square
-on a striped gray background".
+`Facts` describe both: those of a scene are complete, those of a caption omit what the caption does not say. The facts
+of a false caption agree with no reading of the scene, so every hard negative made here is false by construction.
+Captions are plain English that a tagger can parse: "two small red circles left of a large blue square on a striped gray
+background".
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ PLACES = tuple(
 # Number of ways to word a caption; a caption of two groups has only the first two.
 NUM_STYLES = 4
 
-# Share of captions of the small CLIP's own training that are bare phrases: every attribute gets a place of its own in
-# the text space.
+# Share of captions in the small CLIP's own training that are bare phrases, so that every attribute gets its own place
+# in the text space.
 BARE_FRACTION = 0.35
-# Share of the groups of a caption for tuning without a colour, and equally without a shape.
+# Share of the groups in captions for tuning that lack a colour, and equally many that lack a shape.
 SKETCHED = 0.1
 
 ChoiceT = TypeVar("ChoiceT")
@@ -39,7 +39,7 @@ ChoiceT = TypeVar("ChoiceT")
 
 @dataclass(frozen=True)
 class Group:
-    """Equal objects side by side; None for what a caption does not say of them."""
+    """A group of equal objects; None for attributes that a caption does not mention."""
 
     count: int
     size: str | None
@@ -49,9 +49,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Facts:
-    """One group of objects at a place, or two of them where the first is `relation` the second, and what is behind.
+    """One group of objects at a place, or two groups of which the first is `relation` the second, and the background.
 
-    No group at all is a caption of the background alone; two groups without a relation are joined by "and".
+    Without a group, a caption is only about the background; two groups without a relation are joined by "and".
     """
 
     groups: tuple[Group, ...]
@@ -62,7 +62,7 @@ class Facts:
 
 
 def sentence(said: Facts, style: int = 0) -> str:
-    """The caption that says these facts, in one of NUM_STYLES wordings."""
+    """Write the caption of these facts, in one of NUM_STYLES wordings."""
     behind = " ".join(word for word in (said.texture, said.background) if word)
     behind = f"{behind} background" if behind else ""
     subject = f" {said.relation or 'and'} ".join(noun_phrase(group) for group in said.groups)
@@ -88,7 +88,7 @@ def noun_phrase(group: Group) -> str:
 
 
 def is_true(said: Facts, scene: Facts) -> bool:
-    """Tell whether a caption's facts hold of a scene, also read from its other group: left of is right of, turned."""
+    """Whether a caption's facts are true of a scene in either order of its groups; reversed, left of is right of."""
     if any(word not in (None, known) for word, known in _surroundings(said, scene)):
         return False
     if not said.groups:
@@ -102,7 +102,7 @@ def is_true(said: Facts, scene: Facts) -> bool:
 
 
 def falsify(said: Facts, kind: NegativeKind, dice: Sequence[float]) -> Facts | None:
-    """A caption's facts with one thing changed; None where they do not say what the kind changes.
+    """Change one of a caption's facts; None if it does not state a fact of this kind.
 
     `dice` are four uniform numbers in 0..1. The replaced relation is the opposite one.
     """
@@ -127,7 +127,7 @@ def falsify(said: Facts, kind: NegativeKind, dice: Sequence[float]) -> Facts | N
 
 
 def forget(facts: Facts, dice: Sequence[float]) -> Facts:
-    """Choose what a caption for the small CLIP's own training says: one group "and" the other, by chance with some of
+    """Choose the facts of a caption for the small CLIP's own training: one group "and" the other, with random ones of
     their attributes. `dice` are eleven uniform numbers in 0..1."""
     if len(facts.groups) == 1 and dice[0] < BARE_FRACTION:
         attributes = [a for a in ATTRIBUTES if a != "position" or facts.place]
@@ -152,8 +152,8 @@ def forget(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def detail(facts: Facts, dice: Sequence[float]) -> Facts:
-    """Choose what a caption for tuning and evaluation says: colours, shapes, numbers and the relation always, the rest
-    by chance. `dice` are four uniform numbers in 0..1."""
+    """Choose the facts of a caption for tuning and evaluation: colours, shapes, numbers and the relation always, the
+    rest at random. `dice` are four uniform numbers in 0..1."""
     says_size = dice[0] < 0.4
     return replace(
         facts,
@@ -165,8 +165,8 @@ def detail(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def sketch(facts: Facts, dice: Sequence[float]) -> Facts:
-    """Tell half as much as `detail` besides colours and shapes, and leave out some of these: with fewer words to be
-    exchanged, each is exchanged more often. `dice` are six uniform numbers in 0..1."""
+    """State half as much as `detail` besides colours and shapes, and leave out some of these: with fewer words to swap,
+    each is swapped more often. `dice` are six uniform numbers in 0..1."""
     said = detail(facts, [2 * draw for draw in dice])
     left_out = [min(int(draw / SKETCHED), 2) for draw in dice[4:6]]  # 0: the colour, 1: the shape, 2: nothing
     return replace(
@@ -181,7 +181,7 @@ def sketch(facts: Facts, dice: Sequence[float]) -> Facts:
 
 
 def only(facts: Facts, attribute: Attribute) -> Facts:
-    """Tell one attribute of a scene of one group and nothing else; a number and "object" replace the rest."""
+    """State only one attribute of a scene with one group; a number and "object" replace the rest."""
     group = facts.groups[0]
     if attribute in ("texture", "background"):
         return Facts((), texture=facts.texture if attribute == "texture" else None,
@@ -216,7 +216,7 @@ def class_facts(attribute: Attribute) -> tuple[Facts, ...]:
 
 
 def scene_vocabulary() -> list[str]:
-    """Texts that hold every word of the generator, for learning a vocabulary."""
+    """Texts that contain every word of the generator, for learning a vocabulary."""
     groups = [Group(count, None, None, shape) for count in (1, 2) for shape in (*SHAPES, None)]
     phrases = [noun_phrase(group) for group in groups]
     words = [*COLORS, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *PLACES, *NUMBERS, "an and there is"]
@@ -247,7 +247,7 @@ def _other(choices: Sequence[ChoiceT], known: ChoiceT | None, dice: float) -> Ch
 
 
 def _swap_attribute(said: Facts, dice: Sequence[float]) -> Facts | None:
-    """Colours, or sizes, exchanged between the two groups."""
+    """Swap the colours, or the sizes, of the two groups."""
     first, second = said.groups
     choices = [
         (replace(first, **{name: getattr(second, name)}), replace(second, **{name: getattr(first, name)}))

@@ -1,7 +1,7 @@
 """Generated scenes of one or two groups of equal objects, with the light and the clutter of a photograph.
 
-Rendered by ColorShape (`services/jobs/colorshape.py`); drawn as tensors from a generator, so that any batch can be
-drawn again on any machine.
+Scenes are sampled as tensors from a generator, so that any batch can be sampled again on any machine, and rendered by
+ColorShape (`services/jobs/colorshape.py`).
 
 Shapes: B scenes, G = 2 groups, N object slots, S image side in pixels.
 """
@@ -14,15 +14,15 @@ from torch import Tensor
 from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, Scenes, render
 from services.score.data.scene_captions import MAX_COUNT, PLACES, Facts, Group
 
-MAX_COUNT_BESIDE = 2  # in a group that is beside another
+MAX_COUNT_BESIDE = 2  # in a group next to another
 NUM_SLOTS = max(MAX_COUNT, 2 * MAX_COUNT_BESIDE)
-# Radii as fractions of the image side, small and large: of a lone object, of one or two in a group, of three.
+# Radii as fractions of the image side, small and large: of a lone object, of one or two in a group, and of three.
 LONE_RADII = ((0.11, 0.14), (0.20, 0.26))
 GROUP_RADII = ((0.105, 0.13), (0.165, 0.19))
 CROWD_RADII = ((0.095, 0.115), (0.145, 0.16))
-# Distances of the members of a group: some touch, few hide one another.
+# Distances between the members of a group: some touch, few hide each other.
 SPACING = {2: 0.40, 3: 0.30}
-# Light: overall brightness, and how much one side of the image is brighter than the other. Weak enough that a gray
+# Light: overall brightness, and how much brighter one side of the image is than the other; weak enough that a gray
 # background stays darker than a white one.
 BRIGHTNESS = (0.90, 1.04)
 MAX_GRADIENT = 0.16
@@ -31,8 +31,8 @@ COLOR_JITTER = 0.07
 
 @dataclass(frozen=True)
 class GroupScenes:
-    """A batch of scenes. Objects of the first group take the first slots; where there is one group, the second's
-    columns mean nothing."""
+    """A batch of scenes. Objects of the first group take the first slots; if there is only one group, the second's
+    columns are meaningless."""
 
     objects: Scenes
     num_groups: Tensor  # (B,) int64, 1 or 2
@@ -58,9 +58,9 @@ class GroupScenes:
 def sample_scenes(
     num_scenes: int, generator: torch.Generator, *, pair_fraction: float, max_count: int = MAX_COUNT
 ) -> GroupScenes:
-    """Draw scenes: every attribute uniform, except that of numbers 1 is the most frequent.
+    """Draw scenes: every attribute is uniform, except that the most frequent number is 1.
 
-    `pair_fraction` of the scenes hold two groups of different colour and shape, side by side or one above the other.
+    `pair_fraction` of the scenes have two groups of different colour and shape, side by side or one above the other.
     """
 
     def draw(high: int, *size: int) -> Tensor:
@@ -89,7 +89,7 @@ def sample_scenes(
     num_objects = count[:, 0] + torch.where(num_groups == 2, count[:, 1], 0)
     is_used = slots < num_objects[:, None]
     palette = torch.tensor(list(COLORS.values()), dtype=torch.float32) / 255
-    # objects of a group are of one paint, in different light
+    # objects of a group have the same paint in different light
     tint = uniform(-COLOR_JITTER, COLOR_JITTER, num_scenes, 2, 3).gather(1, group[..., None].expand(-1, -1, 3))
     objects = Scenes(
         num_objects=num_objects,
@@ -98,7 +98,7 @@ def sample_scenes(
         rgb=(palette[color.gather(1, group)] + tint + uniform(-0.02, 0.02, num_scenes, NUM_SLOTS, 1)).clamp(0, 1),
         size=size.gather(1, group),
         radius=radius * uniform(0.97, 1.03, num_scenes, NUM_SLOTS),
-        # an unused object is far outside, where it covers no patch
+        # an unused object is far outside the image, where it covers no patch
         center=torch.where(is_used[..., None], center, -9.0),
         angle=uniform(-0.2, 0.2, num_scenes, NUM_SLOTS),
         cell=cell,
@@ -113,12 +113,12 @@ def sample_scenes(
 
 
 def render_scenes(scenes: GroupScenes, side: int) -> Tensor:
-    """→ (B, S, S, 3) uint8, on the device of the scenes; the same scenes give the same pixels."""
+    """Render to (B, S, S, 3) uint8, on the device of the scenes; the same scenes give the same pixels."""
     objects = scenes.objects
     canvas = torch.empty(len(scenes), side, side, 3, dtype=torch.uint8, device=objects.rgb.device)
     for num_objects in range(1, NUM_SLOTS + 1):
         some = (objects.num_objects == num_objects).nonzero()[:, 0]
-        if len(some):  # slots that none of them uses cost as much as those that all use
+        if len(some):  # unused slots cost as much as used ones
             canvas[some] = render(_slots(_rows(objects, some), num_objects), side)
     axis = (torch.arange(side, device=canvas.device) + 0.5) / side - 0.5
     brightness, to_right, down = scenes.light[:, :, None, None].unbind(1)
@@ -127,7 +127,7 @@ def render_scenes(scenes: GroupScenes, side: int) -> Tensor:
 
 
 def scene_facts(scenes: GroupScenes) -> list[Facts]:
-    """Tell in words what is true of each scene."""
+    """Return the facts of each scene."""
     colors, backgrounds = list(COLORS), list(BACKGROUNDS)
     columns = (scenes.count, scenes.size, scenes.color, scenes.shape)
     groups = [column.tolist() for column in columns]
@@ -167,13 +167,13 @@ def side_groups(scenes: GroupScenes) -> Tensor:
 
 
 def generator_of(seed: int, step: int) -> torch.Generator:
-    """The random numbers of one step of one seed's endless stream."""
+    """The generator of one step of a seed's endless stream."""
     # a multiplier beyond any number of steps keeps the streams of two seeds apart
     return torch.Generator().manual_seed(seed * 1_000_000_007 + step)
 
 
 def _radii(num_groups: Tensor, count: Tensor, size: Tensor, dice: Tensor) -> Tensor:
-    """(B, G) radii within the range of the size, which is narrower where more objects must fit in."""
+    """Compute radii (B, G) in the range of the size, which is narrower if more objects must fit in."""
     is_lone = (num_groups[:, None] == 1) & (count == 1)
     kind = torch.where(is_lone, 0, torch.where(count == MAX_COUNT, 2, 1))
     ranges = torch.tensor([LONE_RADII, GROUP_RADII, CROWD_RADII])[kind, size]  # (B, G, 2)
@@ -181,13 +181,13 @@ def _radii(num_groups: Tensor, count: Tensor, size: Tensor, dice: Tensor) -> Ten
 
 
 def _row_offsets(count: Tensor, member: Tensor) -> Tensor:
-    """Place of each member in its row, from the middle of the row: counts and numbers (…) → (…)."""
+    """Offset of each member of a row from the middle of the row: counts and numbers (…) → (…)."""
     spacing = torch.tensor([0.0, 0.0, SPACING[2], SPACING[3]])[count]
     return spacing * (member - (count - 1) / 2)
 
 
 def _pair_centers(relation: Tensor, count: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, N, 2): two groups on opposite sides of the middle, each in a row across the line between them."""
+    """Centres (B, N, 2) of two groups on opposite sides of the middle, each in a row across the line between them."""
     num_scenes = relation.shape[0]
     is_horizontal = relation < 2  # left and right of
     sign = torch.tensor([-1.0, 1.0, -1.0, 1.0])[relation]  # y grows downwards
@@ -204,7 +204,7 @@ def _pair_centers(relation: Tensor, count: Tensor, group: Tensor, generator: tor
 
 
 def _lone_centers(cell: Tensor, count: Tensor, radius: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, N, 2): one object inside its cell of a 3 × 3 grid, or several in a row or a column anywhere."""
+    """Centres (B, N, 2) of one object in its cell of a 3 × 3 grid, or of several in a row or column anywhere."""
     num_scenes = cell.shape[0]
     grid = (torch.stack([cell % 3, cell // 3], dim=1) + 0.5) / 3
     jitter = 2 * torch.rand(num_scenes, 2, generator=generator) - 1
@@ -226,6 +226,6 @@ def _rows(objects: Scenes, some: Tensor) -> Scenes:
 
 
 def _slots(objects: Scenes, num_slots: int) -> Scenes:
-    """The first slots alone."""
+    """Keep only the first slots."""
     names = ("shape", "color", "rgb", "size", "radius", "center", "angle")
     return replace(objects, **{name: getattr(objects, name)[:, :num_slots] for name in names})

@@ -1,9 +1,9 @@
 """One number for a benchmark of several tasks, by the rules of the two papers' tables.
 
-FSC-CLIP's "average of sub-tasks" is nested: some tasks come together before the average, and some count by their
-records. Scores are in percent, by task; a rule raises KeyError with the name of a task that it lacks.
+FSC-CLIP's "average of sub-tasks" is nested: some tasks are combined before the average, and some are weighted by their
+records. Scores are in percent, by task; a rule raises KeyError with the name of a missing task.
 
-SugarCrepe has three, which differ by up to a point: the dissertation's mean of its seven types (Table 4.6), the
+SugarCrepe has three rules, which differ by up to a point: the dissertation's mean of its seven types (Table 4.6), the
 accuracy over all records of a form (Tables 4.5 and C.4), and FSC-CLIP's mean of the three forms (Table 1).
 """
 
@@ -13,7 +13,7 @@ from statistics import fmean
 ByTask = Mapping[str, float]
 Sizes = Mapping[str, int]
 
-# Suffixes for the choice of captions alone and of images alone, in groups of images and captions.
+# Suffixes of tasks that choose only captions, or only images, in groups of images and captions.
 TEXT, IMAGE = "::text", "::image"
 
 SUGARCREPE_FORMS = {
@@ -25,9 +25,12 @@ SUGARCREPE_SIZES = {
     **{"replace_obj": 1652, "replace_att": 788, "replace_rel": 1406, "swap_obj": 245, "swap_att": 666},
     **{"add_obj": 2062, "add_att": 692},
 }
-# The file that was published first, whose numbers are in the dissertation's chapter 4.
+# The first published file, whose results are in the dissertation's chapter 4.
 SUGARCREPE_SIZES_FIRST = {**SUGARCREPE_SIZES, "swap_obj": 246}
 IMAGECODE_SIZES = {"videos": 1872, "static": 430}
+
+# Names in the tables that FSC-CLIP's authors publish with their evaluation, and the names here.
+SPELLINGS = {"VG_Attribute": "VG_Attribution", "elevator": "elevater"}
 
 ARO = ("VG_Relation", "VG_Attribution", "Flickr30k_Order", "COCO_Order")
 CREPE = ("atom", "swap", "negate")
@@ -61,7 +64,7 @@ ELEVATER = (
     *("patchcamelyon", "rendered-sst2", "resisc45-clip", "stanfordcar", "voc2007classification"),
 )
 RETRIEVAL = ("coco_karpathy", "flickr30k", "coco_counterfactuals")
-# Benchmarks that FSC-CLIP's column Comp is the mean of, in the order of its Table 1.
+# Benchmarks whose mean is FSC-CLIP's column Comp, in the order of its Table 1.
 COMP = (
     *("aro", "crepe", "eqben", "imagecode", "sugarcrepe", "svo_probes", "valse", "vl_checklist", "whatsup"),
     *("winoground", "spec"),
@@ -74,7 +77,7 @@ def mean_of(scores: ByTask, tasks: tuple[str, ...]) -> float:
 
 
 def micro(scores: ByTask, sizes: Sizes, tasks: tuple[str, ...]) -> float:
-    """The share of all records of some tasks: their mean, weighted by how many records each has."""
+    """The mean over all records of some tasks: the tasks' mean, weighted by their numbers of records."""
     return fmean((scores[task] for task in tasks), [sizes[task] for task in tasks])
 
 
@@ -89,12 +92,12 @@ def sugarcrepe_form(scores: ByTask, form: str, sizes: Sizes = SUGARCREPE_SIZES) 
 
 
 def sugarcrepe(scores: ByTask, sizes: Sizes = SUGARCREPE_SIZES) -> float:
-    """FSC-CLIP's: the mean of the three forms."""
+    """FSC-CLIP's average: the mean of the three forms."""
     return fmean(sugarcrepe_form(scores, form, sizes) for form in SUGARCREPE_FORMS)
 
 
 def aro(scores: ByTask) -> float:
-    """The mean of four tasks, of which those of Visual Genome are means over categories themselves."""
+    """The mean of four tasks; those of Visual Genome are themselves means over categories."""
     return mean_of(scores, ARO)
 
 
@@ -104,12 +107,12 @@ def crepe(scores: ByTask) -> float:
 
 
 def eqben(scores: ByTask) -> float:
-    """The mean over five sources of images, one of them Kubric with three tasks, of the group score."""
+    """The mean group score over five sources of images, one of which, Kubric, has three tasks."""
     return fmean([*(scores[task] for task in EQBEN_OTHERS), mean_of(scores, EQBEN_KUBRIC)])
 
 
 def imagecode(scores: ByTask, sizes: Sizes = IMAGECODE_SIZES) -> float:
-    """Over all descriptions, of video frames and of static images."""
+    """The accuracy over all descriptions, of video frames and of static images."""
     return micro(scores, sizes, tuple(IMAGECODE_SIZES))
 
 
@@ -139,7 +142,7 @@ def winoground(scores: ByTask) -> float:
 
 
 def spec(scores: ByTask) -> float:
-    """The mean over six tasks of the group score."""
+    """The mean group score over six tasks."""
     return mean_of(scores, SPEC)
 
 
@@ -149,12 +152,12 @@ def colorswap(scores: ByTask) -> float:
 
 
 def mmvp_vlm(scores: ByTask) -> float:
-    """The mean over nine patterns of the group score, which is stricter than the authors' own."""
+    """The mean group score over nine patterns, which is stricter than the authors' own score."""
     return mean_of(scores, MMVP_VLM)
 
 
 def mmvp_vlm_image(scores: ByTask) -> float:
-    """The authors' own: the mean over nine patterns of both captions' choice of their image."""
+    """The authors' own score: the mean over nine patterns of how often both captions choose their image."""
     return mean_of(scores, tuple(pattern + IMAGE for pattern in MMVP_VLM))
 
 
@@ -180,7 +183,7 @@ def _unsized(rule: Callable[[ByTask], float]) -> Rule:
     return lambda scores, _: rule(scores)
 
 
-# By benchmark, what its tasks come to; under AVERAGE what FSC-CLIP's Table 1 shows.
+# The rules of each benchmark; AVERAGE names the one of FSC-CLIP's Table 1.
 AVERAGE = "average"
 MACRO = "macro"
 RULES: Mapping[str, Mapping[str, Rule]] = {
@@ -209,14 +212,15 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 def aggregates(benchmark: str, scores: ByTask, sizes: Sizes) -> dict[str, float]:
-    """Compute the numbers of a benchmark's rules from its scores; none that lacks a task or for an unknown benchmark.
+    """Compute the numbers of a benchmark's rules for which all tasks have scores; none for an unknown benchmark.
 
-    `sizes` are the records of each task.
+    `sizes` are the numbers of records of each task. Both names of SPELLINGS are accepted.
     """
     found = {}
-    for name, rule in RULES.get(benchmark, {}).items():
+    known = {SPELLINGS.get(task, task): value for task, value in scores.items()}
+    for name, rule in RULES.get(SPELLINGS.get(benchmark, benchmark), {}).items():
         try:
-            found[name] = rule(scores, sizes)
+            found[name] = rule(known, sizes)
         except KeyError:
             continue
     return found

@@ -1,6 +1,6 @@
-"""Log of an endpoint's answers, one JSON object a line: a run that was killed goes on without asking again.
+"""Log of an endpoint's answers, one JSON object per line: a killed run continues without asking again.
 
-A line counts once it is on disk. What a crash leaves at the end of the file that is no whole line is cut off.
+A line counts once it is on disk. An incomplete line that a crash leaves at the end of the file is cut off.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ class LoggedAnswer(BaseModel):
 
 
 class AnswerLog:
-    """Answers by their questions. One without a file remembers nothing beyond its end."""
+    """Answers by their questions. Without a file, the log is only in memory."""
 
     def __init__(self, descriptor: int | None, answers: dict[str, str]) -> None:
         self._descriptor = descriptor
@@ -38,9 +38,9 @@ class AnswerLog:
     @classmethod
     @contextmanager
     def opened(cls, path: Path | None) -> Iterator[Self]:
-        """The log in a file, made where there is none.
+        """Open the log in a file, or create it if there is none.
 
-        Raises CannotJudge where another process writes to it, or it holds something else.
+        Raises CannotJudge if another process writes to it, or it contains anything else.
         """
         if path is None:
             yield cls(None, {})
@@ -62,7 +62,7 @@ class AnswerLog:
             os.close(descriptor)
 
     def find(self, question: str) -> str | None:
-        """The answer, if there is one already."""
+        """The recorded answer, if there is one."""
         return self._answers.get(question)
 
     def keep(self, answer: LoggedAnswer) -> None:
@@ -80,7 +80,7 @@ class AnswerLog:
 
 
 def _parsed(path: Path) -> tuple[dict[str, str], int]:
-    """The answers of a file, and how many of its bytes hold them."""
+    """Parse the answers of a file, and count the bytes that hold them."""
     answers, num_bytes = {}, 0
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

@@ -1,6 +1,6 @@
-"""Published benchmarks, file → tasks. Another one is another small function like these.
+"""Published benchmarks, file → tasks. A new benchmark needs one more small function.
 
-Images stay where their owners' archives put them; a record only names their files.
+Images keep the layout of their owners' archives; a record only names their files.
 """
 
 import ast
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.jobs.published_data import MissingData, Source
 from services.jobs.sugarcrepe import COCO, load_sugarcrepe
+from services.score.evaluation.aggregates import SPELLINGS
 from services.score.evaluation.records import Record, Task
 
 Name = Annotated[str, Field(min_length=1)]
@@ -34,9 +35,10 @@ class Line(BaseModel):
 
 
 def load_records(path: Path, images: Path, *, benchmark: str | None = None, limit: int | None = None) -> list[Task]:
-    """The tasks of a file, in the order of their first lines; `benchmark` is called like the file unless it is told.
+    """Load the tasks of a file, in the order of their first lines; `benchmark` is by default the file's name.
 
-    `limit` takes the first records of each task. Raises MissingData, naming line and field.
+    `limit` takes the first records of each task. Names in SPELLINGS are replaced. Raises MissingData, naming line and
+    field.
     """
     source = Source(path.name, "its author")
     lines: dict[str, list[tuple[Line, Record]]] = {}
@@ -51,10 +53,13 @@ def load_records(path: Path, images: Path, *, benchmark: str | None = None, limi
                 raise MissingData(f"{path}, line {number}: {_told(error)}") from error
             except ValueError as error:
                 raise MissingData(f"{path}, line {number}: {error}") from error
-            lines.setdefault(line.task or path.stem, []).append((line, record))
+            task = line.task or path.stem
+            lines.setdefault(SPELLINGS.get(task, task), []).append((line, record))
     if not lines:
         raise MissingData(f"{path} has no records")
-    return [_task(path, name, benchmark or path.stem, some, source).first(limit) for name, some in lines.items()]
+    benchmark = benchmark or path.stem
+    benchmark = SPELLINGS.get(benchmark, benchmark)
+    return [_task(path, name, benchmark, some, source).first(limit) for name, some in lines.items()]
 
 
 def _read(path: Path) -> str:
@@ -90,9 +95,9 @@ VALSE_TASKS = (
     *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
     *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it"),
 )
-# People who agreed that the caption is true and the foil is not, of three that were asked.
+# Annotators, out of three, who must agree that the caption is true and the foil is not.
 VALSE_MIN_VOTES = 2
-# The folder of each data set that VALSE took images from; COCO's of 2014 tell theirs in their names.
+# The folder of each data set that VALSE took images from; COCO's images of 2014 have theirs in their names.
 VALSE_FOLDERS = {
     "visual7w": "visual7w",
     "coco2017": "val2017",
@@ -105,9 +110,9 @@ VALSE_FOLDERS = {
 def load_sugarcrepe_tasks(
     directory: Path, images: Path, *, swap_obj: Path | None = None, limit: int | None = None
 ) -> list[Task]:
-    """SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises MissingData.
+    """Load SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises MissingData.
 
-    `swap_obj` takes the place of that type's file: the first published one holds one choice more.
+    `swap_obj` replaces that type's file: the first published one contains one more choice.
     """
     tasks = []
     for kind, choices in load_sugarcrepe(directory, swap_obj=swap_obj, limit=limit).items():
@@ -123,9 +128,9 @@ def load_sugarcrepe_tasks(
 
 
 def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit: int | None = None) -> list[Task]:
-    """VALSE's eleven files, `<task>.json` or `.json.gz`, with the images of VALSE_FOLDERS and COCO's of 2014.
+    """Load VALSE's eleven files, `<task>.json` or `.json.gz`, with the images of VALSE_FOLDERS and COCO's of 2014.
 
-    `valid_only` leaves out what fewer than two of three people agreed with. Raises MissingData.
+    `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises MissingData.
     """
     tasks = []
     for name in VALSE_TASKS:
@@ -143,9 +148,9 @@ def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit:
 
 
 def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """`valid_neg_clip.tsv`, NegCLIP's validation captions: an image of COCO and its caption among one to five swaps.
+    """Load `valid_neg_clip.tsv`, NegCLIP's validation captions: a COCO image and its caption among one to five swaps.
 
-    The file's own paths, such as `coco/val2014/…`, are those below `images`. Raises MissingData.
+    The file's own paths, such as `coco/val2014/…`, are relative to `images`. Raises MissingData.
     """
     with (
         _described(NEGCLIP.existing(path), NEGCLIP.name, "captions and their negatives"),
@@ -159,7 +164,7 @@ def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None)
 
 
 def load_winoground(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Winoground's `examples.jsonl`: two images and two captions of the same words. Raises MissingData."""
+    """Load Winoground's `examples.jsonl`: two images and two captions with the same words. Raises MissingData."""
     path = WINOGROUND.existing(directory / "examples.jsonl")
     with _described(path, WINOGROUND.name, "examples"):
         records = tuple(
@@ -174,9 +179,9 @@ def load_winoground(directory: Path, images: Path, *, limit: int | None = None) 
 
 
 def load_imagecode(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """ImageCoDe's `valid_data.json`: a description and the ten images of a set, in its folder, by their numbers.
+    """Load ImageCoDe's `valid_data.json`: a description and the ten images of a set, in its folder, by number.
 
-    Sets are of video frames or static. Raises MissingData.
+    Sets consist of video frames or static images. Raises MissingData.
     """
     with _described(IMAGECODE.existing(path), IMAGECODE.name, "descriptions"):
         by_task: dict[str, list[Record]] = {"videos": [], "static": []}
@@ -195,7 +200,7 @@ def _frames(folder: Path) -> list[Path]:
 
 
 def _valse_file(entry: Mapping[str, Any]) -> Path:
-    """An entry's image, below the folder of all."""
+    """The path of an entry's image, relative to the folder of all images."""
     file = Path(entry["image_file"])
     if file.name.startswith("COCO_"):
         return Path(file.name.split("_")[1]) / file
@@ -204,7 +209,7 @@ def _valse_file(entry: Mapping[str, Any]) -> Path:
 
 @contextmanager
 def _described(path: Path, name: str, what: str) -> Iterator[None]:
-    """Raises MissingData, with the file's name, for a file of something else."""
+    """Raises MissingData, with the file's name, for a file of another form."""
     try:
         yield
     except (AttributeError, EOFError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:

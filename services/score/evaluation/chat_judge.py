@@ -1,7 +1,7 @@
 """Vision-language models behind an OpenAI-compatible address: which caption describes the image best?
 
-They lean towards the option that comes first, so each record is asked in two orders of its captions and counts by the
-half. An answer that names no option is wrong.
+They prefer the first option, so each record is asked in two orders of its captions, each of which counts one half. An
+answer that names no option is wrong.
 
 Shapes: C captions of a record.
 """
@@ -24,7 +24,7 @@ from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Record, Scores, Task
 
 ORDERS = ("positive-first", "negative-first")
-# So many requests refused before any was answered: the endpoint takes none of them.
+# After this many rejected requests and no answer, the endpoint is assumed to reject all.
 MAX_REFUSED_AT_FIRST = 4
 MAX_TOKENS = 16
 PATIENCE = Patience(attempts=8, timeout_s=120.0)
@@ -35,14 +35,14 @@ _CHOICE = re.compile(r"\(?([0-9]{1,4})\)?\.?")
 
 
 def prompt(captions: Sequence[str]) -> str:
-    """The question that SugarCrepe's authors asked GPT-4V, for any number of captions from two on."""
+    """The question that SugarCrepe's authors asked GPT-4V, for two or more captions."""
     options = "\n".join(f"({number}) {caption}" for number, caption in enumerate(captions, start=1))
     *others, last = (f"({number})" for number in range(1, len(captions) + 1))
     return f"Which caption best describes the image?\n{options}\nOutput {', '.join(others)} or {last}."
 
 
 def choice(answer: str, num_captions: int) -> int | None:
-    """Read an answer that is only the number of a caption, `(1)`, `1`, `(1).`, as its place; None for any other."""
+    """Parse an answer that is only the number of a caption, `(1)`, `1` or `(1).`, to its place; None for any other."""
     match = _CHOICE.fullmatch(answer.strip())
     if match is None or not 1 <= int(match[1]) <= num_captions:
         return None
@@ -50,7 +50,7 @@ def choice(answer: str, num_captions: int) -> int | None:
 
 
 class ChatJudge:
-    """A model behind an endpoint; what is answered is kept in `log`, where there is one, and never asked again."""
+    """A model behind an endpoint. If there is a `log`, answers are stored in it and never requested again."""
 
     reads_images = True
 
@@ -77,14 +77,14 @@ class ChatJudge:
         self._num_refused = 0
 
     def notes(self) -> Mapping[str, Any]:
-        """Count the answers that name no option, and the questions that the endpoint refused: all count as wrong."""
+        """Count the answers that name no option, and the questions that the endpoint rejected: all count as wrong."""
         counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._num_refused}
         return {"model": self._model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score both orders of each record's captions.
 
-        Raises CannotJudge for a choice of images, and where the endpoint fails.
+        Raises CannotJudge for a choice of images, and if the endpoint fails.
         """
         if task.kind != "image-to-text":
             raise CannotJudge(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
@@ -108,7 +108,7 @@ class ChatJudge:
                     raise failed.exceptions[0] from None
 
     async def _both_orders(self, ask: Ask, record: Record) -> Scores:
-        """1 for what was chosen and 0 for the rest, (2, 1, C); all 0 where nothing was."""
+        """Ask in both orders: 1 for the chosen caption and 0 for the others, (2, 1, C); all 0 without a choice."""
         places = range(len(record.captions))
         scores = np.zeros((len(ORDERS), 1, len(places)))
         for row, (order, shown) in enumerate(zip(ORDERS, (places, places[::-1]), strict=True)):
@@ -128,7 +128,7 @@ class ChatJudge:
         return scores
 
     def _asking(self, client: EndpointClient, log: AnswerLog, task: str) -> Ask:
-        """Make the function that asks for one order of a record's captions, or finds the answer in the log."""
+        """Make a function that asks about one order of a record's captions, or finds the answer in the log."""
 
         async def ask(record: Record, order: str, captions: Sequence[str]) -> str:
             body = self._body(record, captions)
@@ -165,7 +165,7 @@ class ChatJudge:
 
 
 def data_url(path: Path) -> str:
-    """An image's file as it is, in an address of its own. Raises CannotJudge where it is none."""
+    """Encode an image's file unchanged as a data URL. Raises CannotJudge if it is not an image."""
     try:
         content = path.read_bytes()
         with Image.open(path) as image:

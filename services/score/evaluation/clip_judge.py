@@ -1,6 +1,6 @@
 """CLIP and FSC-CLIP as judges: the cosine of pooled features, the mean cosine of single tokens, or a mix of both.
 
-Shapes: U different images and V different texts of a batch, P patches, W text tokens, E embedding width, I images and
+Shapes: U distinct images and V distinct texts of a batch, P patches, W text tokens, E embedding width, I images and
 C captions of a record.
 """
 
@@ -26,15 +26,15 @@ from services.score.model.dense_features import check_towers, encode_images, enc
 NameT = TypeVar("NameT", bound=Hashable)
 
 
-# Different images, or texts, of the records that are looked at together.
+# Number of distinct images, or texts, in a batch of records.
 BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Clip:
-    """An open_clip model on a device with its way to read: RGB images to (3, height, width), texts to token ids.
+    """An open_clip model on a device with its preprocessing: RGB images to (3, height, width), texts to token ids.
 
-    `local_weight` is how much of single tokens its maker mixes in: score = (1 − local_weight) · global +
+    `local_weight` is the checkpoint's own weight of single tokens: score = (1 − local_weight) · global +
     local_weight · local.
     """
 
@@ -45,10 +45,10 @@ class Clip:
 
     @classmethod
     def load(cls, reference: Path | str, *, device: torch.device | str = "cpu") -> Self:
-        """A folder of FSC-CLIP's or open_clip's, or `name:pretrained`: a model that open_clip knows and a tag of its
-        weights, or a file that it reads.
+        """Load a folder of FSC-CLIP or open_clip, or `name:pretrained`: a model known to open_clip and a tag or file of
+        its weights.
 
-        Raises OSError, RuntimeError or ValueError where there is no such one.
+        Raises OSError, RuntimeError or ValueError if it does not exist.
         """
         if isinstance(reference, str):
             return cls._known(*reference.split(":", 1), device=device)
@@ -86,9 +86,9 @@ class Clip:
         return device
 
     def input_ids(self, texts: Sequence[str]) -> tuple[Tensor, dict[str, int]]:
-        """Texts as the model reads them, (V, W) on its device, and the row of each.
+        """Tokenise texts, (V, W) on the model's device, and return the row of each.
 
-        Texts that it can't tell apart have one row, so that they tie to the last bit.
+        Texts with equal tokens share a row, so that they tie exactly.
         """
         rows = self.tokenizer(texts)
         numbers = _numbered(row.tobytes() for row in rows.numpy())
@@ -98,9 +98,9 @@ class Clip:
 
 
 class ClipJudge:
-    """A CLIP under evaluation; `similarity` is `mix`, as its maker ranks, or one of what is mixed.
+    """A CLIP under evaluation; `similarity` is `mix`, the checkpoint's own, or one of its two components.
 
-    Raises CannotJudge for a similarity of single tokens where the model has no features of them.
+    Raises CannotJudge for a similarity of single tokens if the model has no features of them.
     """
 
     reads_images = True
@@ -118,7 +118,7 @@ class ClipJudge:
                 raise CannotJudge(f"{name} has no features of single tokens: {error}") from error
 
     def notes(self) -> dict[str, Any]:
-        """Count the captions that were longer than the model's context, and were cut."""
+        """Report the local weight, and how many captions were cut to the model's context."""
         return {"local_weight": self._local_weight, **({"captions_cut": self._num_cut} if self._num_cut else {})}
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ class ClipJudge:
         return self._clip.tokenizer.num_tokens(text) > self._clip.tokenizer.context_length
 
     def _scores(self, paths: Sequence[Path], input_ids: Tensor, wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Score the pairs that are wanted, (U, V); the other numbers mean nothing."""
+        """Score the `wanted` pairs, (U, V); other values are meaningless."""
         model, weight, size = self._clip.model, self._local_weight, self._batch_size
         pixels = torch.stack([self._clip.preprocess(open_image(path)) for path in paths]).to(self._clip.device)
         if weight == 0:
@@ -163,7 +163,7 @@ class ClipJudge:
 
 
 def _local(image_tokens: Tensor, texts: TextFeatures, wanted: NDArray[np.bool_]) -> Tensor:
-    """The mean cosine of each text's tokens with what they take of each image, where it is wanted: (U, V)."""
+    """The mean cosine of each text's tokens with their parts of each image, for `wanted` pairs: (U, V)."""
     scores = torch.zeros(wanted.shape, device=image_tokens.device)
     for image, columns in enumerate(wanted):
         own = torch.from_numpy(np.flatnonzero(columns)).to(image_tokens.device)
@@ -176,9 +176,9 @@ def _local(image_tokens: Tensor, texts: TextFeatures, wanted: NDArray[np.bool_])
 
 
 def _batches(records: Sequence[Record], size: int) -> Iterator[list[tuple[int, Record]]]:
-    """Records with their places; those of one image come together, so that few images are read twice.
+    """Yield batches of records with their places, grouped by image so that few images are read twice.
 
-    A batch has at most `size` different images, and texts, unless one record alone has more.
+    A batch has at most `size` distinct images, and texts, unless a single record has more.
     """
     batch: list[tuple[int, Record]] = []
     images: set[Path] = set()
@@ -195,7 +195,7 @@ def _batches(records: Sequence[Record], size: int) -> Iterator[list[tuple[int, R
 
 
 def _numbered(names: Iterable[NameT]) -> dict[NameT, int]:
-    """Number the names, each once."""
+    """Number the distinct names."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 

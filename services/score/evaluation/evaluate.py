@@ -1,7 +1,7 @@
-"""`fovea evaluate compositionality …`: which caption is true of which image, asked by published benchmarks.
+"""`fovea evaluate compositionality …`: evaluate models on published benchmarks of matching captions with images.
 
-The judges are CLIP and FSC-CLIP checkpoints, models that read captions alone, vision-language models behind an
-endpoint, and answers that were released.
+The judges are CLIP and FSC-CLIP checkpoints, models that read only captions, vision-language models behind an endpoint,
+and released answers.
 """
 
 import json
@@ -39,7 +39,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 STARTER = "fsc-clip-scenes"
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 Images = Annotated[Path, typer.Option(help="Folder of the images; not needed for judges that read only captions.")]
 Model = Annotated[
@@ -162,7 +162,11 @@ def aro(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """Choose a caption among reorderings of its words: the captions with which ARO's authors validated NegCLIP."""
+    """Choose a caption among swaps of its words: the captions with which ARO's authors validated NegCLIP.
+
+    These are not ARO's own four tasks, which `records --benchmark aro` reads, called VG_Relation, VG_Attribution,
+    Flickr30k_Order and COCO_Order.
+    """
     options = dict(locals())
     with bad_parameters():
         tasks = load_negclip_captions(data, images, limit=limit)
@@ -258,9 +262,9 @@ def table(
 
 
 def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> None:
-    """Have all judges score the tasks; tell, keep and print what they reached, with JSON as the last line.
+    """Score the tasks with all judges, save the results and print them, with JSON as the last line.
 
-    A judge's scores are kept as soon as there are any.
+    Each judge's results are saved as soon as it has finished.
     """
     typer.echo(count(tasks))
     settings = {**(asked or {}), "limit": options["limit"]}
@@ -276,7 +280,7 @@ def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, A
             if output is not None:
                 RESULT_FILES.save(results, output)
     except OSError:
-        tell(reached)  # what may not have been kept
+        tell(reached)  # these results may not have been saved
         raise
     except CannotJudge as error:
         tell(reached)
@@ -290,7 +294,7 @@ def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, A
 
 
 def tell(reached: Sequence[Result]) -> None:
-    """The tables and, as the last line, the scores as JSON; nothing where no judge has come to an end."""
+    """Print the tables and, as the last line, the scores as JSON; nothing if no judge has finished."""
     if not reached:
         return
     print_tables(reached, Console(width=200, highlight=False))
@@ -307,14 +311,14 @@ def _models(options: Mapping[str, Any]) -> list[str]:
 
 
 def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
-    """Collect the judges' options; those of an endpoint are not among all commands'."""
+    """Collect the judges' options; some commands have no options for an endpoint."""
     names = ("device", "store_url", "similarity", "base_url", "log", "concurrency")
     same = {name: options[name] for name in names if name in options}
     return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")))
 
 
 def _key(variable: str | None) -> str | None:
-    """Read the key from the environment alone: a command line can be read by others."""
+    """Read the key from the environment, as others can read a command line."""
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -325,7 +329,7 @@ def _key(variable: str | None) -> str | None:
 
 @contextmanager
 def bad_parameters(option: str | None = None) -> Iterator[None]:
-    """Report missing data as a wrong option; with an `option`, also a judge that does not exist."""
+    """Report missing data as an invalid option; with an `option`, also a judge that does not exist."""
     try:
         yield
     except MissingData as error:

@@ -1,4 +1,4 @@
-"""Judges behind one interface, and what their scores of all records come to.
+"""Judges behind one interface, and the results of their scores.
 
 Shapes: R records of a task, O orders, I images and C captions of a record.
 """
@@ -11,9 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from rich.console import Console
-from rich.progress import Progress
 
+from services.jobs.progress import standard_bars
 from services.jobs.published_data import read_image
 from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
 from services.score.evaluation.records import Outcomes, Scores, Task, category_index, outcomes, percent
@@ -26,33 +25,33 @@ OnScores = Callable[[int, Scores], None]
 
 
 class CannotJudge(Exception):
-    """A judge can't answer what a task asks, or at all; the message says why."""
+    """A judge can't answer a task, or can't answer at all; the message says why."""
 
 
 class Judge(Protocol):
-    """Scores how well captions suit images.
+    """Scores how well captions fit images.
 
-    `name` heads its row in a table. One that never looks at images does not need them to be there.
+    `name` is the heading of its row in a table. Images may be missing for a judge that does not read them.
     """
 
     name: str
     reads_images: bool
 
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """Hand over the scores (O, I, C) of each record, with its place, in any order.
+        """Report the scores (O, I, C) of each record, with its place, in any order.
 
-        O is 1, unless the answer depends on the order in which captions are shown and was asked for in several. Equal
-        captions of one image have equal scores. Raises CannotJudge.
+        O is 1, unless answers depend on the order of the captions and several orders were asked. Equal captions of one
+        image have equal scores. Raises CannotJudge.
         """
         ...
 
     def notes(self) -> Mapping[str, Any]:
-        """Notes that a reader of the scores needs, on all tasks so far."""
+        """Return notes for a reader of the scores, on all tasks so far."""
         ...
 
 
 def open_image(path: Path) -> Image.Image:
-    """A record's image, RGB. Raises CannotJudge, with its name, for a file that is none."""
+    """Open a record's image, RGB. Raises CannotJudge, with its name, for a file that is not an image."""
     try:
         return read_image(path)
     except OSError as error:
@@ -61,7 +60,7 @@ def open_image(path: Path) -> Image.Image:
 
 @dataclass(frozen=True)
 class Resampling:
-    """Number of times that records are drawn anew, with replacement, for intervals; 0 for none."""
+    """Number of bootstrap resamples of the records for intervals; 0 for no intervals."""
 
     num_resamples: int = 0
     seed: int = 0
@@ -75,7 +74,7 @@ def evaluate(
 ) -> list[Result]:
     """Judge the tasks, with one result for each benchmark and the judge's notes among its settings.
 
-    Raises MissingData before the first image is read, if one is not there, and CannotJudge.
+    Raises MissingData before the first image is read if any is missing, and CannotJudge.
     """
     if judge.reads_images:
         for task in tasks:
@@ -95,15 +94,13 @@ def evaluate(
 
 
 def score(judge: Judge, task: Task) -> list[Scores]:
-    """The scores of each record, in the task's order, with a progress bar on a terminal. Raises CannotJudge."""
+    """Score each record, in the task's order, with a progress bar. Raises CannotJudge."""
     found: list[Scores | None] = [None] * len(task.records)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{judge.name}, {task.name}", total=len(found))
+    with standard_bars().bar(f"{judge.name}, {task.name}", total=len(found)) as bar:
 
         def keep(place: int, scores: Scores) -> None:
             found[place] = scores
-            progress.advance(bar)
+            bar.advance()
 
         judge.score(task, keep)
     scored = [scores for scores in found if scores is not None]
@@ -115,7 +112,7 @@ Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
 
 
 def _columns(task: Task, found: Outcomes) -> Columns:
-    """Rightness of each record of a task, and its category, by name of a score."""
+    """Correctness of each record of a task, and its category, by name of a score."""
     category = category_index(task)
     columns = {task.name: (found.both, category)}
     if task.kind == "group":
@@ -127,7 +124,7 @@ def _columns(task: Task, found: Outcomes) -> Columns:
 def _intervals(
     benchmark: str, columns: Sequence[Columns], sizes: Mapping[str, int], resampling: Resampling
 ) -> dict[str, list[float]]:
-    """Percentile intervals of scores and aggregates; each task's records are drawn by themselves."""
+    """Compute percentile intervals of scores and aggregates; each task's records are resampled separately."""
     rng = np.random.default_rng(resampling.seed)
     drawn: dict[str, list[float]] = {}
     for _ in range(resampling.num_resamples):

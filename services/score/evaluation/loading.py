@@ -1,4 +1,4 @@
-"""Judges by what a command line calls them."""
+"""Judges from references on the command line."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """The shared options of a run's judges; the endpoint's are for `chat` alone, `similarity` for `clip`."""
+    """The shared options of a run's judges; the endpoint's are only for `chat`, `similarity` only for `clip`."""
 
     kind: JudgeKind
     device: DeviceName = "auto"
@@ -32,16 +32,16 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class Named:
-    """The name of a judge in tables, and the reference to it."""
+    """A judge's name in tables, and the reference to it."""
 
     name: str
     reference: str
 
     @classmethod
     def parse(cls, text: str) -> "Named":
-        """`NAME=REFERENCE`, or a reference that is its own name, as any existing path is.
+        """Parse `NAME=REFERENCE`, or a reference that is its own name, such as any existing path.
 
-        Raises CannotJudge where one of both is empty.
+        Raises CannotJudge if either is empty.
         """
         name, separator, reference = text.partition("=")
         if not separator or Path(text).exists():
@@ -56,7 +56,7 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
     `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; Hugging Face folders
     of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises
-    CannotJudge: at once where one is not there, later where it can't be loaded.
+    CannotJudge, at once if one does not exist, later if it can't be loaded.
     """
     named = [Named.parse(model) for model in models]
     if len({one.name for one in named}) < len(named):
@@ -68,7 +68,7 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
 
 def _find(reference: str, options: JudgeOptions) -> Path | str:
-    """Find a judge's files; a name that an endpoint or open_clip knows is returned unchanged."""
+    """Find a judge's files; a name for an endpoint or open_clip is returned unchanged."""
     if options.kind == "chat":
         return reference
     path = Path(reference)

@@ -1,7 +1,7 @@
 """Records of benchmarks of compositionality: which captions and which images belong together.
 
-One record is of one of three kinds, by its shape: an image and several captions, a caption and several images, or as
-many images as captions. In all of them images and captions of equal place belong together, and what has no partner is
+A record has one of three kinds, by its shape: an image and several captions, a caption and several images, or equally
+many images and captions. In all kinds, images and captions in the same place match, and those without a partner are
 false. Ties are wrong.
 
 Shapes: I images and C captions of a record, R records of a task, O orders in which a record is asked.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from services.jobs.published_data import Source
 
 Kind = Literal["image-to-text", "text-to-image", "group"]
-# (O, I, C): how well each caption suits each image, once for each order in which the captions were shown.
+# (O, I, C): how well each caption fits each image, for each order in which the captions were shown.
 Scores = NDArray[np.floating[Any]]
 
 
@@ -26,8 +26,7 @@ Scores = NDArray[np.floating[Any]]
 class Record:
     """Images (I) by their files and captions (C): I = 1 and C > 1, C = 1 and I > 1, or I = C > 1.
 
-    `category` is what tasks that average over categories average over. Raises ValueError for another shape, which
-    leaves nothing to choose.
+    `category` is for tasks that average over categories. Raises ValueError for any other shape, which offers no choice.
     """
 
     id: str
@@ -54,10 +53,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Task:
-    """R records of one kind, under one name of a benchmark; `source` tells where its images come from.
+    """R records of one kind, under one name of a benchmark; `source` is the source of its images.
 
-    A task's score is the mean over records or, with `by_category`, the mean over categories of the mean over theirs.
-    Raises ValueError for no records, records of several kinds, or two of one id.
+    A task's score is the mean over records or, with `by_category`, the mean over categories of their mean over records.
+    Raises ValueError for no records, records of several kinds, or a repeated id.
     """
 
     name: str
@@ -87,31 +86,31 @@ class Task:
         return self if limit is None else replace(self, records=self.records[:limit])
 
     def check_images(self) -> None:
-        """Raises MissingData where an image's file is not there."""
+        """Raises MissingData if an image's file is missing."""
         for path in sorted({path for record in self.records for path in record.images}):
             self.source.existing(path)
 
 
 def text_is_right(scores: Scores) -> NDArray[np.bool_]:
-    """Tell whether every image that has a caption has its own as the strictly best one: (…, I, C) → (…)."""
+    """Whether every image with a caption has its own as the strictly best one: (…, I, C) → (…)."""
     pairs = min(scores.shape[-2:])
     own = np.diagonal(scores, axis1=-2, axis2=-1)[..., :, None]
-    # a comparison with NaN is false, so what could not be scored is wrong
+    # comparisons with NaN are false, so pairs that could not be scored are wrong
     is_best = (own > scores[..., :pairs, :]).sum(axis=-1) == scores.shape[-1] - 1
     return np.asarray(is_best.all(axis=-1))
 
 
 def image_is_right(scores: Scores) -> NDArray[np.bool_]:
-    """Tell whether every caption that has an image has its own as the strictly best one: (…, I, C) → (…)."""
+    """Whether every caption with an image has its own as the strictly best one: (…, I, C) → (…)."""
     return text_is_right(np.swapaxes(scores, -2, -1))
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Rightness of each record: (R,) in 0..1, the mean over orders.
+    """Correctness of each record: (R,) in 0..1, the mean over orders.
 
-    `text` is the choice of captions, `image` that of images, `both` of both: all there is where one of them has
-    nothing to choose from.
+    `text` is the choice of captions, `image` that of images, `both` of both; if only one kind of choice exists, `both`
+    equals it.
     """
 
     text: NDArray[np.float64]
@@ -147,6 +146,6 @@ def percent(right: NDArray[np.float64], category: NDArray[np.int64]) -> float:
 
 
 def count(tasks: Sequence[Task]) -> str:
-    """Describe the number of records for people: the whole and its parts."""
+    """Describe the number of records in words: the total and its parts."""
     parts = ", ".join(f"{task.name} {len(task.records):,}" for task in tasks)
     return f"{sum(len(task.records) for task in tasks):,} records: {parts}"

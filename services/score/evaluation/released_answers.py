@@ -1,8 +1,8 @@
-"""A judge that has answered already: which records it got right, in a file, for each order of the captions.
+"""A judge with released answers: a file of which records it got right, for each order of the captions.
 
     {"positive-first": {"replace_obj": {"0": 1, "1": 0, …}, …}, "negative-first": {…}}
 
-So the authors of SugarCrepe released what GPT-4V chose.
+The authors of SugarCrepe released GPT-4V's choices in this form.
 """
 
 import json
@@ -20,7 +20,7 @@ Answers = dict[str, dict[str, dict[str, bool]]]
 
 
 class ReleasedAnswers:
-    """Right is what the file says is right. Raises CannotJudge where it is of another form, or can't be read."""
+    """A judge that is right where its file says so. Raises CannotJudge for a bad or unreadable file."""
 
     reads_images = False
 
@@ -40,11 +40,11 @@ class ReleasedAnswers:
             raise CannotJudge(f"{path} holds no answers")
 
     def notes(self) -> Mapping[str, Any]:
-        """Orders in which it was asked."""
+        """Return the orders in which it was asked."""
         return {"orders": list(self._by_order)}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """1 for what belongs together and 0 for the rest where the answer was right, else a tie."""
+        """Score 1 for matching pairs and 0 for others if the answer was right, else a tie."""
         for place, record in enumerate(task.records):
             right = [self._is_right(order, task.name, record.id) for order in self._by_order]
             pairs = np.eye(len(record.images), len(record.captions))

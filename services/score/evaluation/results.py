@@ -1,4 +1,4 @@
-"""Scores of judges by benchmark, kept as JSON so that rows of several runs come together in one table."""
+"""Scores of judges by benchmark, stored as JSON so that several runs can be combined in one table."""
 
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -9,7 +9,7 @@ from services.jobs.result_files import ResultFiles
 
 @dataclass(frozen=True)
 class Result:
-    """One judge on one benchmark: percent and number of records by task, and what was asked.
+    """One judge on one benchmark: percent and number of records by task, and the settings.
 
     `intervals` are of scores and of the benchmark's aggregates, by their names: [lower, upper] of 95 %.
     """
@@ -31,7 +31,7 @@ def _combine(earlier: Result, later: Result) -> Result:
         later,
         scores=scores,
         sizes={**earlier.sizes, **later.sizes},
-        # an aggregate's interval was of the tasks that there were
+        # an aggregate's interval is only valid for the tasks it was computed from
         intervals={name: intervals[name] for name in intervals if name in scores},
     )
 

@@ -1,6 +1,6 @@
-"""Protocol of a CLIP on generated scenes: hard negatives by kind, zero-shot classes by attribute, and retrieval.
+"""Evaluation of a CLIP on generated scenes: hard negatives by kind, zero-shot classes by attribute, and retrieval.
 
-All accuracies are in percent, ties count as wrong. The scenes are of seeds that no training draws from.
+All accuracies are in percent, and ties count as wrong. The seeds of the scenes are not used by any training.
 
 Shapes: B scenes, R pairs of an image and a text, C classes, E embedding width.
 """
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel
 from services.score.data.scene_captions import (
     ATTRIBUTES,
@@ -37,15 +38,15 @@ from services.score.model.dense_features import encode_images, encode_texts
 
 Split = Literal["valid", "test"]
 SPLIT_SEEDS: dict[Split, int] = {"valid": 900_001, "test": 900_002}
-# Steps of a split's seed: the scenes of the three parts.
+# Steps of a split's seed, one for the scenes of each part.
 CHOICES, ZERO_SHOT, COUNTED, RETRIEVED = range(4)
-RETRIEVED_PAIRS = 0.8  # lone objects soon have namesakes
+RETRIEVED_PAIRS = 0.8  # lone objects soon share a caption
 BATCH_SIZE = 250
 
 
 @dataclass(frozen=True)
 class SceneScores:
-    """Measurements: of each kind the similarities of image and caption, of right and wrong ones side by side.
+    """Measurements: for each kind, the similarities of images with their right and wrong captions.
 
     `choices` maps a kind to (R, 2, 2) float32: global and local similarity × right and wrong caption. `zero_shot` is
     the mean recall of an attribute's classes, `image_to_text` and `text_to_image` recall@1.
@@ -65,7 +66,7 @@ class SceneScores:
         return found
 
     def metrics(self, local_weight: float = 0.0) -> dict[str, float]:
-        """Name every figure to four decimals, with the averages over kinds (`comp`) and over attributes (`zs`)."""
+        """Return all metrics to four decimals, with the averages over kinds (`comp`) and over attributes (`zs`)."""
         kinds = self.compositionality(local_weight)
         figures = {
             "comp": fmean(kinds.values()),
@@ -86,11 +87,16 @@ class SceneProtocol:
     num_scenes: int = 1000
 
     @torch.no_grad()
-    def evaluate(self, clip: ClipModel) -> SceneScores:
-        """Measure a model, in evaluation mode, on the device that it is on."""
-        image_to_text, text_to_image = self._retrieval(clip)
-        zero_shot = {attribute: self._zero_shot(clip, attribute) for attribute in ATTRIBUTES}
-        return SceneScores(self._choices(clip), zero_shot, image_to_text, text_to_image)
+    def evaluate(self, clip: ClipModel, title: str = "evaluation") -> SceneScores:
+        """Measure a model, in evaluation mode, on its current device, with a progress bar of this title."""
+        with standard_bars().bar(title, total=len(ATTRIBUTES) + 2) as bar:
+            image_to_text, text_to_image = self._retrieval(clip)
+            bar.advance()
+            zero_shot: dict[Attribute, float] = {}
+            for attribute in ATTRIBUTES:
+                zero_shot[attribute] = self._zero_shot(clip, attribute)
+                bar.advance()
+            return SceneScores(self._choices(clip), zero_shot, image_to_text, text_to_image)
 
     def scenes(self, part: int) -> GroupScenes:
         """The scenes of a part: pairs for the hard negatives, lone objects and lone groups for the zero-shot tasks."""
@@ -103,7 +109,7 @@ class SceneProtocol:
         )
 
     def captions(self) -> tuple[list[Facts], dict[NegativeKind, list[Facts]]]:
-        """Make for each pair what the right caption says, and what the wrong one of each kind does."""
+        """Make the facts of the right caption of each pair, and those of the wrong captions of each kind."""
         generator = generator_of(SPLIT_SEEDS[self.split], CHOICES + 100)
         facts = scene_facts(self.scenes(CHOICES))
         dice = torch.rand(len(facts), 8, generator=generator).tolist()
@@ -133,7 +139,7 @@ class SceneProtocol:
 
     @functools.cache  # noqa: B019 - a protocol is a value, and there are few
     def retrieved(self) -> tuple[GroupScenes, list[Facts]]:
-        """Scenes, and what a caption of each says, which is true of no other of them."""
+        """Scenes, and the facts of a caption of each that is true of no other scene."""
         generator = generator_of(SPLIT_SEEDS[self.split], RETRIEVED)
         scenes = sample_scenes(3 * self.num_scenes, generator, pair_fraction=RETRIEVED_PAIRS)
         dice = torch.rand(len(scenes), 6, generator=generator).tolist()

@@ -1,7 +1,7 @@
-"""Tables of what tuning the small CLIP on generated scenes gained, by method, kind of hard negative and seed.
+"""Tables of the gains from tuning the small CLIP on generated scenes, by method, kind of hard negative and seed.
 
-`python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, which are
-called `base`, `<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
+`python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, named `base`,
+`<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
 """
 
 import json
@@ -19,7 +19,7 @@ from services.jobs.result_files import ResultFiles
 from services.jobs.tables import Table, with_error
 from services.score.data.scene_captions import ATTRIBUTES, NEGATIVE_KINDS
 
-# Rows of the tables: the name of a run and what it is called there.
+# Rows of the tables: the name of a run and its label.
 NAMES = {
     "base": "before",
     "clip": "CLIP loss (control)",
@@ -35,7 +35,7 @@ HEADERS = {"comp": "Comp", "zs": "ZS", "i2t": "I2T R@1", "t2i": "T2I R@1"}
 
 @dataclass(frozen=True)
 class Result:
-    """Test metrics in percent of the runs of one row, by seed."""
+    """Test metrics of one row's runs in percent, by seed."""
 
     run: str
     scores: dict[str, dict[str, float]]
@@ -49,7 +49,7 @@ RESULT_FILES = ResultFiles(Result, attrgetter("run"), _combine, settings=lambda 
 
 
 def collect(runs: Path) -> list[Result]:
-    """The results of every finished run in a folder. Raises OSError or ValueError where a description is none."""
+    """Collect the results of all finished runs in a folder. Raises OSError or ValueError for an invalid description."""
     found = []
     for path in sorted(runs.glob(f"*/checkpoint/{DESCRIPTION_FILE}")):
         name, _, seed = path.parents[1].name.rpartition("-")
@@ -71,7 +71,7 @@ def collect(runs: Path) -> list[Result]:
 
 
 def tables(results: Sequence[Result]) -> list[Table]:
-    """Composition and what was kept, and zero-shot accuracy by attribute."""
+    """Make the tables of composition and retained abilities, and of zero-shot accuracy by attribute."""
     known = {result.run: result.scores for result in results}
     first = _table(known, (*COMPOSITION, *KEPT))
     return [first, _table(known, ("zs", *(f"zs_{attribute}" for attribute in ATTRIBUTES)), left_out=("wise-ft-local",))]
@@ -90,7 +90,7 @@ def _table(
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Mean ± standard deviation over seeds, of one seed the value alone."""
+    """Write mean ± standard deviation over seeds, or only the value for one seed."""
     return with_error(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits=1)
 
 

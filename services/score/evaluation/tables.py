@@ -1,6 +1,6 @@
-"""Judges side by side, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's Table 1.
+"""Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's Table 1.
 
-What has no published layout gets a table of its benchmark. The best of a column is bold, the second underlined.
+Other benchmarks get a table of their own. The best value of a column is bold, the second underlined.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ from services.score.evaluation.aggregates import (
 )
 from services.score.evaluation.results import RESULT_FILES, Result
 
-# By benchmark and name of a task or an aggregate: what one judge reached.
+# One judge's numbers, by benchmark and name of a task or an aggregate.
 Numbers = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the heading of the group of neighbours that it belongs to, and where its number comes from."""
+    """A heading, the heading of its group of adjacent columns, and the source of its number."""
 
     heading: str
     of: Callable[[Numbers], float | None]
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table's columns; those that no judge has a number in are left out."""
+    """A table's columns; those without any number are left out."""
 
     title: str
     columns: tuple[Column, ...]
@@ -45,7 +45,7 @@ class Layout:
 
 
 def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
-    """Collect scores and what they come to, by judge and benchmark."""
+    """Collect scores and aggregates, by judge and benchmark."""
     numbers: dict[str, dict[str, Mapping[str, float]]] = {}
     for result in RESULT_FILES.merge(results):
         own = {**result.scores, **aggregates(result.benchmark, result.scores, result.sizes)}
@@ -54,7 +54,7 @@ def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Make every table that the results have a number for, a row for each judge."""
+    """Make every table for which the results have a number, with a row for each judge."""
     numbers = numbers_of(results)
     benchmarks = dict.fromkeys(result.benchmark for result in results)
     layouts = [*LAYOUTS, *(_layout(name, results) for name in benchmarks if name not in LAID_OUT)]
@@ -135,12 +135,12 @@ LAYOUTS = (
         digits=1,
     ),
 )
-# Benchmarks whose tasks have columns above.
+# Benchmarks whose tasks have columns in a layout above.
 LAID_OUT = frozenset({"sugarcrepe", "valse", "aro+crepe", "elevater", "retrieval"})
 
 
 def _layout(benchmark: str, results: Sequence[Result]) -> Layout:
-    """Make a layout for a benchmark that has none: a column for each score, and for what they come to."""
+    """Make a layout for a benchmark that has none: a column for each score and each aggregate."""
     names: dict[str, None] = {}
     for result in results:
         if result.benchmark == benchmark:
@@ -149,7 +149,7 @@ def _layout(benchmark: str, results: Sequence[Result]) -> Layout:
 
 
 def _made(layout: Layout, numbers: Mapping[str, Numbers]) -> Iterator[Table]:
-    """The table, or none where nobody has a number for it."""
+    """Yield the table, unless no judge has a number for it."""
     found = {column: [column.of(own) for own in numbers.values()] for column in layout.columns}
     columns = [column for column, values in found.items() if any(value is not None for value in values)]
     if columns:
@@ -164,6 +164,6 @@ def _made(layout: Layout, numbers: Mapping[str, Numbers]) -> Iterator[Table]:
 
 
 def _cells(values: Sequence[float | None], digits: int) -> list[Cell]:
-    """A column, whose numbers are compared as they are shown."""
+    """Make the cells of a column, whose numbers are compared after rounding."""
     texts = ["" if value is None else f"{value:.{digits}f}" for value in values]
     return ranked([float(text) if text else None for text in texts], texts)

@@ -1,6 +1,6 @@
-"""Judges that never look at an image: what they get right beyond chance, a benchmark gives away in its texts.
+"""Judges that read no images: their accuracy above chance shows what a benchmark's texts alone reveal.
 
-Shapes: V different texts, T tokens, D width, I images and C captions of a record.
+Shapes: V distinct texts, T tokens, D width, I images and C captions of a record.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class TextJudge:
 
     @torch.inference_mode()
     def _scores(self, texts: Sequence[str]) -> list[float]:
-        """Texts of one length together, so that nothing is padded and no text changes another's score."""
+        """Score texts of equal length together, so that nothing is padded and no text affects another's score."""
         input_ids = [self._tokenize(text) for text in texts]
         scores = [0.0] * len(texts)
         for length in sorted({len(row) for row in input_ids}):
@@ -67,10 +67,10 @@ class TextJudge:
 
 
 def load_vera(directory: Path, *, name: str, device: torch.device | str = "cpu") -> TextJudge:
-    """Vera, which scores how plausible a statement is: a Hugging Face folder of its T5 encoder.
+    """Load Vera, which scores the plausibility of a statement, from a Hugging Face folder of its T5 encoder.
 
-    σ((h · E₃₂₀₉₉ + E₃₂₀₉₈,₀) / E₃₂₀₉₇,₀) with h, (D,), the last token's hidden state, which is that of the end, and E
-    the embedding table; in the dtype of the weights. Raises CannotJudge for a folder of something else.
+    σ((h · E₃₂₀₉₉ + E₃₂₀₉₈,₀) / E₃₂₀₉₇,₀) with h, (D,), the hidden state of the last token, the end of sequence, and E
+    the embedding table; in the dtype of the weights. Raises CannotJudge for a folder of another form.
     """
     model, tokenizer = _loaded("T5EncoderModel", directory, device=device, dtype="auto")
     table = model.shared.weight
@@ -91,9 +91,9 @@ def load_vera(directory: Path, *, name: str, device: torch.device | str = "cpu")
 
 
 def load_grammar(directory: Path, *, name: str, device: torch.device | str = "cpu") -> TextJudge:
-    """A classifier of acceptable sentences (CoLA): a Hugging Face folder; the score is P(LABEL_1), in float32.
+    """Load a classifier of acceptable sentences (CoLA) from a Hugging Face folder; the score is P(LABEL_1), in float32.
 
-    Raises CannotJudge for a folder of something else.
+    Raises CannotJudge for a folder of another form.
     """
     model, tokenizer = _loaded("AutoModelForSequenceClassification", directory, device=device, dtype=torch.float32)
     if ACCEPTABLE not in model.config.label2id:
@@ -113,9 +113,9 @@ def load_grammar(directory: Path, *, name: str, device: torch.device | str = "cp
 
 
 def _loaded(kind: str, directory: Path, **options: Any) -> tuple[Any, Any]:
-    """A model by the name of its class in transformers, and its tokenizer.
+    """Load a model by the name of its class in transformers, and its tokenizer.
 
-    Raises CannotJudge where the folder does not hold all of them.
+    Raises CannotJudge if the folder does not contain both.
     """
     device = options.pop("device")
     with quiet_loading():

@@ -1,4 +1,4 @@
-"""Bodies of answers, in Fovea's form and in vLLM's, rendered from scores."""
+"""Rendering of scores into response bodies in Fovea's format and in vLLM's."""
 
 import time
 import uuid
@@ -11,25 +11,25 @@ from services.score.service import ScoreCall, Scored
 
 
 def num_numbers(scored: Scored) -> int:
-    """About as many numbers as the answer has: what it takes to write it."""
+    """Estimate how many numbers the response has, which determines the time to render it."""
     heatmaps = sum(one.heatmaps.size for one in scored.explained or ())
     return 4 * len(scored.scores) + int(heatmaps)
 
 
 def probabilities(scores: np.ndarray[Any, np.dtype[np.float32]], logit_scale: float) -> Any:
-    """The softmax of the scaled scores (N,), in float32."""
+    """Compute the softmax of the scaled scores (N,), in float32."""
     logits = logit_scale * scores.astype(np.float64)
     weights = np.exp(logits - logits.max())
     return (weights / weights.sum()).astype(np.float32)
 
 
 def render(call: ScoreCall, scored: Scored) -> bytes:
-    """The JSON of an answer, in the dialect that the call came in."""
+    """Render the JSON of a response in the format of the request."""
     return _vllm(scored) if call.is_vllm else _score(call, scored)
 
 
 def _score(call: ScoreCall, scored: Scored) -> bytes:
-    """The JSON of a ScoreAnswer."""
+    """Render the JSON of a ScoreAnswer."""
     columns = (
         scored.global_cosines,
         scored.local_cosines,
@@ -50,7 +50,7 @@ def _score(call: ScoreCall, scored: Scored) -> bytes:
         {
             "object": "list",
             "model": scored.model,
-            "best": int(scored.scores.argmax()),  # the first of equal ones
+            "best": int(scored.scores.argmax()),  # the first one if several are equal
             "scores": scores,
             "explain": explain,
             "usage": {
@@ -63,7 +63,7 @@ def _score(call: ScoreCall, scored: Scored) -> bytes:
 
 
 def _vllm(scored: Scored) -> bytes:
-    """The JSON of a VllmScoreAnswer."""
+    """Render the JSON of a VllmScoreAnswer."""
     return _dumped(
         {
             "id": f"score-{uuid.uuid4().hex}",

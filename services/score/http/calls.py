@@ -1,4 +1,4 @@
-"""Conversion of a request's body, in any of the accepted forms, into a call about images and captions."""
+"""Conversion of request bodies in any of the accepted formats into calls about images and captions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,14 +22,14 @@ from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
 from services.score.service import CallLimits, Caption, ScoreCall
 
-# Fields of a multipart form besides its captions.
+# Fields of a multipart form other than its captions.
 OPTIONS = ("explain", "truncate", "model")
 
 
 async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:
-    """`POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` holds the URL's parameters.
+    """Read `POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` has the URL's parameters.
 
-    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for what does not fit.
+    Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for invalid content.
     """
     media_type = media_type_of(request)
     if media_type.startswith("image/"):
@@ -59,7 +59,7 @@ def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:
 
 
 async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
-    # as many captions more than the limit as there may be options: they are refused by name, not as too many parts
+    # allow as many captions over the limit as there may be options, so that the error names captions instead of parts
     max_fields = limits.max_captions + MAX_FORM_FIELDS
     form = await read_form(request, max_files=1, fields=("captions", *OPTIONS), max_fields=max_fields)
     if len(form.files) > 1:
@@ -84,7 +84,7 @@ def _of_one_image(image: ImageInput, texts: Sequence[str], options: ScoreOptions
 
 
 def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
-    """Merge the options of URL and body. Raises InvalidRequest where they contradict each other."""
+    """Merge the options of URL and body. Raises InvalidRequest if they contradict each other."""
     merged = replace(
         call,
         captions=agreed("captions", query.captions, call.captions) or [],
@@ -96,7 +96,7 @@ def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
 
 
 def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
-    """Raises InvalidField for a call without a caption or with a blank one, TooLarge for one over the limits."""
+    """Raises InvalidField without captions and for a blank caption, TooLarge for a call that exceeds the limits."""
     if not call.captions:
         raise InvalidField("captions: The request has none.", param="captions")
     check_count("captions", len(call.captions), limits.max_captions)

@@ -28,7 +28,7 @@ from services.score.http.schemas import (
 from services.score.negatives.kinds import KINDS
 from services.score.service import ScoreCall, ScoreService, ServedScore
 
-# More numbers than this are written by a thread, so that the event loop serves others meanwhile.
+# Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 4096
 
 
@@ -81,7 +81,7 @@ def negatives_router(service: ScoreService) -> APIRouter:
 
 
 def score_models_router(service: ScoreService) -> APIRouter:
-    """Make the routes of the served models, in OpenAI's form."""
+    """Create the routes of the served models in OpenAI's format."""
     return models_router(service.checkpoint, partial(_model, service), one=Model, listing=ModelList)
 
 

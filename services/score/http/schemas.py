@@ -1,4 +1,4 @@
-"""Request and response bodies of the score service: Fovea's own form, and vLLM's."""
+"""Request and response bodies of the score service in Fovea's own format and vLLM's."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.kinds import PAPER_KINDS, Kind
 
-# Seeds are what fits into eight bytes.
+# Seeds fit into eight bytes.
 MAX_SEED = 2**63 - 1
 
 
@@ -44,7 +44,7 @@ class CaptionScore(BaseModel):
 
     index: int
     caption: str
-    # "global" is a word of Python's
+    # "global" is a Python keyword
     global_: float = Field(alias="global", description="Cosine of the pooled embeddings.")
     local: float = Field(description="Mean cosine of a token and the patches that it attends to.")
     score: float = Field(description="Ranking score: (1 - local_weight) x global + local_weight x local.")

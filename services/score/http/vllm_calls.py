@@ -1,7 +1,7 @@
-"""vLLM's score request: two sides of texts and images that are paired one with one, one with many, or in turn.
+"""vLLM's score request: two sides of texts and images, paired one to one, one to many, or element by element.
 
-This model compares images with texts, so a pair is one of each. A string is taken for an image where it can be nothing
-else: a data URI, an `http(s)` URL, or base64 that begins as image files do.
+This model compares images with texts, so a pair is one of each. A string is treated as an image only if it is
+unambiguous: a data URI, an `http(s)` URL, or base64 that begins like an image file.
 """
 
 import re
@@ -20,7 +20,7 @@ from services.core.images.references import ImageLimits
 SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 SIDE_NAMES = frozenset(name for sides in SIDES for name in sides)
 FOVEAS = ("image", "captions")
-# Fields of vLLM's score, with the values that change nothing.
+# Fields of vLLM's score API, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "activation": (True,),
     "chat_template": (),
@@ -31,12 +31,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 _ADDRESS = re.compile(r"\s*(data:|https?://)", re.IGNORECASE)
-# JPEG, PNG, GIF, WebP and BMP; BMP's two letters are a word's as well, so base64 has to go on for a while
+# JPEG, PNG, GIF, WebP and BMP; BMP's two letters also occur in words, so longer base64 is required after them
 _IMAGE_IN_BASE64 = re.compile(r"\s*(/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk[\w+/]{30})", re.ASCII)
 
 
 class VllmOptions(OpenRequest):
-    """Further fields of vLLM's that have a meaning here."""
+    """Further fields of vLLM's requests that have a meaning here."""
 
     model: str | None = None
     truncate_prompt_tokens: Literal[-1] | None = Field(None)
@@ -52,7 +52,7 @@ _Side = TextSide | ImageInput
 
 @dataclass(frozen=True)
 class VllmPairs:
-    """Distinct images and texts (with the field to blame), and the places of both in each pair."""
+    """Distinct images and texts (with the field for error messages), and the places of both in each pair."""
 
     images: Sequence[ImageInput]
     texts: Sequence[TextSide]
@@ -62,12 +62,12 @@ class VllmPairs:
 
 
 def is_vllm(body: dict[str, Any]) -> bool:
-    """Whether a body speaks vLLM's dialect."""
+    """Whether a body is in vLLM's format."""
     return not any(name in body for name in FOVEAS) and any(name in body for sides in SIDES for name in sides)
 
 
 def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> VllmPairs:
-    """The pairs of a body. Raises InvalidField where there are none or one is not an image and a text, TooLarge for
+    """Read the pairs of a body. Raises InvalidField if there are none or one is not an image and a text, TooLarge for
     more than `max_pairs`, and what reading an image raises."""
     options = validate(VllmOptions, {name: value for name, value in body.items() if name not in SIDE_NAMES})
     refuse_unsupported(options.model_extra, UNSUPPORTED)
@@ -114,7 +114,7 @@ def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOption
 
 
 def _entries(body: dict[str, Any], name: str) -> list[tuple[Any, str]]:
-    """The inputs of one side with the fields to blame; of vLLM's `{"content": […]}` each part is one."""
+    """List one side's inputs with the fields for error messages; vLLM's `{"content": […]}` has one input per part."""
     if name not in body:
         raise InvalidField(f"{name}: Field required.", param=name)
     value = body[name]

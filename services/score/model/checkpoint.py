@@ -1,7 +1,7 @@
-"""FSC-CLIP checkpoint directories: an open_clip directory beside `fsc_clip.json`.
+"""FSC-CLIP checkpoint directories: an open_clip directory with an additional `fsc_clip.json`.
 
-The weights are CLIP's own, so open_clip loads the same directory; `fsc_clip.json` tells how far a score looks at single
-words: score = (1 − local_weight) · global + local_weight · local.
+The weights are CLIP's own, so open_clip loads the same directory; `fsc_clip.json` sets the weight of single words:
+score = (1 − local_weight) · global + local_weight · local.
 """
 
 import json
@@ -15,13 +15,13 @@ from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, re
 from services.score.model.dense_features import check_towers
 
 FSC_CLIP_CONFIG = "fsc_clip.json"
-# what a manifest in the model store calls such a directory
+# the kind of such a directory in manifests of the model store
 FSC_CLIP_KIND = "fsc-clip"
 
 
 @dataclass(frozen=True)
 class FscClipCheckpoint:
-    """A model ready to score; `local_weight` is from 0, pooled features alone, to 1, single tokens alone.
+    """A model ready to score; `local_weight` ranges from 0, pooled features only, to 1, single tokens only.
 
     Raises ValueError for another weight, and for a model without token features.
     """
@@ -45,7 +45,7 @@ def save_fsc_clip(checkpoint: FscClipCheckpoint, directory: Path) -> None:
 def load_fsc_clip(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> FscClipCheckpoint:
-    """Read an FSC-CLIP directory for evaluation. Raises OSError, ValueError or RuntimeError where it is not one."""
+    """Read an FSC-CLIP directory for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
     local_weight = _read_local_weight(directory / FSC_CLIP_CONFIG)
     clip = create_clip(*read_config(directory))
     clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))

@@ -1,12 +1,12 @@
 """Pooled features and token features of an open_clip model, from one pass of each tower.
 
 Patch tokens are ln_post(patches) · proj and text tokens ln_final(words) · text_projection: in the shared space, but not
-normalised, as FSC-CLIP aligns them.
+normalised, as in FSC-CLIP's alignment.
 
-Two kinds of tower have them: a plain ViT, and CLIP's own causal text transformer that is pooled at the end of text.
+Two kinds of tower have them: a plain ViT, and CLIP's own causal text transformer, pooled at the end of text.
 
 Shapes: B images, N texts, P patches, W text tokens, E embedding width. Tokens are float of the towers' dtype,
-pooled features of single precision at least.
+pooled features are at least single precision.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from services.score.fsc_clip import ImageFeatures, TextFeatures
 
 def check_towers(clip: Any) -> None:
     """Raises ValueError for a model without token features: towers pooled by attention, residual networks, towers of
-    other libraries (as SigLIP's), and texts that are not read from left to right."""
+    other libraries (such as SigLIP's), and texts that are not read from left to right."""
     visual = clip.visual
     if not hasattr(visual, "class_embedding") or getattr(visual, "attn_pool", None) is not None:
         raise ValueError("FSC-CLIP needs a plain ViT: an image tower with a class token and no attention pooling")
@@ -34,7 +34,7 @@ def check_towers(clip: Any) -> None:
 
 
 def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
-    """(B, 3, height, width), normalised as the model wants them, through an open_clip model's image tower.
+    """Encode (B, 3, height, width), normalised for the model, with an open_clip model's image tower.
 
     Raises ValueError for a model without token features.
     """
@@ -51,10 +51,10 @@ def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
 
 
 def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
-    """Token ids (N, W) int64, padded, through an open_clip model's text tower.
+    """Encode token ids (N, W) int64, padded, with an open_clip model's text tower.
 
-    A causal tower pooled at the end of text never sees the padding behind it, so the batch is cut at its longest
-    text: equal results for a fraction of the work. Raises ValueError for a model without token features.
+    A causal tower pooled at the end of text never sees the padding after it, so the batch is cut to its longest text:
+    equal results for a fraction of the work. Raises ValueError for a model without token features.
     """
     check_towers(clip)
     tower = _text_tower(clip)
@@ -69,8 +69,8 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
 
 
 def end_of_text(clip: Any, input_ids: Tensor) -> Tensor:
-    """Find the end of texts (N, W) as a model's text tower sees it, (N,) int64: at the first of a text's highest ids,
-    or where a tower of another vocabulary has its mark first. Tokens behind it are not read."""
+    """Find the end of texts (N, W) according to a model's text tower, (N,) int64: the first occurrence of a text's
+    highest id, or of the end token if the tower has another vocabulary. Tokens after it are not read."""
     tower = _text_tower(clip)
     if _text_pool(tower) == "argmax":
         return input_ids.argmax(dim=-1)
@@ -79,7 +79,7 @@ def end_of_text(clip: Any, input_ids: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """L2-normalised in single precision at least: a caption and its negative may differ by less than bfloat16 shows."""
+    """L2-normalise in at least single precision: a caption and its negative may differ by less than bfloat16 shows."""
     return F.normalize(x if x.dtype.itemsize > 2 else x.float(), dim=-1)
 
 
@@ -88,7 +88,7 @@ def _is_packed(visual: Any) -> bool:
 
 
 def _text_tower(clip: Any) -> Any:
-    """open_clip.CLIP holds its text tower's parts itself, CustomTextCLIP has a tower."""
+    """Return the text tower: CustomTextCLIP has one, open_clip.CLIP holds its parts itself."""
     return getattr(clip, "text", clip)
 
 

@@ -1,4 +1,4 @@
-"""A CLIP model on its device: pixels and token ids of host memory in, pooled features and tokens out.
+"""A CLIP model on its device: from pixels and token ids in host memory to pooled features and tokens.
 
 Shapes: B images, N texts, P patches, W text tokens, D width, E embedding width.
 """
@@ -21,10 +21,9 @@ from services.score.model.features import Features
 
 
 class Encoder:
-    """Runs under torch.inference_mode, on one thread at a time. The checkpoint's model is its own from then on: on a
-    CPU its weights are laid out anew.
+    """Runs under torch.inference_mode, on one thread at a time. It owns the checkpoint's model and repacks it on CPUs.
 
-    Raises BrokenModel where a number of the features is not finite.
+    Raises BrokenModel if a number of the features is not finite.
     """
 
     def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -38,7 +37,7 @@ class Encoder:
             text_tower.transformer = _PackedBlocks(text_tower)
 
     def encode_images(self, pixels: Tensor) -> list[Features]:
-        """Images (B, height, width, 3) uint8."""
+        """Encode images (B, height, width, 3) uint8."""
         normalised = self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
         features = encode_images(self._model, normalised)
         tokens = features.tokens.float()
@@ -46,7 +45,7 @@ class Encoder:
         return _to_features(features.pooled, list(_to_host(tokens / lengths)))
 
     def encode_texts(self, texts: Sequence[InputIds]) -> list[Features]:
-        """Token ids (W,) each."""
+        """Encode token ids (W,) each."""
         features = encode_texts(self._model, torch.from_numpy(np.stack(texts)).to(self._device))
         tokens = _to_host(F.normalize(features.tokens.float(), dim=-1))
         mask = features.mask.cpu().numpy()
@@ -54,7 +53,7 @@ class Encoder:
 
 
 class _PackedBlocks(nn.Module):
-    """Takes the place of a text tower's transformer and runs its blocks with packed weights."""
+    """Replaces a text tower's transformer and runs its blocks with packed weights."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class _PackedBlocks(nn.Module):
         self.resblocks = tower.transformer.resblocks
 
     def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
-        """(N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
+        """Run the blocks: (N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
         for block in self.resblocks:
             x = advance(block, x, attend(*by_head(block, project(block, x)), attn_mask))
         return x
@@ -74,7 +73,7 @@ def _to_host(tokens: Tensor) -> np.ndarray[Any, np.dtype[np.float16]]:
 
 
 def _to_features(pooled: Tensor, tokens: Sequence[np.ndarray[Any, np.dtype[np.float16]]]) -> list[Features]:
-    """`pooled` (B, E) or (N, E) of any dtype with the tokens of each; a half-precision norm is only nearly 1."""
+    """Combine `pooled` (B, E) or (N, E) of any dtype, normalised again in float32, with the tokens of each."""
     rows = F.normalize(pooled.float(), dim=-1).cpu().numpy()
     if not (np.isfinite(rows).all() and all(np.isfinite(one).all() for one in tokens)):
         raise BrokenModel("a feature contains a number that is not finite")

@@ -1,7 +1,7 @@
-"""Features of an image or a caption, in host memory, and as the bytes that a cache keeps.
+"""Features of an image or a caption, in host memory and as bytes for a cache.
 
-Of tokens only what a score depends on is kept: the directions of words and patches, and the relative lengths of
-patches. Scaled to a length of at most 1 they fit into half precision with any model.
+Of tokens only what affects a score is kept: the directions of words and patches, and the relative lengths of patches.
+Scaled to a length of at most 1, they fit into half precision for any model.
 
 Shapes: P patches, W text tokens, E embedding width.
 """
@@ -14,7 +14,7 @@ import numpy as np
 Pooled = np.ndarray[Any, np.dtype[np.float32]]
 Tokens = np.ndarray[Any, np.dtype[np.float16]]
 
-# To be told apart from others in a cache that outlives the process.
+# Distinguishes these bytes from other formats in a cache that outlives the process.
 BYTES_FORMAT = "pooled-float32-tokens-float16"
 
 
@@ -27,11 +27,11 @@ class Features:
     tokens: Tokens
 
     def to_bytes(self) -> bytes:
-        """Little-endian, the pooled features first."""
+        """Convert to little-endian bytes, the pooled features first."""
         return self.pooled.astype("<f4").tobytes() + self.tokens.astype("<f2").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, width: int) -> "Features":
-        """Read the bytes of `to_bytes`, of features of this width."""
+        """Read the output of `to_bytes` for features of this width."""
         pooled = np.frombuffer(data, "<f4", count=width)
         return cls(pooled, np.frombuffer(data, "<f2", offset=pooled.nbytes).reshape(-1, width))

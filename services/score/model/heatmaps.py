@@ -1,7 +1,7 @@
-"""Heatmaps of the words of a caption, for a reader: tokens that can be read, attention as a grid.
+"""Readable heatmaps of the words of a caption: token strings, and attention as a grid.
 
-A heatmap is the attention of Eq. 6, by which a token's patches are weighted: 0 at the patch that is least like the
-token, 1 at the one that is most. A token to which all patches are alike attends to all of them with 1.
+A heatmap is the attention of Eq. 6, which weights a token's patches: 0 at the patch least similar to the token, 1 at
+the most similar. A token equally similar to all patches attends to all of them with 1.
 
 Shapes: P patches, W text tokens.
 """
@@ -15,15 +15,15 @@ from services.nn.clip_tokenizer import Tokenizer
 
 Heatmaps = np.ndarray[Any, np.dtype[np.float32]]
 
-# More would be digits of half-precision tokens that mean nothing.
+# Further digits would be meaningless, because tokens are in half precision.
 DECIMALS = 4
 CONTINUES_A_WORD = "##"
 
 
 def readable_pieces(tokenizer: Tokenizer, input_ids: Sequence[int]) -> list[str]:
-    """A string for each token (W,): pieces of words, then `<end_of_text>`.
+    """Return a string for each token (W,): pieces of words, then `<end_of_text>`.
 
-    One that continues a word begins with `##`; a byte that is no character of its own is the replacement character.
+    A piece that continues a word begins with `##`; a byte that is not a complete character becomes U+FFFD.
     """
     pieces: list[str] = []
     begins_a_word = True
@@ -35,6 +35,6 @@ def readable_pieces(tokenizer: Tokenizer, input_ids: Sequence[int]) -> list[str]
 
 
 def as_heatmaps(weights: np.ndarray[Any, np.dtype[np.float32]], grid: tuple[int, int]) -> Heatmaps:
-    """(W, P) → (W, rows, columns), rounded."""
+    """Arrange weights (W, P) → (W, rows, columns), rounded."""
     heatmaps: Heatmaps = np.round(weights.reshape(-1, *grid), DECIMALS)
     return heatmaps

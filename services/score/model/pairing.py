@@ -1,6 +1,6 @@
-"""Similarities of an image and captions, computed from their features without the model that made them.
+"""Similarities of an image and captions, computed from their features without the model.
 
-The tokens of all captions are concatenated in one row, so that nothing is padded, and are taken in slices.
+The tokens of all captions are concatenated in one row, so that nothing is padded, and processed in slices.
 
 Shapes: N captions, P patches, W text tokens, E embedding width.
 """
@@ -19,13 +19,13 @@ from services.score.model.features import Features
 Cosines = np.ndarray[Any, np.dtype[np.float32]]
 Weights = np.ndarray[Any, np.dtype[np.float32]]
 
-# Numbers of the largest tensor of one slice, 4 MiB: larger ones leave the caches of a CPU, which takes twice the time.
+# Numbers in the largest tensor of a slice, 4 MiB: larger ones exceed a CPU's caches, which doubles the time.
 MAX_NUMBERS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class PairItem:
-    """An image beside captions, at least one; `explains` asks for what their tokens attend to."""
+    """An image and at least one caption; `explains` asks for the attention of the captions' tokens."""
 
     image: Features
     captions: Sequence[Features]
@@ -39,7 +39,7 @@ class PairItem:
 @dataclass(frozen=True, eq=False)
 class Similarities:
     """Similarities of each caption with the image: the cosine of the pooled features, and the mean of its tokens'
-    cosines, (N,) each. `weights` (W, P) are those of Eq. 6, None where they were not asked for."""
+    cosines, (N,) each. `weights` (W, P) are those of Eq. 6, None if they were not requested."""
 
     global_cosines: Cosines
     local_cosines: Cosines
@@ -53,11 +53,11 @@ class PairEngine:
         self._device = device
 
     def cost(self, item: PairItem) -> int:
-        """Tokens that are compared with the image."""
+        """Count the tokens that are compared with the image."""
         return item.num_tokens
 
     def run_batch(self, items: Sequence[PairItem]) -> list[Similarities]:
-        """Compare each item on its own: two of them share nothing."""
+        """Compare each item separately: items share nothing."""
         with torch.inference_mode():
             return [self._compare(item) for item in items]
 
@@ -80,5 +80,5 @@ class PairEngine:
         return Similarities(pooled @ item.image.pooled, local.astype(np.float32), weights)
 
     def _on_device(self, tokens: np.ndarray[Any, np.dtype[np.float16]]) -> torch.Tensor:
-        """(W, E) or (P, E) → (1, W, E) or (1, P, E) float32."""
+        """Copy (W, E) or (P, E) → (1, W, E) or (1, P, E) float32 to the device."""
         return torch.tensor(tokens, device=self._device)[None].float()

@@ -1,4 +1,4 @@
-"""Changes in a caption that follow from that of a word: `a` or `an` before it, and the number of its verb."""
+"""Changes in a caption that follow from replacing a word: `a` or `an` before it, and the number of its verb."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from services.score.negatives.relations import RELATIVES
 _NUMBER_FORMS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _NUMBER_FORMS |= {plural: singular for singular, plural in _NUMBER_FORMS.items()}
 
-# `a couple of dogs` are many
+# nouns of quantity that make a thing plural: `a couple of dogs`
 QUANTITIES = frozenset(("couple", "pair", "lot", "lots", "number", "bunch", "variety"))
 
 
 def agreeing_articles(annotation: Annotation, edits: Mapping[Span, str]) -> dict[Span, str]:
-    """The edits, and `a` or `an` before each as its new first word wants it."""
+    """Return the edits, and corrections of `a` or `an` before each to match its new first word."""
     agreeing = dict(edits)
     for (start, _), text in edits.items():
         before = start - 1
@@ -26,7 +26,7 @@ def agreeing_articles(annotation: Annotation, edits: Mapping[Span, str]) -> dict
 
 
 def agreeing_verb(annotation: Annotation, subject: Span) -> dict[Span, str]:
-    """The verb of a subject whose number changes in its other number: after it, or before it as in `there are`."""
+    """Return the other number of a subject's verb, which stands after it, or before it as in `there are`."""
     after, before = subject[1], subject[0] - 1
     while after < len(annotation.words) and _is_company(annotation, after):
         after += 1
@@ -46,7 +46,7 @@ def _is_company(annotation: Annotation, place: int) -> bool:
 
 
 def is_plural(annotation: Annotation, thing: Span) -> bool:
-    """Tell the number of a thing by the head of its first chunk: `two cups of tea` are many."""
+    """Tell the number of a thing by the head of its first chunk: `two cups of tea` is plural."""
     of = next((place for place in range(*thing) if annotation.lowered[place] == "of"), thing[1])
     head = thing[1] - 1 if annotation.lowered[of - 1] in QUANTITIES else of - 1
     return annotation.tags[head] in ("NNS", "NNPS")

@@ -1,9 +1,8 @@
-"""A caption as words with what grammar says of each: Penn tags, coarse kinds, noun chunks, verb phrases.
+"""Annotation of a caption's words: Penn tags, coarse kinds, noun chunks, verb phrases.
 
-Two annotators say the same things: TextBlob's lexicon of tags, which needs nothing but its package, with rules of our
-own for the phrases; and spaCy's small English model where it is installed. Only the first MAX_WORDS words are
-annotated, which is more than a text encoder reads: what comes after them stays as it is, so that a caption of any
-length takes bounded work.
+Two annotators have the same output: TextBlob's lexicon of tags, which needs only its package, with our own rules for
+the phrases; and spaCy's small English model if it is installed. Only the first MAX_WORDS words are annotated, more than
+a text encoder reads: the rest stays unchanged, so that a caption of any length takes bounded work.
 """
 
 import importlib.util
@@ -19,11 +18,11 @@ from services.score.negatives.tagging import PUNCTUATION_TAGS, Tagger, textblob_
 
 MAX_WORDS = 256
 
-# nor is more of a caption read than this
+# nor are more characters of a caption read than this
 MAX_CHARACTERS = 4_096
 
-# A word is a run of characters between white space and marks, so that scripts and emoji of all kinds stay whole; a
-# hyphen binds, and a contraction's second half is a word of its own, as in the Penn treebank.
+# A word is a run of characters between white space and marks, so that all kinds of scripts and emoji stay whole;
+# hyphenated words are one word, and the second half of a contraction is a separate word, as in the Penn treebank.
 _MARK = r"!-/:-@\[-`{-~‐-‧‹›«»¡¿…"
 _LETTERS = rf"[^\s{_MARK}]+"
 _CLITIC = r"['’](?:s|re|ve|ll|d|m)\b"
@@ -41,13 +40,13 @@ Span = tuple[int, int]  # half-open range of words
 
 @dataclass(frozen=True, eq=False)
 class Annotation:
-    """The words of a caption and the texts between them: joined again they are the caption."""
+    """The words of a caption and the texts between them: concatenated they give the caption."""
 
     words: tuple[str, ...]
-    spaces: tuple[str, ...]  # what follows each word before the next, mostly " " or ""
+    spaces: tuple[str, ...]  # between each word and the next, usually " " or ""
     tags: tuple[str, ...]  # Penn
     kinds: tuple[str, ...]  # universal: NOUN, PROPN, PRON, VERB, AUX, ADJ, ADV, ADP, DET, NUM, PUNCT, …
-    noun_chunks: tuple[Span, ...]  # in order, none overlaps
+    noun_chunks: tuple[Span, ...]  # in order, without overlaps
     verb_phrases: tuple[Span, ...]  # likewise
     lead: str = ""  # before the first word
     tail: str = ""  # after the last annotated one
@@ -66,7 +65,7 @@ class Annotation:
         return "".join((*self._pieces[start : end - 1], self.words[end - 1]))
 
     def replaced(self, texts: Mapping[Span, str]) -> str:
-        """The caption with other texts in place of spans, of which none overlaps."""
+        """Return the caption with spans, which do not overlap, replaced by other texts."""
         parts, done = [self.lead], 0
         for (start, end), text in sorted(texts.items()):
             parts += (*self._pieces[done:start], text, self.spaces[end - 1])
@@ -74,13 +73,13 @@ class Annotation:
         return "".join((*parts, *self._pieces[done:], self.tail))
 
     def starts_sentence(self, place: int) -> bool:
-        """Tell whether there are only marks between a word and the start of the caption, or a full stop before it."""
+        """Tell whether only marks stand between a word and the start of the caption or the previous full stop."""
         is_first = all(kind == "PUNCT" for kind in self.kinds[:place])
         return is_first or self.words[place - 1] in (".", "!", "?")
 
 
 class Annotator(Protocol):
-    """A reader of a caption's grammar."""
+    """An annotator of captions."""
 
     @property
     def name(self) -> str: ...
@@ -93,7 +92,7 @@ def split_words(caption: str) -> tuple[str, list[str], list[str], str]:
     read = caption[:MAX_CHARACTERS]
     found = list(islice(_WORD.finditer(read), MAX_WORDS))
     if found and len(read) < len(caption) and found[-1].end() == len(read):
-        found.pop()  # cut through
+        found.pop()  # cut in two
     if not found:
         return "", [], [], caption
     spaces = [read[one.end() : other.start()] for one, other in pairwise(found)]
@@ -114,7 +113,7 @@ ADJECTIVE_TAGS = frozenset(("JJ", "JJR", "JJS"))
 
 
 def kinds_of(words: Sequence[str], tags: Sequence[str]) -> list[str]:
-    """The coarse kind of each word. A form of `be` always helps; `have` and `do` where a verb follows."""
+    """Tag each word with its coarse kind. Forms of `be` are always auxiliary; `have` and `do` if a verb follows."""
     kinds = []
     for place, (word, tag) in enumerate(zip(words, tags, strict=True)):
         if tag in PUNCTUATION_TAGS:
@@ -134,7 +133,7 @@ def _verb_follows(tags: Sequence[str], place: int) -> bool:
 
 
 def verb_phrases(kinds: Sequence[str]) -> tuple[Span, ...]:
-    """Verb? adverb* helper* verb+: of phrases that overlap the longest, and of equal ones the first."""
+    """Find spans of verb? adverb* auxiliary* verb+: the longest of those that overlap, and of equal ones the first."""
     letters = "".join([_VERB_LETTERS.get(kind, ".") for kind in kinds])
     chosen: list[Span] = []
     for run in _VERB_RUN.finditer(letters):
@@ -161,9 +160,9 @@ def _verb_ends(letters: str, start: int) -> Iterator[int]:
 
 
 def noun_chunks(tags: Sequence[str]) -> tuple[Span, ...]:
-    """Determiner or possessive or number, then adjectives with their adverbs, then nouns: the longest from each place.
+    """Find chunks: determiner, possessive or number, adjectives with adverbs, nouns; the longest at each place.
 
-    Adjectives may be joined ("a black and white picture"), and a possessor belongs to what it possesses.
+    Adjectives may be joined ("a black and white picture"), and a possessor is in the same chunk as its possession.
     """
     return tuple(match.span() for match in _CHUNK.finditer("".join([_CHUNK_LETTERS.get(tag, ".") for tag in tags])))
 
@@ -180,7 +179,7 @@ _CHUNK = re.compile(f"d*{_PROPERTIES}(?:(?<=[dacr])[vg]{_PROPERTIES})?n+(?:v(?=n
 
 
 class TextBlobAnnotator:
-    """Tags by TextBlob's lexicon of English words, phrases by the rules above."""
+    """Tags from TextBlob's lexicon of English words, phrases by the rules above."""
 
     name = "textblob"
 
@@ -206,12 +205,12 @@ class TextBlobAnnotator:
         )
 
 
-# halves of characters, which spaCy cannot take
+# unpaired surrogates, which spaCy cannot handle
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class SpacyAnnotator:
-    """Tags, kinds and noun chunks by a spaCy model of English, as in the released code of FSC-CLIP."""
+    """Tags, kinds and noun chunks from a spaCy model of English, as in the released code of FSC-CLIP."""
 
     def __init__(self, model: str = "en_core_web_sm") -> None:
         import spacy
@@ -253,7 +252,7 @@ class SpacyAnnotator:
 
 
 def best_annotator() -> Annotator:
-    """spaCy where its small English model is installed, otherwise TextBlob's lexicon. Raises ModuleNotFoundError."""
+    """Return spaCy if its small English model is installed, else TextBlob's lexicon. Raises ModuleNotFoundError."""
     if importlib.util.find_spec("spacy") and importlib.util.find_spec("en_core_web_sm"):
         return SpacyAnnotator()
     return TextBlobAnnotator()

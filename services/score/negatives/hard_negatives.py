@@ -1,4 +1,4 @@
-"""Hard negatives of captions: texts that say nearly the same and are not true of the picture."""
+"""Hard negatives of captions: similar texts that are not true of the picture."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from services.score.negatives.swaps import bigram_shuffle, negclip, normalised, 
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
 
-# A caption of a picture takes some 4 KB, one of as many words as are annotated up to 60: 16 MB as a rule and 256 at
-# most, in each process that makes negatives.
+# A picture's caption takes about 4 KB, one as long as the annotation limit up to 60: usually 16 MB and at most 256 in
+# each process that makes negatives.
 MAX_CACHED = 4_096
-# longer captions are read each time, so that their texts add little to that
+# longer captions are annotated each time, so that their texts add little to that
 MAX_CACHED_CHARACTERS = 1_000
-# how often another text is drawn where one says the same as the caption
+# number of attempts to draw a text that differs from the caption
 DRAWS = 3
 
 
 class HardNegatives:
-    """Makes hard negatives; how the last captions were read is kept, for captions come again in every epoch."""
+    """Makes hard negatives and caches the annotations of recent captions, because captions recur in every epoch."""
 
     def __init__(self, annotator: Annotator, lexicon: Lexicon, sources: Mapping[str, str | None] | None = None) -> None:
         self.sources = dict(sources or {"tagger": annotator.name, "wordnet": None})
@@ -38,10 +38,10 @@ class HardNegatives:
         return HardNegatives, (self._annotator, self._lexicon, self.sources)
 
     def make(self, caption: str, kinds: Sequence[Kind], seed: int) -> dict[Kind, str | None]:
-        """A text of each kind, or None where the caption has no counterpart of it.
+        """Make a text of each kind, or None if the caption has no counterpart of it.
 
-        The same for the same caption, kind and seed, whatever else is asked; never the caption itself, also not in
-        other capitals or with other white space.
+        The result depends only on the caption, kind and seed, not on other requested kinds; it is never the caption
+        itself, even with other capitals or white space.
         """
         reading = self._kept(caption) if len(caption) <= MAX_CACHED_CHARACTERS else self._read(caption)
         tail = reading.annotation.tail
@@ -50,7 +50,7 @@ class HardNegatives:
         for kind in kinds:
             generator = _generator(caption, kind, seed)
             texts = (self._one(reading, kind, generator) for _ in range(DRAWS))
-            # what is past the limits is the same in all of them
+            # the text beyond the limits is the same in all of them
             made[kind] = next((t for t in texts if t is None or normalised(t.removesuffix(tail)) != same), None)
         return made
 
@@ -71,10 +71,10 @@ class HardNegatives:
 
 
 def installed_hard_negatives(wordnet: Path | None = None) -> HardNegatives:
-    """Hard negatives with the best tagger and the WordNet that this machine has, or the one in a folder.
+    """Make hard negatives with the best tagger and the WordNet of this machine, or the WordNet in a folder.
 
-    What the small vocabulary knows comes from there, for its colours, sizes and counts exclude each other for certain.
-    Raises ModuleNotFoundError without a tagger, FileNotFoundError where the folder holds no WordNet.
+    The small vocabulary has priority, because its colors, sizes and counts are mutually exclusive with certainty.
+    Raises ModuleNotFoundError without a tagger, FileNotFoundError if the folder holds no WordNet.
     """
     annotator, database = best_annotator(), find_wordnet(wordnet)
     lexicon = Vocabulary() if database is None else FirstOf((Vocabulary(), WordNetLexicon(database)))

@@ -3,7 +3,7 @@
 import re
 from string import capwords
 
-# singular:plural, where it is not by rule
+# singular:plural, for irregular ones
 _PLURALS = """
 man:men woman:women child:children person:people foot:feet tooth:teeth goose:geese mouse:mice ox:oxen knife:knives
 wife:wives life:lives leaf:leaves loaf:loaves shelf:shelves half:halves calf:calves wolf:wolves elf:elves
@@ -11,7 +11,7 @@ thief:thieves scarf:scarves hoof:hooves sheep:sheep deer:deer fish:fish moose:mo
 spacecraft:spacecraft series:series species:species salmon:salmon bison:bison potato:potatoes tomato:tomatoes
 hero:heroes echo:echoes mango:mangoes buffalo:buffaloes broccoli:broccoli
 """
-# verb:past:participle, likewise
+# verb:past:participle, for irregular ones
 _VERBS = """
 be:was:been bear:bore:borne beat:beat:beaten become:became:become begin:began:begun bend:bent:bent bind:bound:bound
 bite:bit:bitten bleed:bled:bled blow:blew:blown break:broke:broken bring:brought:brought build:built:built
@@ -36,7 +36,7 @@ write:wrote:written thrust:thrust:thrust
 _IRREGULAR_PLURALS: dict[str, str] = dict(re.findall(r"(\w+):(\w+)", _PLURALS))
 _IRREGULAR_VERBS: dict[str, list[str]] = {verb: forms for verb, *forms in re.findall(r"(\w+):(\w+):(\w+)", _VERBS)}
 _VOWELS = "aeiou"
-# a stressed last syllable doubles its consonant; longer words that do
+# verbs that double their last consonant: those that match, and longer ones with a stressed last syllable
 _DOUBLING = re.compile(r"(?:^|[^aeiou])[aeiou][bdgmnprt]$")
 _DOUBLING_LONG = frozenset(
     ("begin", "forget", "admit", "commit", "refer", "prefer", "control", "patrol", "propel", "equip", "unwrap")
@@ -47,7 +47,7 @@ _AN = re.compile(
 
 
 def inflected(lemma: str, tag: str) -> str:
-    """A dictionary form in the form that a Penn tag names; of several words, the one that carries it."""
+    """Inflect a dictionary form according to a Penn tag; of several words, only the one that is inflected."""
     if tag in ("NNS", "NNPS"):
         start, space, last = lemma.rpartition(" ")
         return start + space + plural(last)
@@ -75,7 +75,7 @@ def _with_s(word: str) -> str:
 
 
 def verb_form(verb: str, tag: str) -> str:
-    """The third person (VBZ), -ing (VBG), past (VBD) or participle (VBN) of a verb."""
+    """Return the third person (VBZ), -ing (VBG), past (VBD) or participle (VBN) of a verb."""
     if tag == "VBZ":
         return {"be": "is", "have": "has", "do": "does", "go": "goes"}.get(verb) or _with_s(verb)
     if tag == "VBG":
@@ -101,7 +101,7 @@ def _doubled(verb: str) -> str:
 
 
 def article(following: str, written: str) -> str:
-    """`a` or `an` as the next word wants it, in the case of what was written."""
+    """Return `a` or `an` for the next word, in the case of the original article."""
     right = "an" if _AN.match(following) else "a"
     return (
         right.upper() if written.isupper() and len(written) > 1 else right.capitalize() if written[0] == "A" else right
@@ -109,7 +109,7 @@ def article(following: str, written: str) -> str:
 
 
 def present_form(verb: str, *, is_third_person: bool) -> str:
-    """`sits` of `sit`, or `sit` of `sits`."""
+    """Return `sits` for `sit`, or `sit` for `sits`."""
     if is_third_person:
         return verb_form(verb, "VBZ")
     if verb.endswith("ies") and len(verb) > 4:
@@ -118,7 +118,7 @@ def present_form(verb: str, *, is_third_person: bool) -> str:
 
 
 def cased_like(text: str, model: str) -> str:
-    """The text in the capitals of another: all of them, each word's first, the first, or as it is."""
+    """Capitalise a text like another: all of it, each word, the first letter, or unchanged."""
     if len(model) > 1 and model.isupper():
         return text.upper()
     if " " in model and model.istitle():

@@ -2,8 +2,8 @@
 
 from typing import Literal, get_args
 
-# Two phrases of a caption exchanged, a word replaced, pairs of words shuffled, a spatial relation turned round.
+# Two phrases of a caption exchanged, a word replaced, pairs of words shuffled, a spatial relation inverted.
 Kind = Literal["negclip", "replace", "bigram_shuffle", "relation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# Those of FSC-CLIP's published tuning.
+# Kinds used in FSC-CLIP's published tuning.
 PAPER_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")

@@ -1,6 +1,6 @@
-"""Words that may replace others so that a caption is no longer true of its picture.
+"""Words that can replace others so that a caption is no longer true of its picture.
 
-They exclude each other: colours, sizes, shapes, materials, counts, and common things and deeds.
+They exclude each other: colors, sizes, shapes, materials, counts, and common things and actions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,14 +85,14 @@ VERBS = (
 )
 
 
-Candidates = Sequence[tuple[str, float]]  # texts in the form of the word asked about, and positive weights
+Candidates = Sequence[tuple[str, float]]  # texts in the form of the given word, and positive weights
 
 
 class Lexicon(Protocol):
     """Replacements of words."""
 
     def candidates(self, word: str, tag: str) -> Candidates:
-        """List replacements of a lower-case word of a Penn tag, in the same form; none where none is known."""
+        """List replacements of a lower-case word with a Penn tag, in the same form; an empty list if none is known."""
         ...
 
 
@@ -133,7 +133,7 @@ class Vocabulary:
 
 
 class FirstOf:
-    """Several lexicons: what the first says that knows a word."""
+    """Several lexicons: the first that knows a word is used."""
 
     def __init__(self, lexicons: Iterable[Lexicon]) -> None:
         self._lexicons = tuple(lexicons)

@@ -1,4 +1,4 @@
-"""Hard negatives made on threads of their own."""
+"""Creation of hard negatives in separate threads."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from services.score.negatives.kinds import Kind
 
 
 class Negatives(Protocol):
-    """A maker of hard negatives, for one thread at a time or several; `sources` names the files that it reads."""
+    """A maker of hard negatives, used by one thread at a time or several; `sources` names the files that it reads."""
 
     @property
     def sources(self) -> Mapping[str, str | None]: ...
@@ -25,7 +25,7 @@ class Negatives(Protocol):
 
 
 class NegativeMaker:
-    """Makes hard negatives on threads of its own, of which at most `max_waiting` captions wait for one.
+    """Makes hard negatives in its own threads; at most `max_waiting` captions wait for one.
 
     `load` is called once, by `start`, on one of the threads.
     """
@@ -41,25 +41,25 @@ class NegativeMaker:
 
     @property
     def sources(self) -> dict[str, str | None] | None:
-        """Sources of the negatives, files without their folders; None until they are loaded."""
+        """Sources of the negatives, file names without their folders; None until they are loaded."""
         if self._negatives is None:
             return None
         return {name: source and PurePath(source).name for name, source in self._negatives.sources.items()}
 
     async def start(self) -> None:
-        """Load the tagger and the words, and use them once, so that no request pays for first calls."""
+        """Load the tagger and the words, and use them once, so that no request waits for first-call costs."""
         self._negatives = await asyncio.get_running_loop().run_in_executor(self._threads, self._load_warm)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """End the threads when the block ends."""
+        """End the threads at the end of the block."""
         try:
             yield
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
-        """Make hard negatives of a caption. Raises Overloaded where nothing is loaded yet or too many captions wait."""
+        """Make hard negatives of a caption. Raises Overloaded if nothing is loaded yet or too many captions wait."""
         negatives = self._negatives
         if negatives is None:
             self._rejected.labels("loading").inc()

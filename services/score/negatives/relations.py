@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.score.negatives.annotation import Annotation, Span
 
-# Pairs of phrases that are each other's opposites: both cannot be true of one pair of things.
+# Pairs of phrases that are opposites: they cannot both be true of the same two things.
 _OPPOSED = (
     ("to the left of", "to the right of"),
     ("on the left of", "on the right of"),
@@ -27,7 +27,7 @@ _OPPOSED = (
     ("into", "out of"),
     ("far from", "next to"),
 )
-# Pairs whose second is an opposite of the first, but not the other way round.
+# Pairs whose second phrase is an opposite of the first, but not vice versa.
 _ONE_WAY = (
     ("on top of", "underneath"),
     ("on top of", "under"),
@@ -53,7 +53,7 @@ _ONE_WAY = (
     ("away from", "toward"),
     ("in", "outside"),
 )
-# Places in the picture itself, which no thing need follow.
+# Places in the picture itself, which need not be followed by a thing.
 _SIDES = (
     ("in the foreground", "in the background"),
     ("on the left side", "on the right side"),
@@ -63,12 +63,12 @@ _SIDES = (
     ("at the top", "at the bottom"),
     ("at the front", "at the back"),
 )
-# Parts of the picture: above or below, and beside.
+# Parts of the picture, with their vertical or horizontal opposites.
 _ROWS = {"top": "bottom", "bottom": "top", "upper": "lower", "lower": "upper", "middle": None}
 _COLUMNS = {"left": "right", "right": "left", "center": None}
-# Symmetric phrases remain true with their two things exchanged, so these are not.
+# Symmetric phrases remain true if their two things are exchanged, so these are never exchanged.
 _SYMMETRIC = frozenset(("next to", "near", "beside", "close to", "far from", "far away from"))
-# Phrases of wide use are turned only where a caption has nothing clearer, `in` (a shirt, a kitchen) last.
+# Very common phrases are inverted only if a caption has nothing clearer; `in` (a shirt, a kitchen) is last.
 _RANKS = {"on": 1, "next to": 1, "near": 1, "beside": 1, "close to": 1, "in": 3}
 _DEED_RANK = 2
 _TIMES_TEXT = """
@@ -76,7 +76,7 @@ day days night nights morning afternoon evening noon summer winter spring fall a
 minute hour monday tuesday wednesday thursday friday saturday sunday
 """
 TIMES = frozenset(_TIMES_TEXT.split())
-# Words for a picture are no part of the thing that it shows: left of "a photo of a dog" is left of the dog.
+# Words for a picture are not part of the thing that it shows: left of "a photo of a dog" is left of the dog.
 _PICTURES_TEXT = """
 photo photograph picture pic image shot close-up closeup up view painting drawing sketch rendering render scene portrait
 """
@@ -122,9 +122,9 @@ class Phrase(NamedTuple):
 
 @dataclass(frozen=True)
 class Relation:
-    """A phrase of place or a deed, the thing before it and the thing after it, each None where there is none.
+    """A phrase of place or an action, the thing before it and the thing after it, each None if there is none.
 
-    A thing is a noun chunk with the chunks that `of` joins to it. Relations of the least rank are the clearest.
+    A thing is a noun chunk with the chunks that `of` joins to it. Relations of the lowest rank are the clearest.
     """
 
     phrase: Phrase | None
@@ -134,13 +134,13 @@ class Relation:
 
     @property
     def can_be_exchanged(self) -> bool:
-        """Tell whether both things are there, and the caption is not true with each in the other's place."""
+        """Tell whether both things exist, and the caption would be false with the two exchanged."""
         is_symmetric = self.phrase is not None and self.phrase.text in _SYMMETRIC
         return self.subject is not None and self.object is not None and not is_symmetric
 
 
 class Reading:
-    """The content of a caption: phrases of place, things, and how these are related; computed when it is needed."""
+    """The content of a caption, computed on demand: phrases of place, things, and their relations."""
 
     def __init__(self, annotation: Annotation) -> None:
         self.annotation = annotation
@@ -162,7 +162,7 @@ class Reading:
 
     @cached_property
     def things(self) -> list[Span]:
-        """The noun chunks that are no part of a phrase of place, without pronouns."""
+        """The noun chunks that are not part of a phrase of place, without pronouns."""
         taken = {place for phrase in self.phrases for place in range(*phrase.span)}
         kinds = self.annotation.kinds
         chunks = [
@@ -174,7 +174,7 @@ class Reading:
 
     @cached_property
     def relations(self) -> list[Relation]:
-        """The phrases of place that say where something is, and the deeds done to something."""
+        """The phrases of place that locate a thing, and the actions with an object."""
         annotation = self.annotation
         whole = _with_of(annotation, self.things)
         by_start = {thing[0]: thing for thing in whole}
@@ -195,7 +195,7 @@ class Reading:
 
 
 def _with_of(annotation: Annotation, chunks: Sequence[Span]) -> list[Span]:
-    """Join chunks that only `of` separates."""
+    """Join chunks that are separated only by `of`."""
     joined: list[Span] = []
     for chunk in chunks:
         hangs = bool(joined) and joined[-1][1] + 1 == chunk[0] and annotation.lowered[chunk[0] - 1] == "of"
@@ -207,7 +207,7 @@ def _with_of(annotation: Annotation, chunks: Sequence[Span]) -> list[Span]:
 
 
 def _before(annotation: Annotation, whole: Sequence[Span], place: int) -> Span | None:
-    """The thing before a place with nothing but verbs and their company between; what it is `with` is no part of it."""
+    """Find the thing before a place with only verbs and the like between; what it is `with` is not part of it."""
     found = [thing for thing in whole if thing[1] <= place]
     if not found:
         return None

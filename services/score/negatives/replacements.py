@@ -1,6 +1,6 @@
-"""Hard negatives by another word: a thing, a property of it, a deed or a place gives way to what excludes it.
+"""Hard negatives by another word: a thing, a property, an action or a place is replaced by one that excludes it.
 
-After SugarCrepe's "replace", which FSC-CLIP draws while training: a caption must name two things, and a relation or a
+After SugarCrepe's "replace", which FSC-CLIP draws in training: a caption must name two things, and a relation or a
 property; up to PER_ELEMENT replacements of each element are drawn by weight, then one of all of them.
 """
 
@@ -18,8 +18,8 @@ from services.score.negatives.relations import NEEDS_NO_OBJECT, OPPOSITES, PICTU
 
 PER_ELEMENT = 2
 _PROPERTY_KINDS = frozenset(("DET", "NUM", "ADJ", "VERB"))
-# Phrases of place by meaning, with how often each occurs in 9,060 captions of COCO. Two meanings exclude each other
-# far more often than not; `near` and `at` are true beside most of them, so they never replace any.
+# Phrases of place by meaning, with their frequencies in 9,060 captions of COCO. Two meanings usually exclude each
+# other; `near` and `at` are compatible with most of them, so they never replace any.
 _PLACES: tuple[dict[str, int], ...] = (
     {"in": 2450, "inside": 39},
     {"on": 2803, "on top of": 363, "atop": 4},
@@ -30,19 +30,19 @@ _PLACES: tuple[dict[str, int], ...] = (
     {"outside": 86},
     {"far from": 10},
 )
-# what else is said of places, and may be replaced by those
+# other phrases of place, which may be replaced by those above
 _REPLACEABLE = frozenset(("at", "by", "near", "next to", "beside", "close to", "against", "around", "along", "through"))
 _OTHER_PREPOSITIONS: dict[str, Candidates] = {"with": (("without", 1.0),), "without": (("with", 1.0),)}
-# nothing in particular excludes these
+# no particular word excludes these
 _KEPT = frozenset((*TIMES, "background", "foreground"))
 _NOT_COUNTED = frozenset((*PICTURES, *_KEPT, *QUANTITIES))
 _OPPOSITE_WEIGHT = 3.0
 
 
 def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span, str] | None:
-    """Draw a replacement, as the changed texts by span; None where nothing can be replaced.
+    """Draw a replacement, returned as the changed texts by span; None if nothing can be replaced.
 
-    Besides the elements, one thing that is `a` or `one` may become two or three.
+    In addition to the elements, one thing that is `a` or `one` may become two or three.
     """
     annotation, chunks = reading.annotation, reading.things
     says_more = reading.phrases or annotation.verb_phrases or any(_properties(annotation, chunk) for chunk in chunks)
@@ -62,14 +62,14 @@ def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span,
 
 
 def _is_one(annotation: Annotation, chunk: Span) -> bool:
-    """A thing that is said to be one, and may be said to be more."""
+    """Whether a thing is stated to be one and may become more."""
     head = annotation.lowered[chunk[1] - 1]
     is_thing = annotation.tags[chunk[1] - 1] == "NN" and head not in _NOT_COUNTED
     return is_thing and annotation.lowered[chunk[0]] in ("a", "an", "one") and chunk[1] - chunk[0] > 1
 
 
 def _more(annotation: Annotation, chunk: Span, generator: Random) -> dict[Span, str]:
-    """Make two or three of one thing, with its verb."""
+    """Make one thing two or three, and adapt its verb."""
     head = (chunk[1] - 1, chunk[1])
     number = cased_like(generator.choice(("two", "two", "three")), annotation.words[chunk[0]])
     noun = cased_like(plural(annotation.lowered[head[0]]), annotation.words[head[0]])
@@ -96,7 +96,7 @@ def _elements(reading: Reading, lexicon: Lexicon) -> Iterator[tuple[Span, Candid
 
 
 def _head(annotation: Annotation, chunk: Span, lexicon: Lexicon) -> tuple[Span, Candidates]:
-    """A thing's noun, or the compound that it ends where the lexicon knows that."""
+    """Return a thing's noun, or the compound that ends with it if the lexicon knows that."""
     words, tags, end = annotation.lowered, annotation.tags, chunk[1]
     last = (end - 1, end)
     shows = words[end - 1] in PICTURES and words[end : end + 1] == ("of",)
@@ -110,7 +110,7 @@ def _head(annotation: Annotation, chunk: Span, lexicon: Lexicon) -> tuple[Span, 
 
 
 def _properties(annotation: Annotation, chunk: Span) -> list[int]:
-    """Places of a thing's determiner, number, adjectives and nouns used as adjectives."""
+    """List the places of a thing's determiner, number, adjectives and nouns used as adjectives."""
     return [
         place
         for place in range(chunk[0], chunk[1] - 1)
@@ -127,7 +127,7 @@ def _property_tag(annotation: Annotation, place: int) -> str:
 
 @lru_cache
 def place_candidates(text: str) -> Candidates:
-    """Phrases that exclude one, weighted by the root of how often captions hold them; its opposites weigh most."""
+    """List phrases that exclude a phrase, weighted by the root of their frequency; opposites have the most weight."""
     if text in _OTHER_PREPOSITIONS:
         return _OTHER_PREPOSITIONS[text]
     opposites = OPPOSITES.get(text, ())
@@ -136,14 +136,14 @@ def place_candidates(text: str) -> Candidates:
     others = [meaning for meaning in _PLACES if text not in meaning]
     total = {phrase: math.sqrt(count) for meaning in others for phrase, count in meaning.items()}
     is_side = text in NEEDS_NO_OBJECT or (text.endswith(" of") and not any(text in meaning for meaning in _PLACES))
-    if is_side:  # nothing is like "to the left of" but its opposite
+    if is_side:  # only its opposite excludes "to the left of"
         total = {}
     share = _OPPOSITE_WEIGHT * (sum(total.values()) or 1) / (len(opposites) or 1)
     return tuple((total | dict.fromkeys(opposites, share)).items())
 
 
 def _drawn(candidates: Candidates, generator: Random, *, is_second: bool) -> str:
-    """The first of the draws by weight without replacement, or the second."""
+    """Return the first of the draws by weight without replacement, or the second."""
     sums = list(accumulate(weight for _, weight in candidates))
     drawn = generator.choices(candidates, cum_weights=sums)[0]
     if is_second:

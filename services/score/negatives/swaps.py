@@ -1,9 +1,9 @@
 """Hard negatives made of a caption's own words.
 
 Two phrases are exchanged (NegCLIP), or the caption's pairs of words are shuffled; both follow the released code of
-FSC-CLIP draw by draw: an equally seeded `random.Random` gives equal texts where the annotations are equal, except the
-capital at the start of a sentence, which stays there. Or a relation becomes its opposite, or its two things change
-places.
+FSC-CLIP draw by draw: a `random.Random` with the same seed gives the same texts if the annotations are equal, except
+for the capital at the start of a sentence, which stays there. Alternatively, a relation becomes its opposite, or its
+two things are exchanged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from services.score.negatives.relations import OPPOSITES, Reading, Relation
 
 
 def turn(reading: Reading, generator: Random) -> dict[Span, str] | None:
-    """Turn a relation of the caption round, as the changed texts by span; None where there is no relation.
+    """Invert a relation of the caption, returned as the changed texts by span; None if there is no relation.
 
-    Of the clearest relations one is drawn, then whether its phrase or its things are turned where both can be.
+    One of the clearest relations is drawn; if both its phrase and its things can be changed, one of these is drawn too.
     """
     annotation = reading.annotation
     relations = [one for one in reading.relations if one.phrase or _exchanged(annotation, one)]
@@ -49,22 +49,22 @@ def _exchanged(annotation: Annotation, relation: Relation) -> dict[Span, str] | 
 
 T = TypeVar("T")
 
-# Tries to shuffle pairs until the outcome differs.
+# Attempts to shuffle pairs until the result differs.
 SHUFFLES = 10
-# A phrase of nouns is swapped as a whole from this many words on; shorter ones are by their nouns.
+# Noun phrases of this many words or more are swapped as a whole; shorter ones by their nouns.
 MIN_CHUNK_WORDS = 3
 
 
 def normalised(text: str) -> str:
-    """A text as far as it matters whether two are the same: neither case nor white space."""
+    """Remove differences of case and white space, which do not make two texts different."""
     return " ".join(text.casefold().split())
 
 
 def negclip(annotation: Annotation, generator: Random) -> dict[Span, str] | None:
-    """Two spans of one kind, each with the other's text: one pair of a kind is drawn, then one of the pairs.
+    """Exchange the texts of two spans of one kind: one pair of each kind is drawn, then one of the pairs.
 
     The kinds are noun chunks of three words and more, verb phrases, singular nouns, plural nouns, adverbs and
-    adjectives. None where no kind has two spans of different texts.
+    adjectives. None if no kind has two spans of different texts.
     """
     pairs = []
     for spans in _kinds_of_spans(annotation):
@@ -81,7 +81,7 @@ def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
     if not annotation.starts_sentence(first[0]):
         return {first: texts[1], second: texts[0]}
     word, tag = annotation.words[first[0]], annotation.tags[first[0]]
-    # names, titles and shouts keep their capitals
+    # names, titles and texts in capitals keep their capitals
     is_title = " " in texts[0] and texts[0].istitle()
     keeps = tag.startswith("NNP") or word == "I" or is_title or (len(word) > 1 and word.isupper()) or texts[0].isupper()
     moved = texts[0] if keeps else texts[0][:1].lower() + texts[0][1:]
@@ -101,10 +101,9 @@ def _kinds_of_spans(annotation: Annotation) -> Iterable[Sequence[Span]]:
 
 
 def bigram_shuffle(annotation: Annotation, generator: Random) -> str | None:
-    """The caption's consecutive pairs of words in another order; None for a pair or less, or where all are alike.
+    """Shuffle the caption's consecutive pairs of words; None if it has at most one pair, or all are alike.
 
-    A last word that is punctuation and alone is put back behind a pair at random. The white space between the words
-    is not kept.
+    A single punctuation mark at the end is put after a random pair. The white space between words is not kept.
     """
     same = _without_edges(annotation, range(len(annotation.words)))
     for _ in range(SHUFFLES):

@@ -1,4 +1,4 @@
-"""Penn tags of a caption's words: a lexicon's usual tag, a guess from the ending, then what the neighbours tell.
+"""Penn tags of a caption's words: the most frequent tag in a lexicon, a guess from the ending, then context rules.
 
 The lexicon is the one in the TextBlob package (94,000 words of Brill's tagger with their most frequent tags). It is
 read as a file, because importing the package imports NLTK and SciPy, which takes seconds and 90 MB.
@@ -30,7 +30,7 @@ _MARKS = {
     "@": "SYM",
 }
 _CLITICS = {"'s": "POS", "n't": "RB", "'re": "VBP", "'ve": "VBP", "'ll": "MD", "'d": "MD", "'m": "VBP"}
-# Words of captions that the lexicon lacks or knows from newspapers only.
+# Words of captions that are missing from the lexicon, or have other tags there because it is based on newspapers.
 _OWN_TEXT = """
 hydrant:NN oven:NN tub:NN donut:NN bathtub:NN christmas:NNP remote:NN sheep:NNS deer:NNS sunglasses:NNS skiis:NNS
 bear:NN bears:NNS sink:NN sinks:NNS monitor:NN curb:NN smartphone:NN selfie:NN hotdog:NN teddy:NN giraffe:NN zebra:NN
@@ -43,13 +43,13 @@ tracks:NNS leaves:NNS geese:NNS oxen:NNS bikes:NNS zebras:NNS utensils:NNS stand
 nearby:JJ overhead:JJ plain:JJ snowy:JJ fenced:JJ wooded:JJ tiled:JJ flowered:JJ sized:JJ haired:JJ colored:JJ
 drinking:VBG cooking:VBG petting:VBG reading:VBG eating:VBG skating:VBG hiking:VBG fishing:VBG bathing:VBG set:NN
 """
-# Actions of people and animals in pictures. In newspapers these words are mostly nouns.
+# Actions of people and animals in pictures. In newspapers these words are usually nouns.
 _ACTS_TEXT = """
 cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean look pass play pose post race rest ride
 roll run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use
 wait walk watch wind work
 """
-# -ing words that come before a noun as nouns do
+# -ing words that stand before a noun like nouns
 _GERUNDS = frozenset(("living", "dining", "parking", "cutting", "wedding", "baking", "swimming", "washing", "shopping"))
 _BE = frozenset(("is", "are", "was", "were", "be", "been", "being", "am", "'s", "'re"))
 _PLACE_WORDS = frozenset(("to", "left", "right", "close", "next", "past", "up", "down", "off", "out", "away"))
@@ -67,9 +67,9 @@ class Tagger:
         self._lexicon = {**lexicon, **own}
 
     def tags(self, words: Sequence[str]) -> list[str]:
-        """A tag for each word of a caption."""
+        """Return a tag for each word of a caption."""
         letters = [word for word in words if word[:1].isalpha()]
-        # in a title or in capitals, a capital says nothing
+        # in titles and all-capital captions, a capital does not indicate a name
         names = 2 * sum(word[:1].isupper() for word in letters) <= len(letters)
         starts = True
         tags = []
@@ -112,7 +112,7 @@ def _is_plural(word: str) -> bool:
 
 
 def _by_ending(word: str) -> str:
-    """The tag of a word that no lexicon knows."""
+    """Guess the tag of a word that is in no lexicon."""
     if word[0].isdigit():
         return "CD"
     if "-" in word or word.endswith(("able", "ible", "ful", "less", "ous", "ish", "ive", "tic", "al")):
@@ -124,7 +124,7 @@ def _by_ending(word: str) -> str:
 
 
 def _by_neighbours(words: Sequence[str], tags: list[str]) -> list[str]:
-    """The usual tags, changed where the words around tell better; from left to right."""
+    """Change the usual tags where neighbouring words require it, from left to right."""
     for place, word in enumerate(words):
         tag = tags[place]
         before = tags[place - 1] if place else ""
@@ -167,7 +167,7 @@ def _place_word(word: str, tag: str, before: str, after: str, word_after: str) -
 
 def _verb(word: str, tag: str, before: str, after: str, before_that: str) -> str:
     in_phrase = before in _BEFORE_NOUN or before == "IN"
-    # "a glass stand": what one thing does would end in s
+    # "a glass stand": the verb of a single thing would end in s
     is_second = before == "NN" and after not in ("DT", "PRP$", "IN", "TO", "RB") and before_that != "CC"
     if tag in ("VB", "VBP", "MD") and (in_phrase or (tag != "MD" and is_second)) and word not in _BE:
         return "NN"

@@ -2,7 +2,7 @@
 
 The files are those of wndb(5WN) in any edition: Debian's `wordnet-base` and `wordnet-sense-index`, or NLTK's
 `corpora/wordnet`, a folder or its archive. They are mapped into memory and searched in place (each line of an index is
-found by bisection, each sense is at its offset), so opening costs next to nothing and processes share the pages.
+found by bisection, each sense is at its offset), so opening them is nearly free and processes share the pages.
 """
 
 import mmap
@@ -21,7 +21,7 @@ Buffer = mmap.mmap | bytes
 FILES: dict[Pos, str] = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 _SENSE_TYPES: dict[Pos, int] = {"n": 1, "v": 2, "a": 3, "r": 4}
 _SATELLITE = 5
-# endings and those of the dictionary form, tried in this order (morphy(7WN))
+# endings and the corresponding endings of dictionary forms, tried in this order (morphy(7WN))
 _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
     "n": (
         *(("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z")),
@@ -34,20 +34,20 @@ _ENDINGS: dict[Pos, tuple[tuple[str, str], ...]] = {
     "a": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
     "r": (),
 }
-# senses kept parsed; the frequent ones come again with nearly every word
+# number of parsed senses to cache; frequent ones are needed for nearly every word
 _KEPT_SYNSETS = 32_768
-# the words of nearly every sense are within this number of bytes
+# the words of nearly all senses are within this number of bytes
 _HEAD_BYTES = 192
 
 
 class Pointer(NamedTuple):
-    """From a sense, or one word of it, to another."""
+    """A pointer from a sense, or one word of it, to another."""
 
     symbol: str  # "@" hypernym, "~" hyponym, "!" antonym, "+" derived form, "&" similar, ";u" usage, …
     pos: Pos
     offset: int
-    source: int  # number of the word that it starts from, from 1; 0 for all of them
-    target: int  # likewise where it ends
+    source: int  # number of the word at which it starts, from 1; 0 for all of them
+    target: int  # likewise for the target
 
 
 class Synset(NamedTuple):
@@ -55,17 +55,17 @@ class Synset(NamedTuple):
 
     pos: Pos
     offset: int
-    is_satellite: bool  # an adjective that means something similar to a head
+    is_satellite: bool  # an adjective with a similar meaning to a head adjective
     lexicographer_file: int
     lemmas: tuple[str, ...]  # as printed: spaces are underscores, names keep their capitals
     lemma_ids: tuple[int, ...]
 
 
 class WordNet:
-    """The database in one folder. Words are asked in lower case, with underscores for spaces."""
+    """The database in one folder. Words are given in lower case, with underscores for spaces."""
 
     def __init__(self, source: Path) -> None:
-        """A folder, or an archive that holds a folder `wordnet`. Raises FileNotFoundError where it is neither."""
+        """Open a folder, or an archive with a folder `wordnet`. Raises FileNotFoundError if it is neither."""
         self.source = source
         self._buffers: dict[str, Buffer] = {}
         self._exceptions: dict[Pos, dict[str, list[str]]] = {}
@@ -81,16 +81,16 @@ class WordNet:
         return WordNet, (self.source,)
 
     def synsets(self, word: str, pos: Pos) -> list[Synset]:
-        """The senses of a word in any form, the most frequent first; those of its dictionary form after its own."""
+        """List the senses of a word in any form, most frequent first; those of its dictionary form come last."""
         offsets = [offset for form in self.base_forms(word, pos) for offset in self._offsets(form, pos)]
         return [self.synset(pos, offset) for offset in dict.fromkeys(offsets)]
 
     def synsets_of_lemma(self, lemma: str, pos: Pos) -> list[Synset]:
-        """The senses of a dictionary form alone."""
+        """List only the senses of a dictionary form."""
         return [self.synset(pos, offset) for offset in self._offsets(lemma.lower(), pos)]
 
     def base_forms(self, word: str, pos: Pos) -> list[str]:
-        """List a word's forms in the dictionary, itself first: irregular ones, or those by its endings."""
+        """List a word's dictionary forms, itself first: irregular ones, or those derived by its endings."""
         word = word.lower()
         irregular = self._irregular(pos).get(word)
         if irregular is not None:
@@ -100,21 +100,21 @@ class WordNet:
         return [form for form in dict.fromkeys((word, *shorter)) if self._offsets(form, pos)]
 
     def irregular_forms(self, lemma: str, pos: Pos) -> tuple[str, ...]:
-        """The forms of a dictionary word that do not follow by rule."""
+        """Return the irregular forms of a dictionary word."""
         return tuple(self._forms(pos).get(lemma, ()))
 
     def count(self, synset: Synset, place: int) -> int:
-        """Return the number of times that a sense's lemma occurs in the tagged texts; 0 where they are not there."""
+        """Count the occurrences of a sense's lemma in the tagged texts; 0 if these are missing."""
         return self._counts.get(self._sense_key(synset, place), 0)
 
     def related(self, synset: Synset, *symbols: str) -> Iterator[Synset]:
-        """The senses that pointers of these kinds lead to, from the sense as a whole or any of its words."""
+        """Yield the targets of pointers of these kinds, from the sense as a whole or any of its words."""
         for pointer in self._pointers_of(synset.pos, synset.offset):
             if pointer.symbol in symbols:
                 yield self.synset(pointer.pos, pointer.offset)
 
     def related_lemmas(self, synset: Synset, symbol: str, place: int | None = None) -> Iterator[tuple[Synset, int]]:
-        """The words (a sense and a place in it) that pointers from the lemma at a place lead to, or from any lemma."""
+        """Yield the targets (a sense and a place in it) of pointers from the lemma at a place, or from any."""
         for pointer in self._pointers_of(synset.pos, synset.offset):
             if pointer.symbol == symbol and pointer.source and place in (None, pointer.source - 1):
                 yield self.synset(pointer.pos, pointer.offset), pointer.target - 1
@@ -126,7 +126,7 @@ class WordNet:
         return bytes(buffer[start : buffer.find(b"\n", start)]).decode("utf-8", "replace").strip()
 
     def _offsets(self, lemma: str, pos: Pos) -> tuple[int, ...]:
-        if not lemma or lemma[0] == " ":  # so starts the licence at the head of the file
+        if not lemma or lemma[0] == " ":  # like the lines of the licence at the head of the file
             return ()
         line = _line_of(self._buffer(f"index.{FILES[pos]}"), lemma.encode("utf-8", "replace") + b" ")
         if line is None:
@@ -138,14 +138,14 @@ class WordNet:
     def _synset(self, pos: Pos, offset: int) -> Synset:
         fields = self._fields(pos, offset, _HEAD_BYTES)
         num_words = int(fields[3], 16)
-        if len(fields) < 6 + 2 * num_words:  # a long one: its words do not end within the head
+        if len(fields) < 6 + 2 * num_words:  # too long: its words do not end within the head
             fields = self._fields(pos, offset, None)
         return Synset(
             pos=pos,
             offset=offset,
             is_satellite=fields[2] == b"s",
             lexicographer_file=int(fields[1]),
-            # an adjective may carry its position, as in "galore(ip)"
+            # an adjective may carry its syntactic position, as in "galore(ip)"
             lemmas=tuple(
                 sys.intern(word.partition(b"(")[0].decode("utf-8", "replace"))
                 for word in fields[4 : 4 + 2 * num_words : 2]
@@ -215,9 +215,9 @@ class WordNet:
 
 
 def find_wordnet(folder: Path | None = None) -> WordNet | None:
-    """The database in a folder, or where NLTK and Debian put it; None where there is none.
+    """Find the database in a folder, or where NLTK and Debian install it; None if there is none.
 
-    Raises FileNotFoundError where the folder was named and holds no database.
+    Raises FileNotFoundError if a folder was given that holds no database.
     """
     if folder is not None:
         return WordNet(folder)
@@ -259,7 +259,7 @@ def _unzipped(archive: Path, name: str) -> bytes:
 
 
 def _line_of(buffer: Buffer, start: bytes) -> bytes | None:
-    """The line of a sorted file that starts so: the halves of the file are halved until it is found."""
+    """Find the line of a sorted file that begins with `start`, by bisection."""
     low, high = 0, len(buffer)
     while low < high:
         middle = (low + high) // 2

@@ -1,10 +1,10 @@
-"""WordNet's replacements of a word: its opposites, and words under the same or a neighbouring notion.
+"""WordNet's replacements of a word: its opposites, and words of the same or a neighbouring category.
 
-After SugarCrepe's replacements as the released code of FSC-CLIP draws them: antonyms, co-hyponyms (other kinds of the
-same) and cousin co-hyponyms (kinds of the parent's siblings), weighted by how often each occurs in WordNet's tagged
-texts. An adjective is in no such tree: it is led over the nouns derived from it. Unlike there, the
-weight also has the share of the word's sense in its use, names and insulting words are left out, and so are the word's
-own synonyms, hypernyms and hyponyms in any sense, with which the caption would remain true.
+Follows SugarCrepe's replacements as drawn by the released code of FSC-CLIP: antonyms, co-hyponyms (other kinds of the
+same parent) and cousin co-hyponyms (kinds of the parent's siblings), weighted by their frequencies in WordNet's tagged
+texts. Adjectives are not in such a tree and are looked up through the nouns derived from them. Differences to that
+code: the weight includes the share of the word's sense in its use; names and insulting words are left out, and so are
+the word's own synonyms, hypernyms and hyponyms in any sense, with which the caption would remain true.
 """
 
 import re
@@ -18,26 +18,26 @@ from services.score.negatives.inflection import inflected
 from services.score.negatives.lexicon import Candidates
 from services.score.negatives.wordnet import Pos, Synset, WordNet
 
-# the most frequent replacements of a word are kept, and of this many words
+# number of replacements of a word that are kept, the most frequent ones; below, sizes of the caches
 MAX_CANDIDATES = 64
 _KEPT_WORDS = 8_192
 _KEPT_NOTIONS = 2_048
 _KEPT_JUDGEMENTS = 32_768
-# a word's rarer senses are not what a caption means
+# rarer senses of a word are unlikely in captions
 _MAX_SENSES = 6
-# some notions have thousands of kinds: no more of them are looked at
+# some senses have thousands of hyponyms: no more than this are used
 _MAX_KINDS = 2_000
-# above this height of the nouns' tree everything is a kind of the same: a person and a place are cousins there
+# above this depth in the tree of nouns the categories are too general: a person and a place would be cousins
 _MIN_DEPTH = 4
 # an opposite is certainly not true; a cousin may be
 _ANTONYM_WEIGHT = 10
-# said of words that insult, or that no caption has
+# parts of WordNet's definitions of insults and of words that do not occur in captions
 _INDECENT = (
     *("offensive", "disparag", "derogat", "slur", "obscen", "vulgar", "contemptuous", "insult", "profan", "stupid"),
     *("sexual", "genital", "prostitut", "copulat", "excre", "feces", "urin", "semen", "intercourse", "term of abuse"),
     *("racial", "ethnic", "slave", "dislike", "lacks good judgment", "foolish"),
 )
-# words that no tagged text holds are exotic ones
+# words that are not in any tagged text are rare
 _RARE_WEIGHT = 0.05
 _PLAIN = re.compile(r"[a-z]+(?:[_-][a-z]+)?")
 _POS: dict[str, Pos] = {
@@ -48,7 +48,7 @@ _POS: dict[str, Pos] = {
 
 
 class WordNetLexicon:
-    """Replacements of nouns, verbs, adjectives and adverbs, in the form of the word that they replace."""
+    """Replacements of nouns, verbs, adjectives and adverbs, in the form of the word to be replaced."""
 
     def __init__(self, wordnet: WordNet) -> None:
         self.wordnet = wordnet
@@ -65,7 +65,7 @@ class WordNetLexicon:
             return ()
         senses = self.wordnet.synsets(word.replace(" ", "_"), pos)[:_MAX_SENSES]
         forms = self.wordnet.base_forms(word.replace(" ", "_"), pos)
-        # senses are in the order of their frequency, also where no text was tagged with any
+        # senses are ordered by frequency, even if no text was tagged with any
         counts = [
             0.5**place + sum(self._counts(sense).get(form, 0) for form in forms) for place, sense in enumerate(senses)
         ]
@@ -83,7 +83,7 @@ class WordNetLexicon:
         return tuple((self._inflected(lemma, tag, pos), weight) for lemma, weight in decent)
 
     def _inflected(self, lemma: str, tag: str, pos: Pos) -> str:
-        """The form that a tag names: where English doubles a consonant, WordNet's list of exceptions knows."""
+        """Inflect a lemma; whether its consonant is doubled is taken from WordNet's list of exceptions."""
         endings = {"VBG": "ing", "VBD": "ed", "VBN": "ed"}
         for form in self.wordnet.irregular_forms(lemma, pos):
             if tag in endings and form.endswith(endings[tag]):
@@ -95,14 +95,14 @@ class WordNetLexicon:
         return {lemma: self.wordnet.count(sense, place) for place, lemma in enumerate(sense.lemmas)}
 
     def _antonyms(self, sense: Synset) -> Iterator[tuple[str, int]]:
-        """Opposites of a sense's words; of an adjective that is like another, that one's too."""
+        """Yield antonyms of a sense's words; for an adjective similar to another, also that one's antonyms."""
         heads = self.wordnet.related(sense, "&") if sense.is_satellite else ()
         for one in (sense, *heads):
             for other, place in self.wordnet.related_lemmas(one, "!"):
                 yield other.lemmas[place], max(1, self.wordnet.count(other, place))
 
     def _cousins(self, sense: Synset) -> Iterable[tuple[str, float]]:
-        """Words of the senses below the parents and the grandparents; for adjectives those derived from such words."""
+        """Find words of the senses below parents and grandparents; for adjectives, those derived from such words."""
         related = [other for other, _ in self.wordnet.related_lemmas(sense, "+")] if sense.pos == "a" else [sense]
         notions = dict.fromkeys(
             (tree.pos, notion.offset, steps)
@@ -116,13 +116,13 @@ class WordNetLexicon:
         return 1 if lemma in self.wordnet.met_lemmas else _RARE_WEIGHT
 
     def _notions(self, sense: Synset) -> Iterator[tuple[Synset, int]]:
-        """Grandparents, two steps above the sense, and parents that have none but too general ones, one step above."""
+        """Yield grandparents, two steps above the sense; for parents whose own parents are too general, the parent."""
         for parent in self.wordnet.related(sense, "@"):
             above = [up for up in self.wordnet.related(parent, "@") if up.pos == "v" or self._depth(up) >= _MIN_DEPTH]
             yield from [(up, 2) for up in above] or [(parent, 1)]
 
     def _depth(self, sense: Synset) -> int:
-        """Steps to the root over the first hypernyms."""
+        """Count the steps to the root along the first hypernyms."""
         steps = 0
         while above := next(self.wordnet.related(sense, "@", "@i"), None):
             sense, steps = above, steps + 1
@@ -148,7 +148,7 @@ class WordNetLexicon:
         return kinds
 
     def _still_true(self, senses: Iterable[Synset]) -> set[str]:
-        """Synonyms, hypernyms of all heights and direct hyponyms of the senses."""
+        """Collect synonyms, hypernyms at all levels and direct hyponyms of the senses."""
         texts: set[str] = set()
         for sense in senses:
             ring, seen = [sense], {sense.offset}
@@ -160,6 +160,6 @@ class WordNetLexicon:
         return texts
 
     def _is_decent_word(self, lemma: str, pos: Pos) -> bool:
-        """Tell whether none of the lemma's senses is an insult or about what captions do not speak of."""
+        """Tell whether none of the lemma's senses is an insult or about topics that do not occur in captions."""
         glosses = [self.wordnet.gloss(sense) for sense in self.wordnet.synsets_of_lemma(lemma, pos)]
         return not any(part in gloss for gloss in glosses for part in _INDECENT)

@@ -1,6 +1,6 @@
 """Batches for tuning: images, their captions, and hard negatives of these, made online in the loader's workers.
 
-Three sources behind one interface: generated scenes, a folder with a table of captions, and webdataset shards.
+Three sources share one interface: generated scenes, a folder with a table of captions, and webdataset shards.
 
 Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S image side in pixels.
 """
@@ -22,16 +22,16 @@ from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import Candidates
 
-# Share of generated scenes with two groups; those with one rehearse what the base model knew.
+# Share of generated scenes with two groups; those with one group preserve what the base model knows.
 PAIR_FRACTION = 0.65
 
 
 @dataclass(frozen=True)
 class TuningBatch:
-    """`images` are scenes, rendered where they are trained on, or (B, S, S, 3) uint8.
+    """`images` are scenes, rendered on the training device, or (B, S, S, 3) uint8.
 
     `input_ids` (B + N, W) int64 are the captions, then the hard negatives that exist, all of the first kind in the
-    order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which do.
+    order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which exist.
     """
 
     images: GroupScenes | Tensor
@@ -42,7 +42,7 @@ class TuningBatch:
         return TuningBatch(self.images.to(device), self.input_ids.to(device), self.exists.to(device))
 
     def pixels(self, transform: ImageTransform) -> Tensor:
-        """(B, 3, S, S), normalised."""
+        """Return the images as (B, 3, S, S), normalised."""
         images = self.images if isinstance(self.images, Tensor) else render_scenes(self.images, transform.size[0])
         return transform.normalise(images)
 
@@ -51,13 +51,13 @@ class Source(Protocol):
     """Images and captions by number."""
 
     def draw(self, seed: int, step: int, num_images: int) -> tuple[GroupScenes | Tensor, list[str]]:
-        """Images and a caption of each: a function of the arguments alone."""
+        """Draw images and a caption of each, as a function of only the arguments."""
         ...
 
 
 @dataclass(frozen=True)
 class SceneSource:
-    """Generated scenes; every caption of two groups tells their relation, so that no exchange leaves it true."""
+    """Generated scenes; every caption of two groups states their relation, so that any swap makes it false."""
 
     pair_fraction: float = PAIR_FRACTION
 
@@ -74,10 +74,10 @@ class SceneSource:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images from disk, each cut to a random part of at least `min_area` of it before the model's own transform.
+    """Images from disk, each cropped to a random part of at least `min_area` of it before the model's own transform.
 
-    Step t of a process takes the examples behind those of step t − 1, so processes that take turns at the steps of a
-    run see what one process sees that takes larger steps.
+    Step t of a process takes the examples after those of step t − 1, so processes that take turns at the steps of a run
+    see the same examples as one process with larger steps.
     """
 
     images: CaptionedImages
@@ -99,7 +99,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class TuningData:
-    """Batches by step number: what `services.jobs.training.train` draws from. No kinds are no hard negatives."""
+    """Batches by step number, for `services.jobs.training.train`. Without kinds there are no hard negatives."""
 
     source: Source
     tokenizer: Tokenizer
@@ -122,7 +122,7 @@ class TuningData:
 
 
 class SceneLexicon:
-    """Replacements by another word that generated captions use, so that no negative is told by a foreign word."""
+    """Replacements by other words of generated captions, so that no unfamiliar word reveals a negative."""
 
     GROUPS = (tuple(COLORS), SHAPES, SIZES, TEXTURES, tuple(BACKGROUNDS), NUMBERS[2 : MAX_COUNT + 1])
 

@@ -1,4 +1,4 @@
-"""`fovea convert fsc-clip`: a released CLIP that was tuned for composition, as a checkpoint of the score service."""
+"""`fovea convert fsc-clip`: convert a released CLIP, tuned for composition, to a checkpoint of the score service."""
 
 import hashlib
 import logging
@@ -25,7 +25,7 @@ from services.score.training.released_weights import (
     read_state_dict,
 )
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command("fsc-clip")
@@ -77,7 +77,7 @@ def fsc_clip(
 def _converted(
     path: Path, model: str, lora_alpha: float, prefixes: Sequence[str]
 ) -> tuple[ClipModel, dict[str, JsonValue]]:
-    """The model with its released weights, and what a manifest says of where they come from. Raises UnusableWeights."""
+    """Load a model with released weights, and describe their origin for the manifest. Raises UnusableWeights."""
     lora = merge_lora(read_state_dict(path), lora_alpha)
     state, left_out = leave_out(lora.state, prefixes)
     clip = _untrained(model)
@@ -89,8 +89,8 @@ def _converted(
 
 
 def _untrained(model: str) -> ClipModel:
-    """An open_clip model whose weights are about to be replaced. Raises UnusableWeights for an unknown one."""
-    logging.disable(logging.WARNING)  # open_clip warns of weights drawn at random
+    """Create an open_clip model whose weights will be replaced. Raises UnusableWeights for an unknown model."""
+    logging.disable(logging.WARNING)  # open_clip warns of random weights
     try:
         return load_clip(model)
     except (OSError, RuntimeError, ValueError) as error:

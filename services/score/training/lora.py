@@ -1,12 +1,12 @@
-"""Low-rank matrices beside CLIP's weights (Hu et al. 2022), so that fine-tuning trains a hundredth of them.
+"""Low-rank matrices for CLIP's weights (Hu et al. 2022), so that fine-tuning trains a hundredth of the parameters.
 
     W' = W + B A / rank
 
 They are added to the attention's input and output projections, the linear layers and the convolutions of both towers;
-everything else, the temperature too, is frozen.
+everything else, including the temperature, is frozen.
 
-peft adds those of layers that are called. The weights of attention are parametrized: peft's own way with them is to
-add to the frozen weights before each pass and to subtract behind it, which moves them by their rounding.
+peft adds the matrices of layers that are called. The weights of attention are parametrized instead: peft would add to
+these frozen weights before each pass and subtract afterwards, which changes them by rounding errors.
 
 Shapes: D inputs of a layer, E outputs.
 """
@@ -19,13 +19,13 @@ from torch.nn.utils import parametrize
 
 from services.nn.loading import transformers
 
-# The scale of what is added is ALPHA / rank, as in the released code.
+# The matrices' product is scaled by ALPHA / rank, as in the released code.
 ALPHA = 1
 ADAPTER = "default"
 
 
 class LowRank(nn.Module):
-    """A parametrization: (E, D) frozen → W + B A / rank; `b` (E, rank) begins as zeros, so that W' begins as W."""
+    """A parametrization: (E, D) frozen → W + B A / rank; `b` (E, rank) is initially zero, so that W' = W."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class LowRank(nn.Module):
 
 
 def add_lora(clip: Any, rank: int, *, official_init: bool = False) -> None:
-    """Put matrices of this rank into an open_clip model, in place, and let only these be trained.
+    """Add matrices of this rank to an open_clip model, in place, and train only these.
 
-    `official_init` draws both matrices of the attention's input projections from Xavier's distribution, as the
-    released code does: the model is then no longer the one that it was, before its first step. Raises ValueError
-    for a rank below 1 and where peft is not installed.
+    `official_init` draws both matrices of the attention's input projections from Xavier's distribution, as in the
+    released code: the model then differs from the original even before its first step. Raises ValueError for a rank
+    below 1, and if peft is not installed.
     """
     if rank < 1:
         raise ValueError(f"the rank is {rank}: it must be at least 1")
     clip.requires_grad_(False)
     attentions = [module for module in clip.modules() if isinstance(getattr(module, "in_proj_weight", None), Tensor)]
     looked_into = {id(attention.out_proj): attention.out_proj for attention in attentions}
-    # open_clip asks whether a text projection is a matrix or a layer
+    # open_clip checks whether a text projection is a matrix or a layer
     looked_into |= {id(layer): layer for name, layer in clip.named_modules() if name.endswith("text_projection")}
     called = [
         name
@@ -67,7 +67,7 @@ def add_lora(clip: Any, rank: int, *, official_init: bool = False) -> None:
 
 @torch.no_grad()
 def merged_state_dict(clip: Any) -> dict[str, Tensor]:
-    """The weights of an open_clip model as it would be without its matrices, which are added to the weights."""
+    """The weights of a plain open_clip model, with the matrices merged into them."""
     merged: dict[str, Tensor] = {
         key.replace(".base_layer.", "."): tensor
         for key, tensor in clip.state_dict().items()

@@ -1,4 +1,4 @@
-"""Losses of tuning: CLIP's, NegCLIP's, the global hard negative loss alone, and FSC-CLIP's.
+"""Losses for tuning: CLIP's, NegCLIP's, only the global hard negative loss, and FSC-CLIP's.
 
 Shapes: B images, N hard negatives, K kinds of them, W text tokens, E embedding width.
 """
@@ -17,8 +17,8 @@ from services.score.fsc_clip import FscClipWeights, TextFeatures, clip_loss, fsc
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.batches import TuningBatch
 
-# "clip" makes no use of negatives, "negclip" puts them into the batch's softmax, "global" is FSC-CLIP without its
-# local loss and without its regularisation of the global one (plain cross-entropy).
+# "clip" uses no negatives, "negclip" adds them to the batch's softmax, "global" is FSC-CLIP without its local loss and
+# without its regularisation of the global one (plain cross-entropy).
 Method = Literal["clip", "negclip", "global", "fsc-clip"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -26,7 +26,7 @@ TEXT_GROUPS = 3
 
 
 def method_weights(method: Method, weights: FscClipWeights) -> FscClipWeights:
-    """FSC-CLIP's constants as a method has them."""
+    """FSC-CLIP's constants, adapted to a method."""
     if method == "fsc-clip":
         return weights
     return replace(weights, lambda_global=weights.lambda_global if method == "global" else 0.0, lambda_local=0.0,
@@ -36,12 +36,11 @@ def method_weights(method: Method, weights: FscClipWeights) -> FscClipWeights:
 class TuningLoss(nn.Module):
     """A loss over batches of images, captions and packed hard negatives.
 
-    CLIP's softmax has the captions of all processes. `gather_negatives` decides about the hard ones: with it several
-    processes minimise what one would on the whole batch; without, as released, NegCLIP's softmax holds those of the
-    own process, and a hard negative loss is the mean of the processes' means.
+    CLIP's softmax contains the captions of all processes. With `gather_negatives`, several processes minimise the same
+    loss as one process on the whole batch; without, as released, NegCLIP's softmax contains only the process's own hard
+    negatives, and a hard negative loss is the mean of the processes' means.
 
-    Batch norm of a convolutional stem keeps the statistics that it has, and the temperature stays within
-    [0, ln 100].
+    Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100].
     """
 
     def __init__(
@@ -74,10 +73,7 @@ class TuningLoss(nn.Module):
         texts = _encode_by_length(self.clip, batch.input_ids)
         image_features, captions = gather(images.pooled), gather(texts.pooled[:num_images])
         if self.method == "negclip":
-            negatives = texts.pooled[num_images:]
-            if self.gather_negatives:
-                negatives = _gather_uneven(negatives)
-            return negclip_loss(image_features, torch.cat([captions, negatives]), scale)
+            return self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
         clip = clip_loss(image_features, captions, scale)
         if self.method == "clip":
             return clip
@@ -85,9 +81,18 @@ class TuningLoss(nn.Module):
         share = _share_of_rows(batch.exists) if self.gather_negatives else 1.0
         return clip + share * (losses.global_negatives + losses.local_negatives)
 
+    def _negclip(self, images: Tensor, captions: Tensor, negatives: Tensor, num_places: int) -> Tensor:
+        """Compute NegCLIP's loss, with places for B K negatives in each process."""
+        if self.gather_negatives:
+            negatives, num_places = _gather_uneven(negatives), num_places * world_size()
+        # a batch without any negative has CLIP's own loss in the released code too
+        num_zeros = num_places - len(negatives) if self.weights.missing == "zero" and len(negatives) else 0
+        scale = self.clip.logit_scale.exp()
+        return negclip_loss(images, torch.cat([captions, negatives]), scale, num_zeros=num_zeros)
+
 
 def _encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
-    """`encode_texts`, on a CPU in TEXT_GROUPS groups of similar length: padding costs as much as words do."""
+    """Encode texts, on a CPU in TEXT_GROUPS groups of similar length, because padding costs as much as words."""
     if input_ids.device.type != "cpu":
         return encode_texts(clip, input_ids)
     order = (input_ids != 0).sum(dim=1).argsort(stable=True)
@@ -102,7 +107,7 @@ def _encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
 
 
 def _share_of_rows(exists: Tensor) -> Tensor | float:
-    """Compute the factor of a process's mean over its images with negatives that makes the mean of all processes the
+    """Compute a factor for a process's mean over its images with negatives, so that the mean over all processes is the
     mean over all such images."""
     if world_size() == 1:
         return 1.0
@@ -113,7 +118,7 @@ def _share_of_rows(exists: Tensor) -> Tensor | float:
 
 
 def _gather_uneven(x: Tensor) -> Tensor:
-    """Rows of all processes, with gradient, where every process gives another number of them."""
+    """Gather the rows of all processes, with gradient, if their numbers differ."""
     if world_size() == 1:
         return x
     numbers = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]

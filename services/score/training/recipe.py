@@ -1,6 +1,6 @@
-"""Recipes of tuning a CLIP: method, model, constants and schedule. The published ones are in `recipes/*.toml`.
+"""Recipes for tuning a CLIP: method, model, constants and schedule. The published ones are in `recipes/*.toml`.
 
-A recipe has neither the place of the data nor the number of processes that share its batch.
+A recipe contains neither the location of the data nor the number of processes that share its batch.
 """
 
 import math
@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
@@ -20,15 +20,16 @@ RECIPES = "recipes"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The paper's hyper-parameters, unless others are given.
+    """The hyper-parameters of a training; the defaults are the paper's.
 
     `base` is an open_clip name with `pretrained` weights, or a name or folder of a checkpoint. A run takes `steps`
-    optimizer steps, or `epochs` of its data where that is None. AdamW (0.9, 0.98, 1e-6); the learning rate rises over
-    `warmup_steps` and falls by a cosine to 0; `weight_decay` spares vectors and the temperature. `beta` 0 is no label
-    smoothing. With a `lora_rank` low-rank matrices are trained and all else stays; `lora_official_init` starts them
-    as the released code does. `min_area` is how much of an image a random cut keeps at least.
+    optimizer steps, or if that is None, `epochs` of its data. AdamW (0.9, 0.98, 1e-6); the learning rate rises over
+    `warmup_steps` and falls by a cosine to 0; `weight_decay` does not apply to vectors and the temperature. `beta` 0
+    means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
+    logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
+    initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps.
 
-    Raises ValueError for what makes no training.
+    Raises ValueError for invalid values.
     """
 
     method: Method = "fsc-clip"
@@ -71,6 +72,8 @@ class Recipe:
                 raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta is a share below 1, not {self.beta}")
+        if self.missing not in get_args(Missing):
+            raise ValueError(f"missing is one of {', '.join(get_args(Missing))}, not {self.missing!r}")
 
     @property
     def weights(self) -> FscClipWeights:
@@ -85,13 +88,13 @@ class Recipe:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Hard negatives that the method makes use of."""
+        """Kinds of hard negatives that the method uses."""
         return () if self.method == "clip" else self.negatives
 
     def num_steps(self, num_examples: int | None) -> int:
-        """Count the optimizer steps over data of `num_examples`, None for endless ones.
+        """Count the optimizer steps over data of `num_examples`, None for endless data.
 
-        Raises ValueError where neither steps nor the data's size are known, or no batch is full.
+        Raises ValueError if neither the steps nor the data's size are known, or no batch is full.
         """
         if self.steps is not None:
             return self.steps
@@ -102,9 +105,9 @@ class Recipe:
         return self.epochs * math.ceil(num_examples / self.batch_size)
 
     def run(self, output: Path, num_examples: int | None, *, seed: int, accumulate: int = 1) -> Run:
-        """The schedule, as the training loop takes it; `batch_size` is that of all processes and micro-batches.
+        """Make the schedule for the training loop; `batch_size` is the total over all processes and micro-batches.
 
-        Raises ValueError as `num_steps` does, and for a batch that they can't share.
+        Raises ValueError as `num_steps` does, and for a batch that can't be divided among them.
         """
         num_steps = self.num_steps(num_examples)
         if self.batch_size % (world_size() * accumulate):
@@ -119,12 +122,12 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the service."""
+    """The names of the recipes included with the service."""
     return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe of the service by its name, or a TOML file. Raises OSError or ValueError, naming what is unknown."""
+    """Read a recipe of the service by name, or a TOML file. Raises OSError or ValueError, naming unknown values."""
     if name.endswith(".toml"):
         text = Path(name).read_text()
     elif name in recipe_names():

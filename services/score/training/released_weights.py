@@ -1,11 +1,11 @@
 """Released state dicts of CLIPs tuned for composition, as weights of a plain open_clip model.
 
-The one place that reads pickle, and nothing in it but tensors and plain values: whatever would run is refused.
+Only this module reads pickle, and only tensors and plain values from it: anything executable is rejected.
 
-    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names behind `module.`
-                                 where several GPUs trained; or the weights alone
-    FSC-CLIP with LoRA           beside a weight its matrices, `lora_A` and `lora_B`, which are added to it
-    OpenAI                       a TorchScript archive, refused; a state dict of it has three plain numbers more
+    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with the prefix
+                                 `module.` after training on several GPUs; or only the weights
+    FSC-CLIP with LoRA           for some weights, matrices `lora_A` and `lora_B`, which are added to them
+    OpenAI                       a TorchScript archive, rejected; its state dict has three additional plain numbers
 """
 
 import pickle
@@ -24,15 +24,15 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-# Wrappers around a model that trains: data parallel, compiled.
+# Prefixes of wrappers around a model in training: data parallel, compiled.
 WRAPPERS = ("module.", "_orig_mod.")
-# Nothing that was learnt: masks that every model makes itself, and sizes that OpenAI wrote beside its weights.
+# Values that were not learnt: masks that every model creates itself, and sizes that OpenAI stored with its weights.
 NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size")
-# A linear layer's or a convolution's matrices are `lora_A`, those of attention's input projection this much longer.
+# A linear layer's or a convolution's matrices are `lora_A`; those of attention's input projection have a prefix.
 LORA_A = re.compile(r"(?P<layer>.+)\.(?P<weight>in_proj_weight_)?lora_A")
 MAX_NAMES_SHOWN = 8
 
-# Errors that readers may raise on damaged bytes or those of outdated formats.
+# Errors that readers may raise for damaged files or outdated formats.
 DAMAGED = (
     AssertionError,
     AttributeError,
@@ -48,21 +48,21 @@ DAMAGED = (
 
 
 class UnusableWeights(ValueError):
-    """A file that is no state dict of the model that it should be of; the message says why."""
+    """A file that is not a state dict of the expected model; the message says why."""
 
 
 @dataclass(frozen=True)
 class MergedLora:
-    """Weights with their low-rank matrices added; `rank` None where there were none."""
+    """Weights with their low-rank matrices added; `rank` is None if there were none."""
 
     state: State
     rank: int | None
 
 
 def read_state_dict(path: Path) -> State:
-    """The weights in a file of `torch.save`, or in a safetensors file, by their names in the model.
+    """Read the weights in a file of `torch.save`, or in a safetensors file, by their names in the model.
 
-    Nothing in the file is run. Raises UnusableWeights.
+    Nothing in the file is executed. Raises UnusableWeights.
     """
     content = _read(path)
     if isinstance(content, Mapping) and "state_dict" in content:
@@ -81,9 +81,9 @@ def read_state_dict(path: Path) -> State:
 
 
 def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
-    """Add alpha / rank · B A to each weight that has such matrices beside it.
+    """Add alpha / rank · B A to each weight that has such matrices.
 
-    Those of a convolution with a kernel of k are k times as high, and their product is its weight laid out flat.
+    Those of a convolution with a kernel of k have k times as many rows, and their product is its flattened weight.
     Raises UnusableWeights for a matrix without its other half or its weight, and for other shapes.
     """
     merged = {name: weight for name, weight in state.items() if "lora_" not in name}
@@ -111,13 +111,13 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
 
 
 def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> tuple[State, list[str]]:
-    """Return a model's learnt weights without names that begin with one of these, and the names that are left out."""
+    """Return a model's learnt weights except names with one of these prefixes, and the names that were left out."""
     left_out = [name for name in state if name in NOT_LEARNT or name.startswith(tuple(prefixes))]
     return {name: weight for name, weight in state.items() if name not in set(left_out)}, left_out
 
 
 def load_weights(model: Any, state: Mapping[str, Tensor]) -> None:
-    """Give an open_clip model these weights and no others.
+    """Load exactly these weights into an open_clip model.
 
     Raises UnusableWeights, by name, for weights that are missing, that the model does not have, of another shape, or
     with numbers that are not finite.

@@ -1,8 +1,8 @@
 """The small CLIP that the starter is tuned from: its configuration, its training data and its losses.
 
-First its towers learn to see and to read, each alone and supervised: contrastive learning alone leaves shapes at chance
-for thousands of steps, and the order of words for longer. Then both learn captions that mostly list what there is, and
-keep at what they know. As with large CLIPs, either tower can tell what is where, and image and text are still
+First, each tower is trained alone with supervision, to see or to read: contrastive learning alone leaves shapes at
+chance for thousands of steps, and word order for longer. Then both learn captions that mostly list objects, and
+continue the supervised tasks. As in large CLIPs, each tower encodes what is where, but image and text are still
 compared as bags of words.
 
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
@@ -27,18 +27,18 @@ from services.score.data.scenes import GroupScenes, generator_of, render_scenes,
 
 IMAGE_SIDE = 64
 HEAD_WIDTH = 32
-# Shares of scenes with two groups: while the image tower learns to see, the text tower to read, and both to agree.
+# Shares of scenes with two groups: in the image tower's warm-up, the text tower's, and the contrastive training.
 SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
-# Weight of going on with the supervised losses beside the contrastive one.
+# Weight of the supervised losses during contrastive training.
 KEEPING = 0.2
 
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """Scenes, rendered where they are trained on, and tokenized captions of them, (B, W) int64 each.
+    """Scenes, rendered on the training device, and their tokenized captions, (B, W) int64 each.
 
-    `input_ids` mostly list what there is, `detailed_ids` also tell the relation of two groups;
-    `is_said` (B, 4) bool tells whether a detailed caption says the size, the place, the texture, and the background.
+    `input_ids` mostly list objects, `detailed_ids` also state the relation of two groups; `is_said` (B, 4) bool tells
+    whether a detailed caption mentions the size, the place, the texture, and the background.
     """
 
     scenes: GroupScenes
@@ -75,7 +75,7 @@ class SceneCaptions:
 
 
 class SceneWarmup(nn.Module):
-    """Supervision of each patch token and of the class token by a scene. The heads are thrown away."""
+    """Supervision of each patch token and of the class token by a scene. The heads are discarded."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class SceneWarmup(nn.Module):
 
 
 class SceneReading(nn.Module):
-    """Supervision of the end of a caption by its scene. The heads are thrown away."""
+    """Supervision of the end of a caption by its scene. The heads are discarded."""
 
     def __init__(self, clip: Any) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SceneHeads(nn.Module):
         self.sides = nn.ModuleList([nn.Linear(width, len(RELATIONS) * size) for size in (len(COLORS), len(SHAPES))])
 
     def forward(self, x: Tensor, scenes: GroupScenes, is_said: Tensor) -> Tensor:
-        """The sum of the cross-entropies of what is said, as `SceneBatch.is_said` tells."""
+        """The sum of the cross-entropies of mentioned attributes, see `SceneBatch.is_said`."""
         objects = scenes.objects
         is_pair, is_several = scenes.num_groups == 2, scenes.count[:, 0] > 1
         targets = [
@@ -147,14 +147,14 @@ class SceneHeads(nn.Module):
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean over the rows whose target is not −100; 0 where there is none."""
+    """Mean over the rows whose target is not −100; 0 if there are none."""
     num_known = (target != -100).sum().clamp_min(1)
     return F.cross_entropy(logits, target, reduction="sum") / num_known
 
 
 class SceneContrast(nn.Module):
-    """CLIP's symmetric loss, where rows with the same caption are no negatives of one another; beside it, what keeps
-    both towers at what they learnt alone."""
+    """CLIP's symmetric loss, in which rows with the same caption are not negatives of each other, plus the supervised
+    losses of both towers."""
 
     def __init__(self, clip: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_i
 
 
 def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> ClipModel:
-    """A randomly initialised model with a vocabulary of its own, which is written to `directory`."""
+    """Create a randomly initialised model with its own vocabulary, which is written to `directory`."""
     merges = learn_merges(scene_vocabulary())
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)

@@ -1,7 +1,7 @@
 """Offline jobs: a small CLIP on generated scenes, tuning of any CLIP on hard negatives, and WiSE-FT.
 
-`torchrun -m services.score.training.train …` splits each batch over several processes; all captions of a step are
-contrasted.
+`torchrun -m services.score.training.train …` splits each batch over several processes; the softmax contains all
+captions of a step.
 """
 
 from dataclasses import asdict, replace
@@ -14,6 +14,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from services.jobs.clip_base import load_base
+from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
@@ -21,7 +22,7 @@ from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
 from services.score.evaluation.scene_protocol import SceneProtocol
-from services.score.fsc_clip import interpolate
+from services.score.fsc_clip import Missing, interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
@@ -49,12 +50,16 @@ CLIP_KIND = "open-clip"
 DataKind = Literal["scenes", "folder", "tars"]
 
 app = typer.Typer(
-    add_completion=False, help="Train and publish checkpoints of the score service.", no_args_is_help=True
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Train and publish checkpoints of the score service.",
+    no_args_is_help=True,
 )
 app.command("wise-ft")(wise_ft)
 
 
 @app.command("clip-scenes")
+@interruptible(resumable)
 def clip_scenes(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
@@ -93,7 +98,7 @@ def clip_scenes(
     set_seed(seed)
     model = create_scene_clip(output, width=width, layers=layers)
     visual, transform, tokenizer = model.model.visual, model.transform, model.tokenizer
-    # seeds of their own: each stage sees other scenes
+    # separate seeds, so that each stage sees different scenes
     if seeing_steps > 0:
         data = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
         train(replace(warmup, num_steps=seeing_steps, stage="warmup"), SceneWarmup(visual, transform), data)
@@ -110,6 +115,7 @@ def clip_scenes(
 
 
 @app.command("fsc-clip")
+@interruptible(resumable)
 def fsc_clip(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
@@ -131,6 +137,10 @@ def fsc_clip(
         Path | None, typer.Option(help="Folder of a table's images. Default: the folder of the table.")
     ] = None,
     negatives: Annotated[list[str] | None, typer.Option(help="Kind of hard negatives. Repeatable.")] = None,
+    missing: Annotated[
+        Missing | None,
+        typer.Option(help="A negative that a caption lacks: exclude it, or count it as a logit of 0, as released."),
+    ] = None,
     wordnet: Annotated[
         Path | None, typer.Option(help="Folder of WordNet's database, if not in a default location.")
     ] = None,
@@ -167,7 +177,7 @@ def fsc_clip(
     """Tune a CLIP on captions and hard negatives generated during training."""
     chosen = _chosen(
         recipe, base=base, pretrained=pretrained, method=method, negatives=tuple(negatives) if negatives else None,
-        steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
+        missing=missing, steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
     )  # fmt: skip
     check_publication(name, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
@@ -201,7 +211,7 @@ def fsc_clip(
 
 
 def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:
-    """Train `clip` in place; the tuned weights, low-rank matrices merged."""
+    """Train `clip` in place, and return the tuned weights with low-rank matrices merged."""
     if recipe.lora_rank is not None:
         add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
     tuned = (clip.model, clip.transform)
@@ -212,10 +222,10 @@ def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[s
 
 
 def _chosen(name: str, **given: Any) -> Recipe:
-    """A recipe with what the command line says in place of its own."""
+    """Read a recipe and override it with the command line's options."""
     try:
         recipe = read_recipe(name)
-        if given["base"] is not None:  # the weights of the recipe's own model are none of another's
+        if given["base"] is not None:  # the recipe's pretrained weights belong to its own base
             recipe = replace(recipe, pretrained=None)
         return replace(recipe, **{key: value for key, value in given.items() if value is not None})
     except (OSError, ValueError) as error:
@@ -223,7 +233,7 @@ def _chosen(name: str, **given: Any) -> Recipe:
 
 
 def _files(data: str, images: list[str], image_folder: Path | None) -> CaptionedImages | None:
-    """The images on disk, None for generated scenes."""
+    """Open the images on disk, None for generated scenes."""
     if data not in get_args(DataKind):
         raise typer.BadParameter(f"{data!r} is not one of {', '.join(get_args(DataKind))}", param_hint="--data")
     if data == "scenes":

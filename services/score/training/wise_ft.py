@@ -1,7 +1,7 @@
-"""WiSE-FT: weights between a CLIP before and after tuning, measured on held-out scenes (the paper's Figure 3).
+"""WiSE-FT: interpolated weights of a CLIP before and after tuning, evaluated on held-out scenes (the paper's Figure 3).
 
-Composition mostly comes early on the way from the one to the other, and what is forgotten late. The share α is chosen
-on validation scenes, and so is how far the score looks at single words.
+With growing α, composition mostly improves early, and forgetting comes late. The share α and the local weight of the
+score are chosen on validation scenes.
 """
 
 import json
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.jobs.clip_base import load_base
+from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.publication import check_publication, publish_trained
@@ -29,7 +30,7 @@ TENTHS = tuple(i / 10 for i in range(11))
 
 @dataclass(frozen=True)
 class Blend:
-    """Results of a share α of the tuned weights, in percent; `local_weight` is the best for its composition."""
+    """Results of a share α of the tuned weights, in percent; `local_weight` is the best for composition."""
 
     alpha: float
     local_weight: float
@@ -40,6 +41,7 @@ class Blend:
     t2i: float
 
 
+@interruptible("Stopped. Nothing is kept of the measurements; run the same command to begin again.")
 def wise_ft(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the table, the plot and the checkpoint.")
@@ -89,8 +91,8 @@ def wise_ft(
 
 
 def choose(blends: Sequence[Blend], margin: float) -> Blend:
-    """The best composition among those that lose at most `margin` points of zero-shot accuracy and no recall to the
-    first, which is the base itself."""
+    """Choose the best composition among blends that lose at most `margin` points of zero-shot accuracy and no recall
+    compared with the first one, which is the base itself."""
     base = blends[0]
     kept = [
         blend for blend in blends if blend.zs >= base.zs - margin and blend.i2t >= base.i2t and blend.t2i >= base.t2i
@@ -99,13 +101,13 @@ def choose(blends: Sequence[Blend], margin: float) -> Blend:
 
 
 def plot(blends: Sequence[Blend]) -> str:
-    """Composition against zero-shot accuracy, a mark for each α, as SVG (Figure 3)."""
+    """Plot composition against zero-shot accuracy, with a mark for each α, as SVG (Figure 3)."""
     curves = (
         Curve("global score", tuple((blend.zs, blend.global_comp) for blend in blends)),
         Curve("with the best local weight", tuple((blend.zs, blend.comp) for blend in blends)),
     )
     accuracies = sorted(blend.zs for blend in blends)
-    # the ends alone are named, for the others are close together
+    # only the ends are labelled, because the others are close together
     names = dict.fromkeys(accuracies, "") | {zs: f"{zs:.1f}" for zs in (accuracies[0], accuracies[-1])}
     axes = Panel("WiSE-FT, α from 0 to 1", "zero-shot accuracy", "compositional accuracy", curves, has_zero=False,
                  x_names=names)  # fmt: skip
@@ -114,7 +116,7 @@ def plot(blends: Sequence[Blend]) -> str:
 
 def _measure(clip: ClipModel, weights: dict[str, Any], protocol: SceneProtocol, alpha: float) -> Blend:
     clip.model.load_state_dict(weights)
-    scores = protocol.evaluate(clip)
+    scores = protocol.evaluate(clip, f"α = {alpha:g}")
     by_weight = {weight: fmean(scores.compositionality(weight).values()) for weight in TENTHS}
     best = max(by_weight, key=lambda weight: by_weight[weight])
     return Blend(alpha, best, by_weight[best], by_weight[0.0], *_kept(scores))

@@ -379,12 +379,12 @@ async def test_where_several_clients_come_a_turn_admits_no_more_than_takes_a_twe
     engine, stepper = await measured(bench)
     held = await hold(engine, stepper)
     engine.room = 1000
-    hog = submit_as("hog", stepper, *items("hog", 30, size=5))
-    honest = submit_as("honest", stepper, Item("honest", 1, size=5))
+    hog = submit_as("hog", stepper, *items("hog", 100))
+    honest = submit_as("honest", stepper, Item("honest", 1))
     engine.gate.set()
     await all_of([held, *hog, *honest])
     next_turn = engine.admitted[engine.admitted.index(["held"]) + 1]
-    assert 1 < len(next_turn) <= 5
+    assert 1 < len(next_turn) <= 25
     assert "honest" in next_turn
 
 

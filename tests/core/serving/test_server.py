@@ -66,12 +66,6 @@ async def test_a_termination_under_load_loses_no_request(serve: Serve) -> None:
 
 
 async def test_clients_that_connect_anew_are_answered_or_refused_but_not_cut_off(serve: Serve) -> None:
-    # A process that gets no turn on a crowded machine accepts too late, so one good stop of three suffices.
-    # Handshakes that meet in the last place of the listener's queue may be cut off.
-    assert any([await clients_cut_off_at_a_stop(serve) <= 2 for _ in range(3)])
-
-
-async def clients_cut_off_at_a_stop(serve: Serve) -> int:
     served = serve(idle_grace_s=BUSY_S)
     await served.started()
     ends = Counter[str]()
@@ -95,7 +89,8 @@ async def clients_cut_off_at_a_stop(serve: Serve) -> int:
     await asyncio.gather(*clients)
     assert await served.exit_status() == 0
     assert ends["refused"] + ends["cut off"] == len(clients)
-    return ends["cut off"]
+    # Handshakes that meet in the last place of the listener's queue may be cut off.
+    assert ends["cut off"] <= 2
 
 
 async def test_a_request_on_an_idle_connection_is_answered_although_the_drain_has_begun(serve: Serve) -> None:

@@ -219,6 +219,16 @@ def test_starters_leave_a_store_with_other_models_alone(place: StorePlace, tmp_p
     assert store.names() == ["toy"]
 
 
+def test_a_store_with_other_models_gets_only_the_starters_that_are_wanted(place: StorePlace, tmp_path: Path) -> None:
+    store = place.open()
+    store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
+    starters = [write_starter(tmp_path / "b", "one"), write_starter(tmp_path / "c", "two")]
+
+    store.publish_starters(starters, wanted=["two", "toy"])
+
+    assert store.names() == ["toy", "two"]
+
+
 def test_starters_never_move_an_alias_and_complete_what_a_killed_process_left(
     place: StorePlace, tmp_path: Path
 ) -> None:

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from services.embed.bulk.collection_client import Patience, Refused, Unavailable
 from services.embed.bulk.image_sources import Skipped, list_images
-from services.embed.bulk.progress import Bars
 from services.embed.bulk.to_collection import MAX_BATCH_BYTES, UploadTarget, cut_batches, upload
+from services.jobs.progress import Bars
 from tests.embed.bulk_sources import write_shard
 from tests.embed.collection_server import CollectionServer, Dropped, error
 

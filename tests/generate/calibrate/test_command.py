@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_good, choose_calibration
-from services.generate.calibrate.command import app
+from services.generate.calibrate.command import app, decision
 from services.generate.calibrate.search import Limits, Score, Tried
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import generated_facts
 from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import CalibrationProfile, read_profile
+from services.generate.model.profile import OFF, CalibrationProfile, RowScope, paper_profile, read_profile
 from services.jobs.checkpoints import find_checkpoint
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
@@ -105,6 +106,49 @@ def test_a_calibration_that_helps_on_held_out_questions_is_on_with_its_gain(mode
     assert all(work > 0 for _, work in steps)
 
 
+@pytest.mark.parametrize("row_scopes", [("last",), ("last", "tail")])
+def test_no_step_of_the_search_exceeds_the_number_of_prompts_that_it_names(
+    model: LanguageModel, row_scopes: tuple[RowScope, ...]
+) -> None:
+    steps: list[list[int]] = []
+
+    class Counted(Helped):
+        def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+            for _ in profiles:
+                self.on_progress(len(examples))
+            return super().ask(profiles, examples)
+
+    def begin(what: str, work: int) -> None:
+        steps.append([0, work])
+
+    def count(number: int) -> None:
+        steps[-1][0] += number
+
+    plan = replace(PLAN, limits=Limits(row_scopes=row_scopes), bias_kinds=("cached", "tree"))
+    bench = Counted(model, questions(), on_progress=count)
+    choose_calibration(bench, generated_facts(24, 3), plan, begin)
+    assert len(steps) > 5
+    assert [done for done, _ in steps] == [work for _, work in steps]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "num_prompts", "beginning", "end"),
+    [
+        (True, 800, "Calibration is on: on 800 held-out questions,", "its mean from 80.00 % to 90.00 %."),
+        (False, 800, "Calibration is off: no finalist raised the accuracy", "its mean from 80.00 % to 90.00 %."),
+        (True, 8, "Calibration is on: on 8 held-out questions,", "say little: give at least 100 --prompts."),
+    ],
+)
+def test_the_decision_is_told_in_a_sentence_with_its_reason(
+    enabled: bool, num_prompts: int, beginning: str, end: str
+) -> None:
+    gain = {"vanilla": 0.8, "calibrated": 0.9, "middle_vanilla": 0.5, "middle_calibrated": 0.75}
+    profile = (paper_profile(2) if enabled else OFF).model_copy(update={"gain": {**gain, "num_prompts": num_prompts}})
+    said = decision(profile)
+    assert said.startswith(beginning) and said.endswith(end)
+    assert "with the gold in the middle went from 50.00 % to 75.00 %" in said
+
+
 def test_a_calibration_that_only_moves_accuracy_about_is_off_and_says_what_was_measured(model: LanguageModel) -> None:
     choice = choose_calibration(Shifted(model, questions()), generated_facts(24, 3), PLAN)
     assert not choice.profile.enabled
@@ -125,6 +169,40 @@ def test_questions_that_choose_are_not_those_that_decide(model: LanguageModel) -
     assert not held_out & set().union(*search)
     with pytest.raises(ValueError, match="at least two questions"):
         choose_calibration(Watched(model, questions()), generated_facts(1, 3), PLAN)
+
+
+FACTS = generated_facts(96, 3)
+
+
+class Lucky(Helped):
+    """One where layer 0 alone helps with every question that is searched with and with none that decides; layer 1 alone
+    with all but those about pets."""
+
+    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+        searched = {one.question for one in FACTS[:48]}
+
+        def is_right(profile: CalibrationProfile | None, one: Any) -> bool:
+            if profile is None or profile.layers == (0, 1) or one.gold != 1:
+                return bool(one.gold != 1)
+            return one.question in searched if profile.layers == (0,) else "pet" not in one.question
+
+        return [[is_right(profile, one) for one in examples] for profile in profiles]
+
+
+def test_a_setting_that_helps_is_found_behind_many_alike_that_were_lucky(model: LanguageModel) -> None:
+    choice = choose_calibration(Lucky(model, questions()), FACTS, replace(PLAN, num_prompts=48))
+    best = choice.rounds[-1][1].profile
+    assert best is not None
+    assert best.layers == (0,)
+    assert choice.profile.layers == (1,)
+
+
+def test_the_same_questions_lead_to_the_same_choice(model: LanguageModel) -> None:
+    plan = replace(PLAN, num_prompts=48)
+    first, second = (choose_calibration(Lucky(model, questions()), FACTS, plan) for _ in range(2))
+    assert first.profile == second.profile
+    for one, other in zip(first.rounds, second.rounds, strict=True):
+        assert [(tried.profile, tried.score) for tried in one] == [(tried.profile, tried.score) for tried in other]
 
 
 def score(*shares: float) -> Score:

@@ -12,6 +12,7 @@ from services.generate.calibrate.search import (
     Limits,
     Measured,
     Score,
+    Tried,
     candidates,
     does_help,
     is_found,
@@ -20,6 +21,7 @@ from services.generate.calibrate.search import (
     middle_positions,
     narrow_down,
     rank_rel_settings,
+    varied,
 )
 from services.generate.model.profile import CalibrationProfile, paper_profile
 
@@ -138,7 +140,30 @@ def test_profiles_that_do_badly_are_dropped_and_the_best_is_first_in_the_end() -
     vanilla, best, second = rounds[-1]
     assert vanilla.profile is None
     assert best.profile is profiles[13]
-    assert second.profile == profiles[13].model_copy(update={"row_scope": "tail"})
+    # that with other rows is as good, and too much like the best
+    assert second.profile is profiles[9]
+    assert rounds[1][2].profile == profiles[13].model_copy(update={"row_scope": "tail"})
     assert [tried.profile.layers[0] % 10 for tried in rounds[1][3:] if tried.profile is not None] == [9, 9, 9]
     assert best.score.num_questions == vanilla.score.num_questions == 90
     assert best.score.accuracy() == 1
+
+
+def test_finalists_differ_in_layers_estimate_span_or_temperature_by_a_decade() -> None:
+    def tried(share: float, temperature: float = 1e-3, **changes: object) -> Tried:
+        fields = {"enabled": True, "layers": (2, 3), "rel_layers": (2,), "temperature": temperature, **changes}
+        return Tried(CalibrationProfile.model_validate(fields), score(1, share, 1))
+
+    vanilla = Tried(None, score(1, 0.5, 1))
+    best = tried(0.9)
+    near = [tried(0.9, 2e-3), tried(0.9, row_scope="tail"), tried(0.89, layers=(2,)), tried(0.89, rel_layers=(2, 3))]
+    other_layers, other_t = tried(0.8, layers=(0, 1)), tried(0.7, 1e-2)
+    other_rel, other_span = tried(0.6, rel_layers=(0,)), tried(0.55, span_rule="text")
+    useless = tried(0.4, 1e-1, layers=(0,), rel_layers=(1,))
+    running = [best, *near, other_layers, other_t, other_rel, other_span, useless]
+
+    assert varied(running, vanilla, MIDDLE, Limits()) == [best, other_layers, other_t, other_rel, other_span]
+    assert varied(running, vanilla, MIDDLE, Limits(finalists=2)) == [best, other_layers]
+    all_but_span = tried(0.51, 1e-1, layers=(0,), rel_layers=(1,))
+    assert varied([*running, all_but_span], vanilla, MIDDLE, Limits(finalists=2)) == [best, all_but_span]
+    assert varied([best, *near], vanilla, MIDDLE, Limits()) == [best]
+    assert varied([useless], vanilla, MIDDLE, Limits()) == [useless]

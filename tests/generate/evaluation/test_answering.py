@@ -9,7 +9,7 @@ from services.generate.calibrate.prefilled_prompts import in_batches, prefilled
 from services.generate.data.question_sets import QuestionSet, at_positions
 from services.generate.data.questions import generated_facts
 from services.generate.evaluation.answering import AnswerOptions, answer
-from services.generate.generation.bias import TreeOptions
+from services.generate.generation.bias import DummyOptions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BadProfile, BiasTable, CalibrationProfile
 from services.generate.prompts.templates import Prompt
@@ -24,6 +24,7 @@ PROFILES = (
     CALIBRATED.model_copy(update={"row_scope": "tail", "bias": "exact"}),
     CALIBRATED.model_copy(update={"rel_scope": "per_head", "bias": "single"}),
     CALIBRATED.model_copy(update={"span_rule": "text", "dummy_tokens": 3, "window": 8}),
+    CALIBRATED.model_copy(update={"dummy": "whole"}),
     CALIBRATED.model_copy(
         update={"bias": "cached", "tables": (BiasTable(bucket=16, attention=(0.01, 0.0, 0.02), num_prompts=1),)}
     ),
@@ -104,7 +105,7 @@ def test_a_setting_leaves_the_next_ones_answers_as_they_were(model: LanguageMode
             assert batch.answers([None] * len(prompts), "last", lambda answer: False) == plain
         assert all(
             one.attention.equal(other.attention)
-            for one, other in zip(estimates, batch.estimate("tree", TreeOptions()), strict=True)
+            for one, other in zip(estimates, batch.estimate("tree", DummyOptions()), strict=True)
         )
 
 

@@ -29,7 +29,7 @@ from services.generate.evaluation.protocols import (
     reordered,
 )
 from services.generate.evaluation.tables import MOST_USED
-from services.generate.generation.bias import TreeOptions
+from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import rank
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BiasTable, CalibrationProfile
@@ -76,7 +76,7 @@ class KnownAttention(Bench):
             yield (torch.tensor(self.bias) + relevance).expand(2, 4, 4)
 
     def measure(
-        self, examples: Sequence[Example], span_rule: str, kind: str, tree: TreeOptions | None = None
+        self, examples: Sequence[Example], span_rule: str, kind: str, options: DummyOptions | None = None
     ) -> Iterator[Measured]:
         for one, attention in zip(examples, self.attention(examples, span_rule), strict=True):
             yield Measured(attention, torch.tensor(self.bias).expand(2, 4, 4), one.gold, 100, 50)

@@ -1,15 +1,17 @@
 """Each estimate of the bias is what a dense computation of it gives, whatever shares its pass, and leaves no trace."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, TreeOptions, estimate_bias
+from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, DummyOptions, estimate_bias
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.profile import DummyForm
 from services.generate.prompts.templates import Prompt, filler_ids
 from tests.generate.tiny_models import CONFIGS, SLIDING_WINDOW, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
@@ -21,24 +23,29 @@ NEWLINE = TOKENIZER("\n", add_special_tokens=False).input_ids[0]
 def a_prompt(
     num_tokens: Sequence[int], *, head: int = 6, tail: int = 5, seed: int = 0, ends_with_newline: bool = True
 ) -> Prompt:
-    """Return documents of these numbers of tokens after a head, with one token between the first two."""
+    """Return documents of these numbers of tokens after a head, with one token between the first two.
+
+    Those of five tokens or more have a title, their second token, and a text, from the fourth to the last but one.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def random_ids(length: int) -> list[int]:
         drawn: list[int] = torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
         return drawn
 
-    input_ids, spans = random_ids(head), []
+    input_ids, spans, contents = random_ids(head), [], []
     for k, length in enumerate(num_tokens):
         start = len(input_ids)
         input_ids += random_ids(length)
         if ends_with_newline and length:
             input_ids[-1] = NEWLINE
         spans.append((start, len(input_ids)))
+        contents.append(((start + 1, start + 2), (start + 3, start + length - 1)) if length >= 5 else ())
         input_ids += random_ids(1) if k == 0 else []
-    return Prompt((*input_ids, *random_ids(tail)), tuple(spans), len(input_ids))
+    return Prompt((*input_ids, *random_ids(tail)), tuple(spans), len(input_ids), tuple(contents))
 
 
+FORMS: tuple[DummyForm, ...] = ("framed", "whole")
 PROMPTS = (
     a_prompt((7, 11, 3, 20)),
     a_prompt((40, 1), head=30, seed=1, ends_with_newline=False),
@@ -67,19 +74,34 @@ def reference(name: str) -> Any:
     return tiny_model(name, attention="eager")
 
 
-def dummy_of(prompt: Prompt, k: int, num_tokens: int | None = None) -> list[int]:
-    """Filler over and over, and the document's own newline."""
+def filler(length: int) -> list[int]:
+    return [FILLER[i % len(FILLER)] for i in range(length)]
+
+
+def dummy_of(prompt: Prompt, k: int, options: DummyOptions) -> tuple[list[int], list[float]]:
+    """The dummy's tokens, and how much each counts of the document's mean."""
     start, stop = prompt.spans[k]
-    length = stop - start if num_tokens is None else min(num_tokens, stop - start)
-    dummy = [FILLER[i % len(FILLER)] for i in range(length)]
-    return [*dummy[:-1], NEWLINE] if prompt.input_ids[stop - 1] == NEWLINE else dummy
+    most = stop if options.dummy_tokens is None else options.dummy_tokens
+    if options.form == "whole":
+        length = min(most, stop - start)
+        last = [NEWLINE] if prompt.input_ids[stop - 1] == NEWLINE else []
+        return [*filler(length - len(last)), *last], [1 / max(length, 1)] * length
+    dummy: list[int] = []
+    counts: list[float] = []
+    done = start
+    for first, end in (*prompt.contents[k], (stop, stop)):
+        length = min(most, end - first)
+        dummy += [*prompt.input_ids[done:first], *filler(length)]
+        counts += [*[1.0] * (first - done), *[(end - first) / max(length, 1)] * length]
+        done = end
+    return dummy, [count / (stop - start) for count in counts]
 
 
-def with_dummies(prompt: Prompt, documents: Sequence[int]) -> list[int]:
+def with_dummies(prompt: Prompt, documents: Sequence[int], form: DummyForm) -> list[int]:
     input_ids = list(prompt.input_ids)
     for k in documents:
         start, stop = prompt.spans[k]
-        input_ids[start:stop] = dummy_of(prompt, k)
+        input_ids[start:stop] = dummy_of(prompt, k, DummyOptions(form))[0]
     return input_ids
 
 
@@ -106,25 +128,29 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_exact_is_a_prefill_of_its_own_for_each_document(model: LanguageModel, reference: Any) -> None:
-    for prompt, estimate in zip(PROMPTS, estimates(model, PROMPTS, "exact"), strict=True):
+@pytest.mark.parametrize("form", FORMS)
+def test_exact_is_a_prefill_of_its_own_for_each_document(model: LanguageModel, reference: Any, form: DummyForm) -> None:
+    options = DummyOptions(form)
+    for prompt, estimate in zip(PROMPTS, estimates(model, PROMPTS, "exact", options=options), strict=True):
         for k, (start, stop) in enumerate(prompt.spans):
-            weights = last_row_weights(reference, with_dummies(prompt, [k]))
+            weights = last_row_weights(reference, with_dummies(prompt, [k], form))
             assert_close(estimate.attention[:, :, k], weights[:, :, start:stop].mean(dim=-1))
 
 
-def test_single_is_the_prefill_of_a_prompt_of_dummies(model: LanguageModel, reference: Any) -> None:
-    for prompt, estimate in zip(PROMPTS, estimates(model, PROMPTS, "single"), strict=True):
-        weights = last_row_weights(reference, with_dummies(prompt, range(len(prompt.spans))))
+@pytest.mark.parametrize("form", FORMS)
+def test_single_is_the_prefill_of_a_prompt_of_dummies(model: LanguageModel, reference: Any, form: DummyForm) -> None:
+    options = DummyOptions(form)
+    for prompt, estimate in zip(PROMPTS, estimates(model, PROMPTS, "single", options=options), strict=True):
+        weights = last_row_weights(reference, with_dummies(prompt, range(len(prompt.spans)), form))
         expected = [weights[:, :, start:stop].mean(dim=-1) for start, stop in prompt.spans]
         assert_close(estimate.attention, torch.stack(expected, dim=-1))
 
 
-def dense_tree(reference: Any, prompt: Prompt, k: int, options: TreeOptions) -> Tensor:
+def dense_tree(reference: Any, prompt: Prompt, k: int, options: DummyOptions) -> Tensor:
     """Attn(dummy, k), (L, H), by one call with an explicit mask over the prompt, the dummy and a second tail."""
     start, stop = prompt.spans[k]
     num_tokens = len(prompt.input_ids)
-    dummy = dummy_of(prompt, k, options.dummy_tokens)
+    dummy, counts = dummy_of(prompt, k, options)
     tail = list(prompt.input_ids[prompt.tail_start :])
     positions = [*range(num_tokens), *range(start, start + len(dummy)), *range(prompt.tail_start, num_tokens)]
     total = len(positions)
@@ -154,16 +180,23 @@ def dense_tree(reference: Any, prompt: Prompt, k: int, options: TreeOptions) -> 
     weights = last_row_weights(
         reference, [*prompt.input_ids, *dummy, *tail], attention_mask=mask, position_ids=place[None]
     )
-    return weights[:, :, num_tokens : num_tokens + len(dummy)].mean(dim=-1)
+    return (weights[:, :, num_tokens : num_tokens + len(dummy)] * torch.tensor(counts)).sum(dim=-1)
 
 
 @pytest.mark.parametrize(
     "options",
-    [TreeOptions(), TreeOptions(dummy_tokens=4), TreeOptions(window=5, num_sinks=2), TreeOptions(3, 8, 0)],
-    ids=["whole", "short dummies", "window and sinks", "short dummies with a window"],
+    [
+        DummyOptions("framed"),
+        DummyOptions("whole"),
+        DummyOptions("framed", dummy_tokens=4),
+        DummyOptions("whole", dummy_tokens=4),
+        DummyOptions("framed", window=5, num_sinks=2),
+        DummyOptions("whole", 3, 8, 0),
+    ],
+    ids=["framed", "whole", "short filler", "short dummies", "window and sinks", "short dummies with a window"],
 )
 def test_tree_is_one_dense_call_over_prompt_and_branches(
-    model: LanguageModel, reference: Any, options: TreeOptions
+    model: LanguageModel, reference: Any, options: DummyOptions
 ) -> None:
     for prompt, estimate in zip(PROMPTS, estimates(model, PROMPTS, "tree", options=options), strict=True):
         for k in range(len(prompt.spans)):
@@ -211,7 +244,7 @@ def test_prompts_without_documents_and_empty_documents_are_estimated_at_nothing(
 
 def test_a_second_question_over_the_same_documents_runs_no_dummy_again(llama: LanguageModel) -> None:
     prompt = PROMPTS[0]
-    question = Prompt((*prompt.input_ids[: prompt.tail_start], 9, 8, 7), prompt.spans, prompt.tail_start)
+    question = replace(prompt, input_ids=(*prompt.input_ids[: prompt.tail_start], 9, 8, 7))
     dummies = DummyCache(1 << 20)
     (first,) = estimates(llama, [prompt], "tree", dummy_cache=dummies)
     (second,) = estimates(llama, [question], "tree", dummy_cache=dummies)
@@ -227,14 +260,14 @@ def test_dummies_are_shared_only_where_what_stands_before_them_is_the_same(llama
     prompt = PROMPTS[0]
     dummies = DummyCache(1 << 20)
     estimates(llama, [prompt], "tree", dummy_cache=dummies, num_layers=2)
-    start, _ = prompt.spans[2]
-    changed = Prompt((*prompt.input_ids[:start], 77, *prompt.input_ids[start + 1 :]), prompt.spans, prompt.tail_start)
-    for settings in ({"num_layers": 2}, {"options": TreeOptions(window=4)}, {"num_layers": 3}):
+    ((title, _), _) = prompt.contents[1]
+    changed = replace(prompt, input_ids=(*prompt.input_ids[:title], 77, *prompt.input_ids[title + 1 :]))
+    for settings in ({"num_layers": 2}, {"options": DummyOptions(window=4)}, {"num_layers": 3}):
         (found,) = estimates(llama, [changed], "tree", dummy_cache=dummies, **settings)
         (alone,) = estimates(llama, [changed], "tree", **settings)
         assert_close(found.attention, alone.attention)
         whole = 41 + 4 * 5
-        assert found.num_tokens == (whole - 7 - 11 - 3 if settings == {"num_layers": 2} else whole)
+        assert found.num_tokens == (whole - 7 - 11 if settings == {"num_layers": 2} else whole)
 
 
 def test_dummies_that_were_not_used_for_longest_are_forgotten_first(llama: LanguageModel) -> None:
@@ -275,5 +308,8 @@ def test_what_cannot_be_estimated_is_refused(llama: LanguageModel) -> None:
     ends = Prompt(PROMPTS[0].input_ids[:10], ((6, 10),), 10)
     with pytest.raises(ValueError, match="ends with a document"):
         estimate_bias(llama, [BiasJob(slot, ends, FILLER)], "tree")
+    unknown = Prompt(PROMPTS[0].input_ids[:10], ((1, 4),), 4)
     with pytest.raises(ValueError, match="filler"):
-        estimate_bias(llama, [BiasJob(slot, Prompt(PROMPTS[0].input_ids[:10], ((1, 4),), 4), ())], "exact")
+        estimate_bias(llama, [BiasJob(slot, unknown, ())], "exact")
+    with pytest.raises(ValueError, match="does not say where titles and texts are"):
+        estimate_bias(llama, [BiasJob(slot, unknown, FILLER)], "exact")

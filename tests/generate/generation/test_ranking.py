@@ -22,8 +22,8 @@ from services.generate.generation.ranking import (
     sorting_scores,
 )
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
-from services.generate.model.language_model import LanguageModel, ModelConfig, Prefill, Prefilled
-from services.generate.model.profile import BiasTable, CalibrationProfile
+from services.generate.model.language_model import LanguageModel, ModelConfig, Prefill, Prefilled, TokenScores
+from services.generate.model.profile import BiasTable, CalibrationProfile, DummyForm
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 from tests.generate.small_tokenizers import fast
@@ -91,7 +91,8 @@ class GoldenModel(LanguageModel):
         logits = next(logits for ids, logits in self._rows if tuple(ids[: len(seen)]) == seen)
         following = torch.tensor(prompt.input_ids[1:], dtype=torch.int64)
         logprobs = logits[start : len(seen) - 1].log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
-        return Prefilled(logits[len(seen) - 1], None, logprobs)
+        no_top = logprobs.new_empty((len(following), 0))
+        return Prefilled(logits[len(seen) - 1], None, TokenScores(logprobs, no_top, no_top.long()))
 
 
 class WatchedModel(LanguageModel):
@@ -189,9 +190,9 @@ class TestScores:
             attention[1].mean(dim=0).tolist(), rel=1e-4
         )
 
-    @pytest.mark.parametrize("rel_layers", [(), (0, 2)])
+    @pytest.mark.parametrize(("rel_layers", "dummy"), [((), "framed"), ((0, 2), "framed"), ((0, 2), "whole")])
     def test_calibrated_takes_off_what_a_dummy_in_its_place_is_paid(
-        self, model: LanguageModel, plain_model: Any, rel_layers: tuple[int, ...]
+        self, model: LanguageModel, plain_model: Any, rel_layers: tuple[int, ...], dummy: DummyForm
     ) -> None:
         (prompt,) = _job_prompts(model, "calibrated")
         filler = filler_ids(model.tokenizer)
@@ -199,11 +200,12 @@ class TestScores:
         attention = _plain_attention(plain_model, prompt.input_ids, prompt.spans)[layers].mean(dim=(0, 1))
         expected = []
         for k, (start, end) in enumerate(prompt.spans):
-            dummy = (filler * (end - start))[: end - start - 1]  # the newline stays
-            ids = [*prompt.input_ids[:start], *dummy, *prompt.input_ids[end - 1 :]]
+            ids = list(prompt.input_ids)
+            for first, stop in [(start, end - 1)] if dummy == "whole" else prompt.contents[k]:
+                ids[first:stop] = (filler * (stop - first))[: stop - first]
             paid = _plain_attention(plain_model, ids, prompt.spans)[layers].mean(dim=(0, 1))
             expected.append(float(attention[k] - paid[k]))
-        profile = CalibrationProfile(enabled=False, bias="exact", temperature=1e-3, rel_layers=rel_layers)
+        profile = CalibrationProfile(enabled=False, bias="exact", temperature=1e-3, rel_layers=rel_layers, dummy=dummy)
         ranking = rank(model, QUERY, DOCUMENTS, "calibrated", profile)
         assert ranking.scores == pytest.approx(expected, abs=1e-6)
         alpha = torch.tensor(expected, dtype=torch.float64).div(1e-3).softmax(dim=0)

@@ -35,6 +35,7 @@ PROFILES: dict[str, CalibrationProfile | None] = {
     "cached": PROFILE.model_copy(update={"bias": "cached", "tables": TABLES}),
     "tail": PROFILE.model_copy(update={"row_scope": "tail"}),
     "per head": PROFILE.model_copy(update={"rel_scope": "per_head", "layers": (0, 2)}),
+    "whole dummies": PROFILE.model_copy(update={"dummy": "whole"}),
     "shorter dummies": PROFILE.model_copy(update={"dummy_tokens": 6, "window": 8}),
 }
 
@@ -105,6 +106,30 @@ def alone(generation: Generation, name: str = "llama") -> list[Progress]:
 # An answer is the model's
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_an_echoed_prompts_tokens_have_the_models_log_probabilities_whatever_is_cached(num_tokens: int) -> None:
+    batch = new_batch(model(), prefix_cache_bytes=2**24)
+    prompt = Prompt(ask(2).prompt.input_ids, (), 0)
+    scored = Generation(prompt, num_tokens, Sampling(num_logprobs=2), echo="the prompt", ignore_eos=True)
+    plain = Generation(prompt, MAX_TOKENS, ignore_eos=True)
+    with torch.inference_mode():
+        logprobs = (
+            tiny_model("llama", attention="eager")(torch.tensor([prompt.input_ids])).logits[0, :-1].log_softmax(dim=-1)
+        )
+    expected = logprobs.gather(1, torch.tensor(prompt.input_ids[1:])[:, None])[:, 0]
+    for company in ((), (plain,), (plain, replace(scored)), ()):
+        came = run(batch, *company, scored)[-1]
+        facts = came[0].facts
+        assert facts is not None
+        assert [token.token_id for token in facts.scored] == list(prompt.input_ids)
+        assert facts.scored[0].logprob is None
+        torch.testing.assert_close(torch.tensor([one.logprob for one in facts.scored[1:]]), expected)
+        tops = [[top.token_id for top in one.top] for one in facts.scored[1:]]
+        assert tops == logprobs.topk(2).indices.tolist()
+        assert (came[-1].num_tokens, came[-1].finish_reason, facts.echo) == (num_tokens, "length", "the prompt")
+    assert text_of(run(batch, plain)[0]) == text_of(alone(plain))
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_sliding", "qwen3"])
 @pytest.mark.slow
 def test_a_plain_answer_is_the_one_that_transformers_gives(name: str) -> None:
@@ -149,7 +174,7 @@ def test_a_calibrated_answer_follows_the_recipe(bias: Any, row_scope: Any) -> No
 @pytest.mark.slow
 def test_calibration_changes_answers() -> None:
     answers = {
-        name: tuple(tuple(ids_of(alone(ask(seed, profile)))) for seed in range(4)) for name, profile in PROFILES.items()
+        name: tuple(tuple(ids_of(alone(ask(seed, profile)))) for seed in range(8)) for name, profile in PROFILES.items()
     }
     assert answers["plain"] == answers["off"]
     assert len({answers[name] for name in ("plain", "tree", "tail", "per head")}) == 4

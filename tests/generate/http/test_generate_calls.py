@@ -35,7 +35,8 @@ def test_without_options_the_calibration_is_the_profile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("enabled", False), ("bias", "exact"), ("temperature", 5e-5), ("layers", (2, 0))]
+    ("option", "value"),
+    [("enabled", False), ("bias", "exact"), ("temperature", 5e-5), ("layers", (2, 0)), ("dummy", "whole")],
 )
 def test_an_option_changes_its_own_field_alone(option: str, value: Any) -> None:
     options: dict[str, Any] = {option: list(value) if isinstance(value, tuple) else value}
@@ -55,6 +56,7 @@ def test_a_checkpoint_without_calibration_is_calibrated_with_the_papers_settings
 
     assert (asked.enabled, asked.layers, asked.rel_layers) == (True, (3, 4, 5), tuple(range(NUM_LAYERS)))
     assert asked.temperature == PAPER_TEMPERATURE
+    assert asked.dummy == "framed"
     assert calibration(OFF, enabled=True, layers=[0], temperature=0.5).model_dump() == (
         asked.model_copy(update={"layers": (0,), "temperature": 0.5}).model_dump()
     )
@@ -83,7 +85,10 @@ def test_options_that_the_model_or_its_profile_does_not_allow_are_refused_by_nam
 def test_a_bias_may_be_looked_up_where_the_profile_has_tables() -> None:
     tables = (BiasTable(bucket=8, attention=(0.1, 0.2), num_prompts=3),)
 
-    assert calibration(PROFILE.model_copy(update={"tables": tables}), bias="cached").bias == "cached"
+    measured = PROFILE.model_copy(update={"tables": tables})
+    assert calibration(measured, bias="cached").bias == "cached"
+    with pytest.raises(InvalidField, match="no tables for a cached bias"):
+        calibration(measured, bias="cached", dummy="whole")
 
 
 def test_a_plain_text_is_a_document_without_title_and_id() -> None:

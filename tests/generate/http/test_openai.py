@@ -211,6 +211,38 @@ def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClien
     assert all(text.startswith(prompt) and text != prompt for text, prompt in zip(texts, prompts, strict=True))
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+@pytest.mark.parametrize("prompt", [PROMPT, [5, 6, 7, 8], "Ça brûle ☃"])
+def test_an_echoed_prompt_has_the_log_probability_of_each_of_its_tokens(
+    client: TestClient, prompt: str | list[int], max_tokens: int
+) -> None:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "echo": True, "logprobs": 2, "temperature": 0}
+    answer = complete(client, **body)
+    (choice,), usage = answer["choices"], answer["usage"]
+    told = choice["logprobs"]
+    assert usage["completion_tokens"] <= max_tokens
+    assert len(told["tokens"]) == len(told["text_offset"]) == usage["total_tokens"]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert all(logprob <= max(top.values()) <= 0 for logprob, top in _after_first(told))
+    assert told["text_offset"] == sorted(told["text_offset"])
+    answered = complete(client, **{**body, "max_tokens": 3, "echo": False})["choices"][0]
+    assert choice["text"].endswith(answered["text"] if max_tokens else "")
+    assert told["token_logprobs"][usage["prompt_tokens"] :] == (
+        pytest.approx(answered["logprobs"]["token_logprobs"], abs=1e-4) if max_tokens else []
+    )
+    chunks = [chunk["choices"][0] for chunk in events_of(client, COMPLETIONS, body)]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+    assert [token for chunk in chunks if chunk["logprobs"] for token in chunk["logprobs"]["tokens"]] == told["tokens"]
+    if isinstance(prompt, str):
+        assert choice["text"].startswith(prompt)
+        places = zip(told["tokens"], told["text_offset"], strict=True)
+        assert all(choice["text"].startswith(token, at) for token, at in places if "\ufffd" not in token)
+
+
+def _after_first(told: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
+    return list(zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True))
+
+
 def test_chat_over_documents_is_greedy_unless_it_says_otherwise(client: TestClient) -> None:
     def answers(**fields: Any) -> set[str]:
         return {text_of(chat(client, max_tokens=24, seed=seed, **fields)) for seed in range(5)}
@@ -298,7 +330,14 @@ def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str
         ({"documents": [{"title": "a"}]}, 422, "documents.0.text"),
         ({"documents": ["a", "b"], "messages": [{"role": "system", "content": "a"}]}, 400, "messages"),
         ({"reorder": "randomly"}, 422, "reorder"),
-        ({"calibration": {"layers": [99]}}, 422, "calibration.layers"),
+        ({"reorder": "attention"}, 400, "reorder"),
+        ({"calibration": {"enabled": True}}, 400, "calibration"),
+        ({"calibration": {}}, 400, "calibration"),
+        ({"document": DOCUMENTS}, 422, "document"),
+        ({"documnets": DOCUMENTS}, 422, "documnets"),
+        ({"documents": DOCUMENTS, "calibrations": {"enabled": True}}, 422, "calibrations"),
+        ({"continue_final_message": True}, 400, "continue_final_message"),
+        ({"documents": DOCUMENTS, "calibration": {"layers": [99]}}, 422, "calibration.layers"),
         ({"calibration": {"temperature": 0}}, 422, "calibration.temperature"),
         ({"model": "gpt-5"}, 404, "model"),
         ({"messages": [{"role": "user", "content": "lighthouse " * CONTEXT}]}, 413, "messages"),
@@ -314,6 +353,22 @@ def test_a_chat_that_cannot_be_answered_is_refused_by_name(
         assert response.headers["x-should-retry"] == "false"
 
 
+def test_a_value_is_told_what_is_wrong_with_it_and_not_which_other_types_there_are(client: TestClient) -> None:
+    error = client.post(COMPLETIONS, json={"prompt": [-1]}).json()["error"]
+    assert error["message"] == "prompt.0: Input should be greater than or equal to 0."
+
+
+def test_a_chat_without_documents_may_say_that_it_is_not_calibrated(client: TestClient) -> None:
+    assert chat(client, calibration={"enabled": False})["choices"]
+    assert chat(client, documents=[], calibration={"enabled": True})["choices"]
+
+
+def test_the_assistants_message_at_the_end_is_a_finished_turn_as_with_vllm(client: TestClient) -> None:
+    ended = chat(client, messages=[*QUESTION, {"role": "assistant", "content": "The keeper"}])
+    counted = client.post("/tokenize", json={"messages": QUESTION}).json()["count"]
+    assert ended["usage"]["prompt_tokens"] > counted
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
@@ -322,14 +377,14 @@ def test_a_chat_that_cannot_be_answered_is_refused_by_name(
         ({"prompt": ["a"] * 129}, 413, "prompt"),
         ({"prompt": ""}, 422, "prompt"),
         ({"prompt": [True]}, 422, "prompt.0"),
+        ({"document": ["a"]}, 422, "document"),
         ({"prompt": [5, 512]}, 422, "prompt"),
         ({"prompt": [[5], [512]]}, 422, "prompt"),
         ({"guided_regex": "a|b"}, 400, "guided_regex"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"suffix": "end"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
-        ({"echo": True, "prompt": [5]}, 400, "echo"),
-        ({"echo": True, "logprobs": 1}, 400, "echo"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
         ({"documents": ["a"]}, 400, "documents"),
         ({"logprobs": 21}, 422, "logprobs"),
         ({"prompt": "lighthouse " * CONTEXT}, 413, "prompt"),

@@ -156,6 +156,7 @@ def test_tei_has_its_own_form_at_the_same_path(client: TestClient) -> None:
         ({"top_n": -1}, 422, "top_n"),
         ({"max_tokens_per_doc": 0}, 422, "max_tokens_per_doc"),
         ({"method": "bm25"}, 422, "method"),
+        ({"methods": "attention"}, 422, "methods"),
         ({"rank_fields": ["text", "author"]}, 400, "rank_fields"),
         ({"truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
         ({"model": "rerank-v3.5"}, 404, "model"),

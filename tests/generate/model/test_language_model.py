@@ -67,7 +67,7 @@ def test_unequal_prompts_in_one_pass_answer_as_each_does_alone(model: LanguageMo
     for prompt, prefilled in zip(prompts, found, strict=True):
         assert_close(prefilled.logits, logits_of(reference, prompt))
         assert prefilled.attention is None
-        assert prefilled.token_logprobs is None
+        assert prefilled.scores is None
 
 
 def test_a_prompt_that_comes_in_parts_answers_as_the_whole(model: LanguageModel, reference: Any) -> None:
@@ -97,13 +97,16 @@ def test_the_last_row_is_measured_where_its_documents_stand(model: LanguageModel
 def test_every_token_is_scored_given_those_before_it(model: LanguageModel, reference: Any) -> None:
     cache = model.new_cache(2000)
     prompts = [tokens(40), tokens(300)]
-    found = model.prefill([Prefill(cache.open(400), prompt, scores_all=True) for prompt in prompts])
+    found = model.prefill([Prefill(cache.open(400), prompt, scores_all=True, num_top=3) for prompt in prompts])
     for prompt, prefilled in zip(prompts, found, strict=True):
         with torch.inference_mode():
             logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
-        assert prefilled.token_logprobs is not None
+        assert prefilled.scores is not None
         expected = logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-        assert_close(prefilled.token_logprobs, expected)
+        assert_close(prefilled.scores.logprobs, expected)
+        top, ids = logprobs[:-1].topk(3, dim=-1)
+        assert_close(prefilled.scores.top_logprobs, top)
+        assert prefilled.scores.top_ids.tolist() == ids.tolist()
         assert_close(prefilled.logits.log_softmax(dim=-1), logprobs[-1])
 
 

@@ -16,6 +16,7 @@ from services.generate.model.profile import (
     length_bucket,
     paper_profile,
     read_profile,
+    read_profile_file,
     write_profile,
 )
 
@@ -43,6 +44,21 @@ def test_a_profile_written_beside_a_checkpoint_is_read_back_as_it_was(tmp_path: 
     write_profile(OFF, tmp_path)
     assert read_profile(tmp_path) == OFF
     assert not OFF.enabled
+
+
+def test_an_enabled_profile_that_does_not_name_its_dummies_was_made_with_whole_ones(tmp_path: Path) -> None:
+    for profile, dummy in ((CHOSEN, "whole"), (OFF, "framed")):
+        fields = profile.model_dump(mode="json", exclude={"dummy"})
+        (tmp_path / PROFILE_FILE).write_text(json.dumps(fields))
+        assert read_profile(tmp_path) == profile.model_copy(update={"dummy": dummy})
+        assert read_profile_file(tmp_path / PROFILE_FILE) == read_profile(tmp_path)
+
+
+def test_tables_are_of_the_dummies_that_they_were_measured_with() -> None:
+    assert CHOSEN.changed({"dummy": CHOSEN.dummy, "temperature": 1}).tables == CHOSEN.tables
+    assert CHOSEN.changed({"dummy": "whole", "bias": "tree"}).tables == ()
+    with pytest.raises(ValidationError, match="no tables for a cached bias"):
+        CHOSEN.changed({"dummy": "whole"})
 
 
 def test_a_checkpoint_without_a_profile_has_none(tmp_path: Path) -> None:

@@ -151,6 +151,17 @@ class TestDocumentsOfTheTemplate:
             pieces = render_chat(_with_template(template), _user("who?"), documents)
             assert _documents_of(pieces) == expected[:num_documents]
 
+    @pytest.mark.parametrize("template", [None, LITM, FIELDS, TAGS])
+    def test_titles_and_texts_are_told_from_what_is_written_around_them(self, template: str | None) -> None:
+        tokenizer = byte_level() if template is None else _with_template(template)
+        pieces = render_chat(tokenizer, _user("who?"), DOCUMENTS)
+        contents = [
+            [piece.text[start:end] for start, end in piece.contents] for piece in pieces if piece.document is not None
+        ]
+        assert [[text for text in texts if text] for texts in contents] == [
+            [text for text in (document.title, document.text) if text] for document in DOCUMENTS
+        ]
+
     @pytest.mark.parametrize("template", [LITM, FIELDS, TAGS])
     def test_a_span_of_the_text_rule_ends_before_the_line_break(self, template: str) -> None:
         tokenizer = _with_template(template)

@@ -71,7 +71,7 @@ class TestTemplates:
 
     def test_a_document_without_a_title_has_no_brackets_for_one(self) -> None:
         pieces = PLAIN.render("q", [Document("a b")])
-        assert pieces[1] == Piece("Document [1] a b\n", 0)
+        assert pieces[1] == Piece("Document [1] a b\n", 0, contents=((13, 16),))
 
     def test_what_looks_like_a_field_is_text(self) -> None:
         pieces = QUERY_AWARE.render("{title}?", [Document("{number} {question}", "{text}")])
@@ -93,6 +93,27 @@ class TestSpans:
         prompt = tokenise(tokenizer, pieces)
         check_round_trip(tokenizer, pieces, prompt)
         assert len(prompt.spans) == len(AWKWARD)
+
+    @pytest.mark.parametrize("span_rule", ["newline", "text"])
+    def test_the_tokens_of_titles_and_texts_leave_the_templates_own(self, tokenizer: Any, span_rule: SpanRule) -> None:
+        documents = [*AWKWARD, Document("One. Two.", "A title."), Document("ends in lines\n\n", "<s>")]
+        prompt = tokenise(tokenizer, QUERY_AWARE.render("who lit it?", documents, span_rule))
+        for k, (document, (start, end), contents) in enumerate(
+            zip(documents, prompt.spans, prompt.contents, strict=True), start=1
+        ):
+            frame, given = [], []
+            for first, stop in (*contents, (end, end)):
+                frame.append(tokenizer.decode(prompt.input_ids[start:first]))
+                given.append(tokenizer.decode(prompt.input_ids[first:stop]))
+                start = stop
+            # what the tokens of a border share is punctuation and line breaks
+            assert f"Document [{k}]" in frame[0]
+            assert "".join(frame).count("(Title:") == bool(document.title)
+            assert not set("".join(frame)) - set(f"Document [](Title: ){k}.\n \t")
+            assert "".join("".join(given).split()) in "".join(f"{document.title}{document.text}".split())
+
+    def test_a_document_without_title_and_text_is_all_the_templates(self, tokenizer: Any) -> None:
+        assert tokenise(tokenizer, QUERY_AWARE.render("who?", [Document("")])).contents == ((),)
 
     def test_the_whole_prompt_decodes_to_its_text(self, tokenizer: Any) -> None:
         pieces = QUERY_AWARE.render("who lit it?", AWKWARD)

@@ -256,6 +256,20 @@ def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_th
     assert cells[1].data.rationales is None
 
 
+def test_a_sweep_teaches_a_users_own_task_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("task: parity\nfields: [number]\nlabels: [even, odd]\n")
+    rows = [
+        {"number": f"number {n}", "label": ["even", "odd"][n % 2], "rationale": f"{n} modulo 2 is {n % 2}"}
+        for n in range(40)
+    ]
+    (tmp_path / "parity.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--tasks", str(tmp_path / "task.yaml"), "--data", str(tmp_path), *OPTIONS, "--steps", "2"]
+    swept = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path / "sweep"), *options])
+    assert swept.exit_code == 0, swept.output
+    folders = sorted(path.parent.name for path in (tmp_path / "sweep").glob(f"*/{SCORES}"))
+    assert folders == ["parity_human_tiny_standard_100_seed-0", "parity_human_tiny_step-by-step_rows_100_seed-0"]
+
+
 def test_what_is_left_takes_as_long_as_what_is_like_it() -> None:
     grid = replace(GRID, models=("tiny", "mini"))
     standard, step_by_step, other, another = grid.cells()
@@ -276,6 +290,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (["--fractions", "half"], "is not a comma-separated list of numbers"),
         (["--tasks", "svamp"], "needs the folder"),
         (["--tasks", "chess"], "chess"),
+        (["--tasks", "chess.yaml"], "chess.yaml: No such file or directory"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),
         (["--alpha", "0.5", "--rationale-weight", "1"], "not both"),
         (["--fractions", "0"], "above 0"),

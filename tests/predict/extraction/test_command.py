@@ -15,11 +15,11 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.predict.data.inputs import published_inputs, read_inputs
 from services.predict.data.rationale_file import OutputError, RationaleFile, Record, read_records, read_teacher_outputs
 from services.predict.data.rows import BadData
 from services.predict.extraction.command import TaskName, app
-from services.predict.extraction.extraction import MAX_FAILURES_IN_A_ROW
-from services.predict.extraction.inputs import published_inputs, read_inputs
+from services.predict.extraction.extraction import MAX_FAILURES_IN_A_ROW, MIN_JUDGED
 from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.teacher_server import COMPLETION_TOKENS, OUTPUT, PROMPT_TOKENS, Dropped, TeacherServer, error
@@ -219,10 +219,10 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
     ("options", "difference"),
     [
         (("--model", "other"), 'model was "big", and is "other"'),
-        (("--zero-shot",), "zero_shot was false, and is true"),
+        (("--zero-shot",), "--zero-shot was false, and is true"),
         (
             ("--temperature", "0.5", "--max-tokens", "9"),
-            "tokens was 256, and is 9; temperature was 0.0, and is 0.5",
+            "--max-tokens was 256, and is 9; --temperature was 0.0, and is 0.5",
         ),
         (("--api", "completions"), 'api was "chat", and is "completions"'),
         (("--extra", '{"seed": 1}'), 'extra was {}, and is {"seed": 1}'),
@@ -238,6 +238,18 @@ def test_a_file_that_was_begun_otherwise_is_refused_with_the_difference(
     assert difference in refused.stderr
     assert inputs.with_name("rationales.jsonl").read_bytes() == before
     assert server.asked.total() == 2
+
+
+def test_an_extraction_without_any_output_binds_no_arguments(server: TeacherServer, inputs: Path) -> None:
+    server.refused = {"Door": (404, "There is no model 'bug'.")}
+    assert extract(server, inputs, "--model", "bug").exit_code == 1
+    server.refused = {}
+    done = extract(server, inputs)
+    assert done.exit_code == 0, done.output
+    assert_each_once(inputs)
+    # with an output, the refusal says which files to remove
+    refused = extract(server, inputs, "--model", "other")
+    assert refused.exit_code == 1 and f"remove it and {inputs.parent}/rationales.jsonl.arguments.json" in refused.stderr
 
 
 def test_other_demonstrations_are_another_beginning(server: TeacherServer, inputs: Path, tmp_path: Path) -> None:
@@ -328,11 +340,57 @@ def test_an_endpoint_that_refuses_everything_is_not_asked_to_the_end(server: Tea
     assert server.asked.total() <= MAX_FAILURES_IN_A_ROW + 1
 
 
+def test_one_reason_to_reject_every_input_is_an_error_of_the_command(server: TeacherServer, inputs: Path) -> None:
+    server.refused = {"Door": (400, "top_k: Not supported here.")}
+    done = extract(server, inputs, "--limit", "3")
+    assert done.exit_code == 1
+    assert "every input was rejected for the same reason, 400: top_k: Not supported here." in done.stderr
+    assert "run the same command" not in done.stderr
+
+
 def test_many_refused_inputs_among_others_do_not_stop_it(server: TeacherServer, tmp_path: Path) -> None:
     inputs = write_inputs(tmp_path / "many.jsonl", range(3 * MAX_FAILURES_IN_A_ROW))
     server.refused = {f"{digit} is red": (400, "Odd.") for digit in "13579"}
     assert extract(server, inputs, "--concurrency", "1").exit_code == 3
     assert [record.row for record in records(inputs)] == list(range(0, 3 * MAX_FAILURES_IN_A_ROW, 2))
+
+
+def test_a_teacher_that_ignores_its_demonstrations_is_not_paid_to_the_end(
+    server: TeacherServer, tmp_path: Path
+) -> None:
+    inputs = write_inputs(tmp_path / "many.jsonl", range(60))
+    server.outputs = {"Door": "Sure! \x1b[2J I would say that it is red." + "." * 500}
+    stopped = extract(server, inputs, "--concurrency", "4")
+    assert stopped.exit_code == 4
+    assert "20 of 20 outputs could not be parsed, a larger share than --max-unparsed 0.5" in stopped.stderr
+    assert "(no_answer): 'Sure! \\x1b[2J I would say that it is red." in stopped.stderr and "…'" in stopped.stderr
+    assert "  no_answer: 2" in stopped.stderr and "Use another --output with --zero-shot," in stopped.stderr
+    num_paid = server.asked.total()
+    assert MIN_JUDGED <= num_paid < MIN_JUDGED + 4
+    assert len(records(inputs)) == num_paid  # nothing that was paid for is lost
+    # the same command pays for no more
+    again = extract(server, inputs)
+    assert again.exit_code == 4 and server.asked.total() == num_paid
+    # and whoever wants the outputs all the same gets the others
+    assert extract(server, inputs, "--max-unparsed", "1").exit_code == 0
+    assert_each_once(inputs, 60)
+    assert server.asked.total() == 60
+
+
+def test_few_outputs_are_judged_when_all_have_come(server: TeacherServer, inputs: Path) -> None:
+    server.outputs = {f"Door 00{number}": "Red." for number in range(4)}
+    failed = extract(server, inputs, "--max-unparsed", "0.25")
+    assert failed.exit_code == 4 and "4 of 12 outputs could not be parsed" in failed.stderr
+    assert_each_once(inputs)
+    assert extract(server, inputs, "--max-unparsed", "0.34").exit_code == 0
+
+
+def test_a_prompt_without_demonstrations_is_not_advised_to_leave_them_out(server: TeacherServer, inputs: Path) -> None:
+    server.outputs = {"Door": "Red."}
+    failed = extract(server, inputs, "--zero-shot")
+    assert failed.exit_code == 4
+    assert "Use another --output with demonstrations, other --prompts" in failed.stderr
+    assert "--zero-shot" not in failed.stderr
 
 
 def test_failures_that_pass_cost_no_input(server: TeacherServer, inputs: Path) -> None:
@@ -445,12 +503,23 @@ def test_inputs_are_read_in_the_published_forms(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('{"id": "a", "premise": "A."}', "record 0: hypothesis is missing"),
-        ('{"id": "a", "premise": "A.", "hypothesis": 3}', "record 0: hypothesis must be a string"),
-        ('{"input": "A. B."}', "record 0: not an input of esnli"),
-        ("nonsense", "neither JSON lines nor a JSON list"),
-        ("[1]", "not all records are objects"),
-        ('{"id": "a", "premise": "A.", "hypothesis": "B."}\n' * 2, "records 0 and 1 have the same id 'a'"),
+        ('{"id": "a", "premise": "A."}', "inputs.jsonl:1: hypothesis is missing; known are id, premise"),
+        ('{"id": "a", "premise": "A.", "hypothesis": 3}', "inputs.jsonl:1: hypothesis must be a string"),
+        ('{"input": "A. B."}', "inputs.jsonl:1: not an input of esnli"),
+        ("nonsense", "inputs.jsonl:1: neither JSON lines nor a JSON list"),
+        (
+            '\n{"id": "a"',
+            r"inputs.jsonl:2: neither JSON lines nor a JSON list \(Expecting ',' delimiter at column 11\)",
+        ),
+        (
+            '[{"id": "a"},\n {"id"}]',
+            r"inputs.jsonl:2: neither JSON lines nor a JSON list \(Expecting ':' .* column 7\)",
+        ),
+        ("[1]", "inputs.jsonl, record 1: not an object"),
+        (
+            '{"id": "a", "premise": "A.", "hypothesis": "B."}\n' * 2,
+            "inputs.jsonl:1 and .*inputs.jsonl:2 have the same id 'a'",
+        ),
     ],
 )
 def test_inputs_that_cannot_be_asked_about_are_named(tmp_path: Path, content: str, complaint: str) -> None:

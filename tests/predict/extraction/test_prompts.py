@@ -154,7 +154,7 @@ def test_a_label_must_be_a_choice_of_its_own_question_or_an_equation_with_a_valu
         ("Fish need water.", "Fish? So the answer is easy.", "demonstration 1: it is parsed as"),
         ("Q: {input}", "Q: {problem}", "braces"),
         ("Q: {input}", "Q: {input", "braces"),
-        ("stop:", "stops:", "stops: Extra inputs"),
+        ("stop:", "stops:", "there is no 'stops'; the nearest is 'stop'"),
         ("few_shot: Go on like this.", "few_shot: [", "prompts.yaml"),
         ("{rationale} So", "So", "demonstration 1: it is parsed as"),
     ],
@@ -171,7 +171,7 @@ def test_prompts_that_would_mislead_are_refused_with_what_is_wrong(
 
 def test_the_guides_file_of_prompts_is_one(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guide" / "distill.md").read_text()
-    (shown,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (shown,) = re.findall(r"```yaml\n(question: .*?)```", guide, re.DOTALL)
     prompts = load_prompts(CQA, small(tmp_path, shown))
     assert prompts.completion(QUESTION).count("So the answer is (b) sea.") == 1
 

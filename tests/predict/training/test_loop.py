@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from services.jobs.interruption import Stopped
 from services.nn.devices import DeviceOptions
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
@@ -209,20 +211,61 @@ def test_an_interrupted_training_ends_as_an_unbroken_one(lora_rank: int | None, 
 
     def kill(line: str) -> None:
         lines.append(line)
-        raise Killed
+        if line.startswith("step"):
+            raise Killed
 
     for _ in range(2):
         with pytest.raises(Killed):
             teach(toy_t5(), tiny_tokenizer(), toy_data(), recipe, tmp_path / "broken", kill)
     broken = taught(tmp_path / "broken", recipe)
-    assert [line.split(" loss")[0] for line in lines] == ["step 2/6", "step 4/6"]
+    assert [line.split(" loss")[0] for line in lines] == ["step 2/6", "continuing at step 2 of 6", "step 4/6"]
+    assert replace(broken, seconds=0) == replace(unbroken, seconds=0)
+    assert same(weights(tmp_path / "unbroken"), weights(tmp_path / "broken"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_saves_the_step_that_runs_between_two_evaluations(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # what runs in a shell's background ignores Ctrl-C
+    recipe = toy_recipe(num_steps=6)
+    unbroken = taught(tmp_path / "unbroken", recipe)
+    try:
+        with pytest.raises(Stopped, match=r"step 3 of 6 .* is saved\. Run the same command to continue"):
+            teach(
+                toy_t5(),
+                tiny_tokenizer(),
+                toy_data(),
+                recipe,
+                tmp_path / "broken",
+                lambda line: signal.raise_signal(number),
+            )
+    finally:
+        signal.signal(number, before)
+    broken = taught(tmp_path / "broken", recipe)
+    assert replace(broken, seconds=0) == replace(unbroken, seconds=0)
+    assert same(weights(tmp_path / "unbroken"), weights(tmp_path / "broken"))
+
+
+def test_a_signal_before_the_first_evaluation_saves_its_step_and_the_training_goes_on(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    recipe = toy_recipe(num_steps=6)
+    unbroken = taught(tmp_path / "unbroken", recipe)
+    model = toy_t5()
+    interrupt = iter([lambda: signal.raise_signal(signal.SIGINT)])
+    hook = model.encoder.register_forward_hook(lambda *_: next(interrupt, lambda: None)())
+    try:
+        with pytest.raises(Stopped, match=r"step 1 of 6 .* is saved"):
+            teach(model, tiny_tokenizer(), toy_data(), recipe, tmp_path / "broken", print)
+    finally:
+        hook.remove()
+        signal.signal(signal.SIGINT, before)
+    broken = taught(tmp_path / "broken", recipe)
     assert replace(broken, seconds=0) == replace(unbroken, seconds=0)
     assert same(weights(tmp_path / "unbroken"), weights(tmp_path / "broken"))
 
 
 def test_a_state_of_other_arguments_is_refused_and_the_difference_named(tmp_path: Path) -> None:
     taught(tmp_path, toy_recipe())
-    with pytest.raises(ValueError, match=r"learning_rate was 0\.005, and is 0\.001"):
+    with pytest.raises(ValueError, match=r"--learning-rate was 0\.005, and is 0\.001"):
         taught(tmp_path, toy_recipe(learning_rate=1e-3))
     with pytest.raises(ValueError, match=r"examples was "):
         taught(tmp_path, toy_recipe(), toy_data(test=examples(8, 3)))

@@ -182,10 +182,10 @@ def test_a_run_makes_a_student_once(folder: Path, tmp_path: Path) -> None:
 
 def test_the_result_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
     run_student(run_of(folder), tmp_path / "run", told([]))
-    with pytest.raises(ValueError, match=r"recipe\.learning_rate was 0\.005, and is 0\.1"):
+    with pytest.raises(ValueError, match=r"--learning-rate was 0\.005, and is 0\.1"):
         run_student(run_of(folder, learning_rate=0.1), tmp_path / "run", told([]))
     other = replace(run_of(folder), data=DataSource("svamp", folder, fraction=0.5))
-    with pytest.raises(ValueError, match=r"data\.fraction was 1\.0, and is 0\.5"):
+    with pytest.raises(ValueError, match=r"--fraction was 1\.0, and is 0\.5"):
         run_student(other, tmp_path / "run", told([]))
 
 

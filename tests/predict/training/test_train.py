@@ -1,6 +1,7 @@
 """`fovea train distill` teaches and publishes a student, goes on after a kill, and names what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_generated_data_is_taught_with_its_rationales(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["outcome"]["num_train"] == 8
 
 
+def test_results_are_standard_output_and_progress_and_remarks_are_not(tmp_path: Path) -> None:
+    data = write_svamp(tmp_path / "data")
+    command = ["svamp", *TINY, "--data", str(data), "--steps", "2", "--no-publish", "--output", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert 0 < result["num_test"] < 100
+    assert "step 2/2" in done.stderr
+    assert f"The test accuracy is that of {result['num_test']} test rows: on fewer than 100" in done.stderr
+
+
 @pytest.mark.timeout(600)  # a process imports torch
 def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
@@ -107,6 +119,7 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
     assert not (broken / "result.json").exists()
     told = job(*arguments, "--output", broken)
     assert "step 2/20" not in told
+    assert re.search(r"continuing at step \d+ of 20", told)
     assert "step 20/20" in told
     assert weights(broken) == weights(tmp_path / "unbroken")
     assert load_file(broken / "checkpoint" / "model.safetensors")
@@ -162,5 +175,6 @@ def test_another_training_is_not_overwritten(tmp_path: Path) -> None:
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "2", "--no-publish", "--output", str(tmp_path / "run")]
     job(*arguments)
     before = weights(tmp_path / "run")
-    assert "recipe.seed was 0, and is 1" in job(*arguments, "--seed", "1", fails=True)
+    assert "(--seed was 0, and is 1)" in job(*arguments, "--seed", "1", fails=True)
+    assert "(--steps was 2, and is 3)" in job(*arguments, "--steps", "3", fails=True)
     assert weights(tmp_path / "run") == before

@@ -71,6 +71,15 @@ def test_sub_tasks_of_fsc_clips_evaluation_give_its_benchmarks_numbers(model: st
     assert aggregates(benchmark, scores, sizes)["average"] == pytest.approx(expected, abs=tolerance)
 
 
+def test_the_names_in_the_authors_own_tables_are_known() -> None:
+    scores = SUB_TASKS["NegCLIP"]["tasks"]["aro"]
+    theirs = {task.replace("VG_Attribution", "VG_Attribute"): score for task, score in scores.items()}
+    assert theirs != scores
+    assert aggregates("aro", theirs, {}) == aggregates("aro", scores, {})
+    zero_shot_scores = dict.fromkeys(ELEVATER, 55.0)
+    assert aggregates("elevator", zero_shot_scores, {}) == {"average": pytest.approx(55.0)}
+
+
 def test_every_rule_that_was_verified_is_here() -> None:
     columns = {"21_tasks_avg": "elevater", "Comp": None, "I2T/T2I Ret": "retrieval"}
     verified = {columns.get(rule, rule) for rule in VERIFIED["rules"]} - {None}

@@ -175,6 +175,28 @@ def test_an_endpoint_is_asked_with_its_key_and_its_answers_are_kept(
     assert answer(*command)[0]["scores"] == {"colours": 100.0}
 
 
+def test_aros_four_tasks_are_averaged_under_either_name_of_the_second(checkpoint: Path, tmp_path: Path) -> None:
+    write_image(tmp_path / "a.jpg")
+    averages = []
+    for second in ("VG_Attribution", "VG_Attribute"):
+        tasks = ("VG_Relation", second, "Flickr30k_Order", "COCO_Order")
+        lines = [
+            {"id": task, "images": ["a.jpg"], "captions": [f"{task} x", f"{task} y"], "task": task} for task in tasks
+        ]
+        data = write_lines(tmp_path / f"{second}.jsonl", *lines)
+        model: list[str | Path] = ["--images", tmp_path, "--model", checkpoint]
+        (found,) = answer("records", "--data", data, "--benchmark", "aro", *model)
+        assert list(found["scores"]) == ["VG_Relation", "VG_Attribution", "Flickr30k_Order", "COCO_Order"]
+        averages.append(found["aggregates"].keys())
+    assert averages == [{"average"}] * 2
+
+
+def test_the_command_aro_says_that_it_reads_negclips_captions_and_how_aros_own_tasks_are_read() -> None:
+    told = run("aro", "--help").stdout
+    assert "NegCLIP's valid_neg_clip.tsv" in told
+    assert "not ARO's own four tasks, which records --benchmark aro reads" in " ".join(told.replace("`", "").split())
+
+
 @pytest.mark.slow
 def test_each_benchmark_is_a_command(checkpoint: Path, tmp_path: Path) -> None:
     for number in range(10):

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.nn.clip_model import ClipModel
 from services.score.fsc_clip import FscClipWeights, ImageFeatures, TextFeatures, fsc_clip_losses, interpolate
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.lora import add_lora, merged_state_dict
+from services.score.training.recipe import read_recipe
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -81,6 +83,26 @@ def test_every_projection_linear_layer_and_convolution_of_both_towers_has_matric
     num_matrices = len(trained(clip))
     assert num_matrices == 2 * (3 * 4 + 1)  # three blocks of four layers, and the patches' convolution
     assert all(3 in weight.shape[:2] for weight in trained(clip).values())
+
+
+def test_the_released_recipe_trains_15360_parameters_at_the_patches_of_a_vit_b_32() -> None:
+    recipe = read_recipe("fsc-clip-lora-laion-coco")
+    assert recipe.lora_rank is not None
+    vision = {"image_size": 64, "patch_size": 32, "width": 768, "layers": 1}
+    clip = tiny_clip(vision=vision)
+    patches = clip.model.visual.conv1
+    add_lora(clip.model, recipe.lora_rank)
+    matrices = {name: weight for name, weight in trained(clip).items() if name.startswith("visual.conv1.")}
+    assert {name: tuple(weight.shape) for name, weight in matrices.items()} == {
+        "visual.conv1.lora_A.default.weight": (4, 3, 32, 32),
+        "visual.conv1.lora_B.default.weight": (768, 4, 1, 1),
+    }
+    assert sum(weight.numel() for weight in matrices.values()) == 15_360
+    a, b = matrices.values()
+    nn.init.normal_(b)
+    pixels = torch.randn(1, 3, 64, 64)
+    added = F.conv2d(F.conv2d(pixels, a, stride=32), b) / 4
+    torch.testing.assert_close(clip.model.visual.conv1(pixels), patches(pixels) + added, atol=1e-4, rtol=0)
 
 
 def test_merged_weights_are_a_plain_models_and_give_the_trained_models_features(clip: ClipModel) -> None:

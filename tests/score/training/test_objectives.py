@@ -10,13 +10,14 @@ from torch import nn
 
 from services.nn.clip_model import ClipModel
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, negclip_loss
+from services.score.fsc_clip import FscClipWeights, Missing, clip_loss, fsc_clip_losses, negclip_loss
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS
 from services.score.training.batches import SceneLexicon, SceneSource, TuningBatch, TuningData
 from services.score.training.objectives import METHODS, Method, TuningLoss, method_weights
+from services.score.training.recipe import Recipe
 from tests.score.tiny import tiny_clip
 
 WEIGHTS = FscClipWeights()
@@ -50,6 +51,22 @@ def test_the_losses_are_those_of_the_methods() -> None:
     assert len(set(found.values())) == 4
 
 
+def test_negclip_counts_missing_negatives_as_logits_of_zero_where_the_recipe_says_so() -> None:
+    clip = tiny_clip()
+    whole = batch_of(clip)
+    exists = whole.exists.clone()
+    exists[-1, -1] = False
+    batch = replace(whole, input_ids=whole.input_ids[:-1], exists=exists)  # its negative is the last of the texts
+    zeros = TuningLoss((clip.model, clip.transform), "negclip", Recipe(method="negclip", missing="zero").weights)
+    images = encode_images(clip.model, batch.pixels(clip.transform)).pooled
+    texts = encode_texts(clip.model, batch.input_ids).pooled
+    # the released code has a text of zeros in the place of each
+    padded = torch.cat([texts, texts.new_zeros(int((~batch.exists).sum()), texts.shape[1])])
+    expected = negclip_loss(images, padded, clip.model.logit_scale.exp()).item()
+    assert zeros(batch).item() == pytest.approx(expected, rel=1e-6)
+    assert expected > loss_of(clip, "negclip")(batch).item() + 1e-5
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method: Method) -> None:
     clip = tiny_clip()
@@ -67,12 +84,13 @@ def test_every_method_learns(method: Method) -> None:
     assert values[-1] < 0.9 * values[0]
 
 
+@pytest.mark.parametrize("missing", ["exclude", "zero"])
 @pytest.mark.parametrize("method", METHODS)
-def test_captions_without_negatives_leave_clips_own_loss(method: Method) -> None:
+def test_captions_without_negatives_leave_clips_own_loss(method: Method, missing: Missing) -> None:
     clip = tiny_clip()
     batch = batch_of(clip)
     none = replace(batch, input_ids=batch.input_ids[:4], exists=torch.zeros_like(batch.exists))
-    loss = loss_of(clip, method)
+    loss = TuningLoss((clip.model, clip.transform), method, replace(WEIGHTS, missing=missing))
     value = loss(none)
     value.backward()
     assert value.item() == pytest.approx(loss_of(clip, "clip")(none).item(), rel=1e-6)

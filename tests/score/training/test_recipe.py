@@ -74,6 +74,7 @@ def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
         ("negatives = []", "at least one"),
         ("steps = 0", "steps"),
         ("beta = 1.0", "beta"),
+        ('missing = "zeros"', "missing is one of exclude, zero"),
         ("lambda_local = -1.0", "lambda_local"),
         ("learning_rate = 0.0", "learning_rate"),
         ("lerning_rate = 1e-3", "lerning_rate"),

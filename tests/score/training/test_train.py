@@ -146,7 +146,7 @@ def test_two_processes_that_gather_equal_one_with_the_same_batch(
 def test_a_resume_state_of_other_arguments_is_refused(base: Path, tmp_path: Path) -> None:
     arguments = [*TUNING, "--base", str(base), "--output", str(tmp_path), *QUIET]
     job(*arguments, "--steps", "2")
-    with pytest.raises(ValueError, match="other arguments"):
+    with pytest.raises(ValueError, match=r"\(--steps was 2, and is 3\)"):
         job(*arguments, "--steps", "3")
 
 
@@ -208,6 +208,13 @@ def test_webdataset_shards_tune_a_model_by_a_published_recipe(base: Path, tmp_pa
     assert described["training"]["epochs"] == 5
     assert described["training"]["sources"]["tagger"]
     assert all(bool(tensor.isfinite().all()) for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.slow
+def test_missing_negatives_count_as_in_the_released_code_where_the_command_says_so(base: Path, tmp_path: Path) -> None:
+    options = ["--method", "negclip", "--missing", "zero", "--steps", "1"]
+    job(*TUNING, *options, "--base", str(base), "--output", str(tmp_path), *QUIET)
+    assert json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())["training"]["missing"] == "zero"
 
 
 @pytest.mark.parametrize(

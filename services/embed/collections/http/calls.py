@@ -1,4 +1,4 @@
-"""Conversion of requests about a collection, in any of the accepted forms of a body, into calls of the library."""
+"""Conversion of requests about a collection, with any of the accepted body formats, into calls of the library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from services.core.images.references import StoredImage
 from services.embed.collections.answers import ImageToAdd, SearchQuery
 from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
-from services.embed.http.calls import conditions_of
+from services.embed.http.schemas import conditions_of
 from services.embed.service import CallLimits, TextInput
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10
-# Fields that a search may have as its query; exactly one of them.
+# Fields that can hold the query of a search; exactly one of them is set.
 QUERIES = ("image", "text", "id")
 
 
@@ -45,7 +45,7 @@ class SearchParameters:
 
 
 async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
-    """`PUT /collections/{name}`: JSON, or no body at all. Raises UnsupportedMediaType, InvalidField, TooLarge."""
+    """Read `PUT /collections/{name}`: JSON, or no body. Raises UnsupportedMediaType, InvalidField, TooLarge."""
     if not await request.body():
         return CreateRequest()
     if media_type_of(request) != "application/json":
@@ -57,10 +57,10 @@ async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
 
 
 async def read_images(request: Request, image_id: str | None, limits: CallLimits) -> Sequence[ImageToAdd]:
-    """`POST /collections/{name}/images`: one image, a form or JSON; `image_id` is from the URL.
+    """Read `POST /collections/{name}/images`: one image, a form or JSON; `image_id` is from the URL.
 
-    Raises UnsupportedMediaType for any other content type, InvalidRequest, InvalidField and TooLarge for what does
-    not fit.
+    Raises UnsupportedMediaType for any other content type, InvalidRequest, InvalidField and TooLarge for invalid
+    content.
     """
     media_type = media_type_of(request)
     if media_type.startswith("image/"):
@@ -80,7 +80,7 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
 
 
 async def read_search(request: Request, collection: str, in_url: SearchParameters, limits: CallLimits) -> SearchQuery:
-    """`POST /collections/{name}/search`: the query is an image, a form with one, or JSON.
+    """Read `POST /collections/{name}/search`: the query is an image, a form with one, or JSON.
 
     Raises what `read_images` raises.
     """
@@ -119,7 +119,7 @@ def _images_of_form(form: Form, limits: CallLimits) -> Sequence[ImageToAdd]:
 
 
 def _metadata_of_form(form: Form, limits: CallLimits) -> dict[str, Metadata]:
-    """Read the metadata by file name. Raises InvalidRequest for no JSON, InvalidField for an unknown name, TooLarge."""
+    """Read the metadata by file name. Raises InvalidRequest if not JSON, InvalidField for unknown names, TooLarge."""
     parts = form.fields["metadata"]
     if not parts:
         return {}

@@ -37,7 +37,7 @@ from services.embed.collections.storage.image_store import Added, StoredImage
 from services.embed.service import CallLimits
 
 MAX_PAGE = 1000
-# More entries than this are written by a thread, so that the event loop serves others meanwhile.
+# Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_ENTRIES = 128
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 
@@ -78,8 +78,8 @@ ImageId = Annotated[str, Path(description="The image's id. Slashes need no encod
 class Collections(Protocol):
     """The collections of the current request's tenant, as the routes use them.
 
-    Methods raise NotFound for a collection or an image that is not there, Overloaded while the collections are being
-    opened, and other errors for other mistakes of a request.
+    Methods raise NotFound for a collection or an image that does not exist, Overloaded while the collections are being
+    opened, and other errors for other invalid requests.
     """
 
     async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:

@@ -176,7 +176,7 @@ def added_images(added: Added) -> AddedImages:
 
 
 def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
-    """The JSON of an ImageList."""
+    """Render the JSON of an ImageList."""
     data = [
         {"id": image.id, "bytes": image.num_bytes, "metadata": image.metadata, "created": int(image.created)}
         for image in images
@@ -185,7 +185,7 @@ def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes
 
 
 def render_search(answer: SearchAnswer) -> bytes:
-    """The JSON of SearchResults."""
+    """Render the JSON of SearchResults."""
     index = answer.index
     body: dict[str, Any] = {
         "object": "search",
@@ -205,7 +205,7 @@ def render_search(answer: SearchAnswer) -> bytes:
 
 
 def _cosine(score: float) -> float:
-    """The dot product of two vectors of rounded numbers may be a last digit over 1."""
+    """Clip a cosine: the dot product of two rounded unit vectors may slightly exceed 1."""
     return max(-1.0, min(1.0, score))
 
 

@@ -1,4 +1,4 @@
-"""The contents of an index at one moment, searched without locks and made compact for a rebuild or a file."""
+"""The contents of an index at one moment: searched without locks, and compacted for a rebuild or a file."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from services.embed.collections.index.exact_search import Nearest, Rows, Vectors
 from services.embed.collections.index.inverted_lists import MIN_LIST_SIZE, InvertedLists, trained, tuned
 from services.embed.collections.index.vector_table import TableView, VectorTable
 
-# Centroids serve until the vectors are this many times as many as those that they were fitted to.
+# Centroids are used until there are this many times as many vectors as they were computed from.
 MAX_GROWTH = 2.0
 
 
@@ -18,7 +18,7 @@ MAX_GROWTH = 2.0
 class Contents:
     """The images up to row `through`: vectors in a table, the first of them also in inverted lists if there are any.
 
-    The first `num_judged` positions were there when it was last decided whether to have lists.
+    The first `num_judged` positions existed when it was last decided whether to use lists.
     """
 
     table: TableView
@@ -27,7 +27,7 @@ class Contents:
     num_judged: int = 0
 
     def search(self, queries: Vectors, k: int, *, among: Rows | None, max_exact: int) -> Nearest:
-        """Find at most k positions (Q, ≤ K) of live rows, all or `among` some. Up to `max_exact` are all compared."""
+        """Find at most k positions (Q, ≤ K) of live rows, all or `among`. Up to `max_exact` rows are all compared."""
         positions = None if among is None else self.table.live_positions(among)
         if self.lists is not None and (positions is None or len(positions) > max_exact):
             found = self._search_lists(self.lists, queries, k, positions)
@@ -38,7 +38,7 @@ class Contents:
         return self.scan_from(0, queries, k)
 
     def scan_from(self, start: int, queries: Vectors, k: int) -> Nearest:
-        """Compare the queries with all live vectors from a position on, which is a multiple of 8."""
+        """Compare the queries with all live vectors from a position on that is a multiple of 8."""
         live = self.table.live
         selector = None
         if live.num_dead:
@@ -59,14 +59,14 @@ class Contents:
 
 
 def compacted(seen: TableView, keep: NDArray[np.bool_]) -> VectorTable:
-    """A new table of the positions of `keep`, bool (N,)."""
+    """Make a new table of the positions of `keep`, bool (N,)."""
     table = VectorTable(seen.vectors.shape[1], int(keep.sum()))
     table.append(seen.rows[keep], seen.vectors[keep])
     return table
 
 
 def catch_up(table: VectorTable, keep: NDArray[np.bool_], now: TableView) -> None:
-    """Bring a table that was compacted from the first positions of `now` to what `now` holds."""
+    """Update a table that was compacted from the first positions of `now` to the state of `now`."""
     num_seen, num_kept = len(keep), int(keep.sum())
     is_dead = ~now.live.mask(len(now))
     table.append(now.rows[num_seen:], now.vectors[num_seen:])
@@ -77,9 +77,9 @@ def catch_up(table: VectorTable, keep: NDArray[np.bool_], now: TableView) -> Non
 def lists_for(
     table: TableView, old: InvertedLists | None, keep: NDArray[np.bool_], *, max_exact: int, min_recall: float
 ) -> InvertedLists | None:
-    """Inverted lists of a table without dead rows, or None where it is small or they would miss `min_recall`.
+    """Make inverted lists of a table without dead rows; None if it is small or they would not reach `min_recall`.
 
-    `old` are lists of the table that this one was compacted from, by `keep`; they are extended while they suffice.
+    `old` are lists of the table from which this one was compacted by `keep`; they are extended while they suffice.
     """
     if len(table) <= max(max_exact, MIN_LIST_SIZE):
         return None

@@ -1,4 +1,4 @@
-"""Exact search: the rows of a matrix with the greatest dot products to a query, and how two such lists become one.
+"""Exact search for the rows of a matrix with the greatest dot products to a query, and merging of two results.
 
 Shapes: Q queries, N vectors, E width, K answers, C candidates. FAISS reads the matrix in place; nothing is copied.
 """
@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """Positions in a matrix, int64 (Q, K), best first, −1 where there are fewer; scores, float32 (Q, K), −∞ there.
+    """Positions in a matrix, int64 (Q, K), best first, −1 if there are fewer; scores, float32 (Q, K), −∞ for these.
 
     Of equal scores the lower position comes first.
     """
@@ -31,7 +31,7 @@ def use_threads(num_threads: int) -> None:
 
 
 def scan(queries: Vectors, vectors: Vectors, k: int, *, selector: Any = None) -> Nearest:
-    """Compare queries (Q, E) with all vectors (N, E), or with those that a FAISS selector of positions lets pass."""
+    """Compare queries (Q, E) with all vectors (N, E), or with those in a FAISS selector of positions."""
     found = _empty(len(queries), min(k, len(vectors)))
     if found.positions.size:
         num_queries, width = queries.shape
@@ -50,8 +50,8 @@ def scan(queries: Vectors, vectors: Vectors, k: int, *, selector: Any = None) ->
 
 
 def scan_positions(queries: Vectors, vectors: Vectors, positions: Rows, k: int) -> Nearest:
-    """Compare queries (Q, E) with the vectors at some positions: the same for all queries (C,), or each query's own
-    (Q, C), which may end in −1s."""
+    """Compare queries (Q, E) with the vectors at some positions: the same for all queries (C,), or different for each
+    query (Q, C), possibly ending in −1s."""
     num_candidates = positions.shape[-1]
     found = _empty(len(queries), min(k, num_candidates))
     if found.positions.size:
@@ -73,7 +73,7 @@ def scan_positions(queries: Vectors, vectors: Vectors, positions: Rows, k: int) 
 
 
 def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
-    """The k best of two searches that looked at different positions."""
+    """Merge two searches of different positions into the k best."""
     positions = np.concatenate([first.positions, second.positions], axis=1)
     scores = np.concatenate([first.scores, second.scores], axis=1)
     best = ordered(positions, scores)
@@ -81,12 +81,12 @@ def merged(first: Nearest, second: Nearest, k: int) -> Nearest:
 
 
 def shifted(found: Nearest, start: int) -> Nearest:
-    """Positions in a slice of the matrix that begins at `start`, as positions in the whole."""
+    """Convert positions in a slice of the matrix that begins at `start` into positions in the matrix."""
     return Nearest(np.where(found.positions >= 0, found.positions + start, -1), found.scores)
 
 
 def padded(found: Nearest, k: int) -> Nearest:
-    """Exactly k columns."""
+    """Pad the result to exactly k columns."""
     if found.positions.shape[1] == k:
         return found
     lacking = ((0, 0), (0, k - found.positions.shape[1]))
@@ -96,13 +96,13 @@ def padded(found: Nearest, k: int) -> Nearest:
 
 
 def _settled(found: Nearest) -> Nearest:
-    """Sort FAISS's answer where needed: it is sorted except for ties and for places where nothing was found."""
+    """Sort FAISS's answer if needed: it is sorted except for ties and empty places."""
     has_ties = (found.scores[:, 1:] == found.scores[:, :-1]).any()
     return ordered(found.positions, found.scores) if has_ties or (found.positions < 0).any() else found
 
 
 def ordered(positions: Rows, scores: Vectors) -> Nearest:
-    """Positions (Q, K) and their scores (Q, K), in place where nothing was found, best first."""
+    """Sort positions (Q, K) and their scores (Q, K), best first; scores of empty places become −∞, in place."""
     scores[positions < 0] = -np.inf
     order = np.lexsort((positions, -scores), axis=-1)
     return Nearest(np.take_along_axis(positions, order, axis=1), np.take_along_axis(scores, order, axis=1))

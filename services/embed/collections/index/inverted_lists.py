@@ -1,8 +1,8 @@
-"""Approximate search: vectors sorted into lists about centroids, of which a query looks into the nearest few.
+"""Approximate search: vectors are sorted into lists around centroids, and a query searches only the nearest lists.
 
-The lists hold the first M positions of a table as 8-bit codes, a quarter of what an exact scan would read. What the
-codes propose is compared again exactly, so scores are true and only an answer's completeness is approximate: it is
-measured when the lists are made. Lists never change; new ones take their place.
+The lists hold the first M positions of a table as 8-bit codes, a quarter of what an exact scan would read. Candidates
+found by codes are compared again exactly, so scores are exact and only the recall is approximate: it is measured when
+the lists are made. Lists never change; they are replaced by new ones.
 """
 
 import math
@@ -17,24 +17,25 @@ from numpy.typing import NDArray
 from services.embed.collections.index.exact_search import Nearest, Rows, Vectors, scan, scan_positions
 from services.embed.collections.index.vector_table import TableView
 
-# The codes blur the order of near neighbours: this many times k are compared again.
+# Codes are too coarse to order near neighbours, so this many times k candidates are compared again.
 CANDIDATES = 4
-# A query that must look into more of the lists than this is answered sooner by an exact scan.
+# If a query must search a larger share of the lists than this, an exact scan is faster.
 MAX_PROBED_SHARE = 0.25
-# Codes are read so fast that fewer and longer lists than FAISS advises for float vectors are sooner done with.
+# Codes are read so fast that fewer and longer lists than FAISS recommends for float vectors are faster.
 LISTS_PER_ROOT = 1.5
 MIN_LIST_SIZE = 32
 TRAINING_VECTORS_PER_LIST = 64
 SAMPLE_SIZE = 512
 RECALL_AT = 10
-# Scores that differ by less are the same vector's, added up in another order.
+# Scores that differ by less belong to the same vector; only the order of summation differed.
 SAME_SCORE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class InvertedLists:
-    """`index` is a FAISS IVF index of the positions below `size`, a multiple of 8; `num_trained` is how many vectors
-    its centroids were fitted to. `nprobe` lists are looked into; `recall` is recall@10 as measured with that."""
+    """`index` is a FAISS IVF index of the positions below `size`, a multiple of 8; `num_trained` is the number of
+    vectors from which its centroids were computed. `nprobe` lists are searched; `recall` is the recall@10 measured with
+    it."""
 
     index: Any
     size: int
@@ -44,14 +45,14 @@ class InvertedLists:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, positions and centroids."""
+        """Size in bytes of codes, positions and centroids."""
         per_vector = self.index.code_size + np.dtype(np.int64).itemsize
         return int(self.size * per_vector + self.index.nlist * self.index.d * np.dtype(np.float32).itemsize)
 
     def search(self, queries: Vectors, table: TableView, k: int, *, among: Rows | None = None) -> Nearest | None:
-        """The k nearest of the first `size` positions, or of those `among` them (ascending), scored exactly.
+        """Find the k nearest of the first `size` positions, or of those in `among` (ascending), scored exactly.
 
-        None where the lists are no help: where too many would have to be looked into, or held fewer than k.
+        None if the lists do not help because too many would have to be searched or they held fewer than k.
         """
         share = 1.0 if among is None else len(among) / max(1, len(table))
         nprobe = self._nprobe(k, share)
@@ -80,13 +81,13 @@ class InvertedLists:
         return replace(self, index=index, size=size)
 
     def extended(self, table: TableView) -> "InvertedLists":
-        """Sort the rest of the table into these lists, and return them; the old object may no longer be used."""
+        """Sort the rest of the table into these lists, and return them; the old object must no longer be used."""
         size = len(table) // 8 * 8
         self.index.add(table.vectors[self.size : size])
         return replace(self, size=size)
 
     def _nprobe(self, k: int, share: float) -> int:
-        """`nprobe` was chosen for ten answers among all: fewer vectors to choose from, or more answers, need more."""
+        """Compute `nprobe` for k answers from a share of the vectors; the index's own is for ten answers from all."""
         num_lists: int = self.index.nlist
         for_answers = CANDIDATES * k * num_lists / self.size
         return min(num_lists, math.ceil(max(self.nprobe, for_answers) / max(share, 1e-9)))
@@ -101,7 +102,7 @@ class InvertedLists:
 
 
 def trained(table: TableView) -> InvertedLists:
-    """Lists of all but the last few positions of a table, none of them dead. Takes seconds to minutes."""
+    """Make lists of all but the last few positions of a table without dead rows. Takes seconds to minutes."""
     size = len(table) // 8 * 8
     num_lists = max(1, min(round(LISTS_PER_ROOT * math.sqrt(size)), size // MIN_LIST_SIZE))
     index = faiss.index_factory(table.vectors.shape[1], f"IVF{num_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
@@ -113,9 +114,9 @@ def trained(table: TableView) -> InvertedLists:
 
 
 def tuned(lists: InvertedLists, table: TableView, min_recall: float) -> InvertedLists | None:
-    """The lists with the least `nprobe` that reaches `min_recall`, and its recall@10; None where none does.
+    """Find the least `nprobe` that reaches `min_recall`, and its recall@10; None if none does.
 
-    Asked are stored vectors, each without itself; right is what scores as high as the tenth of an exact search.
+    Queries are stored vectors, each without itself; correct results score as high as the tenth of an exact search.
     """
     sample = np.random.default_rng(0).choice(lists.size, min(SAMPLE_SIZE, lists.size), replace=False)
     queries = table.vectors[sample]
@@ -145,7 +146,7 @@ def tuned(lists: InvertedLists, table: TableView, min_recall: float) -> Inverted
 
 
 def _without_self(found: Nearest, own: Rows) -> Vectors:
-    """Scores (Q, K − 1) of all but each query's own position, or but the last where that was not found."""
+    """Return the scores (Q, K − 1) without each query's own position, or without the last if that was not found."""
     is_own = found.positions == own[:, None]
     is_own[~is_own.any(axis=1), -1] = True
     others: Vectors = found.scores[~is_own].reshape(len(own), -1)
@@ -153,7 +154,7 @@ def _without_self(found: Nearest, own: Rows) -> Vectors:
 
 
 def _entries(index: Any) -> Iterator[tuple[int, Rows, NDArray[np.uint8]]]:
-    """List by list: its number, its positions (n,) and its codes (n, code bytes), both where FAISS has them."""
+    """Yield for each list its number, its positions (n,) and its codes (n, code bytes), both in FAISS's memory."""
     for number in range(index.nlist):
         size = index.invlists.list_size(number)
         if size:

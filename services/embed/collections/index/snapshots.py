@@ -1,6 +1,6 @@
 """An index as one file: a line of JSON, rows, vectors, inverted lists, and the SHA-256 of all of these.
 
-Numbers are little-endian. Dead rows are left out. A file is whole and of the asked identity, or it is refused.
+Numbers are little-endian. Dead rows are left out. A file that is incomplete or of another identity is rejected.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from services.embed.collections.index.vector_table import VectorTable
 
 MAX_HEADER_BYTES = 65_536
 DIGEST_BYTES = hashlib.sha256().digest_size
-# Live vectors are copied out of the table in pieces of this number.
+# Live vectors are copied from the table in pieces of this number.
 PIECE_VECTORS = 8192
 
 
 class CorruptSnapshot(Exception):
-    """A file that is no whole snapshot of the asked identity in the form of this version."""
+    """A file that is not a complete snapshot of the requested identity in this version's format."""
 
 
 class ListsHeader(BaseModel):
-    """Facts about inverted lists that FAISS's bytes do not hold, of which there are `num_bytes`."""
+    """Facts about inverted lists that FAISS's `num_bytes` bytes do not contain."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,7 +40,7 @@ class ListsHeader(BaseModel):
 
 
 class Header(BaseModel):
-    """The first line. What follows it is as long as the counts say."""
+    """The first line; its counts determine the length of the rest."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,20 +54,20 @@ class Header(BaseModel):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of rows, vectors and lists."""
+        """Size in bytes of rows, vectors and lists."""
         return self.num_vectors * (8 + 4 * self.width) + (self.lists.num_bytes if self.lists else 0)
 
 
 def save_snapshot(contents: Contents, path: Path, *, identity: Mapping[str, str], max_exact: int) -> None:
-    """Write the contents of an index in one step; inverted lists only with more than `max_exact` live rows.
+    """Write the contents of an index atomically; inverted lists only with more than `max_exact` live rows.
 
-    The index may be used and changed meanwhile. Raises OSError.
+    The index may be used and changed during the call. Raises OSError.
     """
     write_durably(path, _with_digest(_chunks(contents, dict(identity), max_exact=max_exact)))
 
 
 def load_snapshot(path: Path, *, identity: Mapping[str, str]) -> tuple[VectorTable, Contents]:
-    """Read the contents that were saved with this identity, and the table that they are a view of.
+    """Read the contents that were saved with this identity, and the table of which they are a view.
 
     Raises CorruptSnapshot, FileNotFoundError, OSError.
     """

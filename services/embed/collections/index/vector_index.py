@@ -1,7 +1,7 @@
-"""The vectors of a collection's images under one condition, and the search among them.
+"""The vectors of a collection's images under one condition, and the search in them.
 
-Readers take what is published at the moment and never wait; the writer publishes anew after every change, and a
-deletion is a bit that falls in what readers look at. Shapes: Q queries, N vectors, E width, K answers, R rows.
+Readers use the contents published at the moment and never wait; the writer publishes new contents after each change; a
+deletion clears a bit that readers check. Shapes: Q queries, N vectors, E width, K answers, R rows.
 """
 
 import threading
@@ -16,15 +16,15 @@ from services.embed.collections.index.device_vectors import DeviceVectors
 from services.embed.collections.index.exact_search import Nearest, Rows, Vectors, padded, use_threads
 from services.embed.collections.index.vector_table import TableView, VectorTable
 
-# A rebuild is due once this share of the vectors is dead, or is searched one by one because no list holds it.
+# A rebuild is due once this share of the vectors is dead, or is compared one by one because no list holds it.
 MAX_DEAD_SHARE = 0.25
 MAX_TAIL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Search is exact up to `max_exact` vectors, and beyond where no approximate index reaches `min_recall`, the
-    recall@10 that one must have. `num_threads` serve one search or rebuild. `device` cuda: exact, on the GPU."""
+    """Search is exact up to `max_exact` vectors, and beyond that if no approximate index reaches the recall@10 of
+    `min_recall`. `num_threads` are used by one search or rebuild. `device` cuda: exact, on the GPU."""
 
     max_exact: int = 50_000
     min_recall: float = 0.95
@@ -42,10 +42,10 @@ class Found:
 
 class VectorIndex:
     """Unit vectors (N, E) by row, rows ascending. Any number of threads may search while others append, delete and
-    rebuild; these three wait for each other only briefly, a rebuild being published at its end."""
+    rebuild; these three wait for each other only briefly, because a rebuild is published at its end."""
 
     def __init__(self, width: int, options: IndexOptions, *, device: DeviceVectors | None = None) -> None:
-        """Empty. `device` overrides where exact search runs. Raises ValueError for a GPU that is not there."""
+        """Create an empty index. `device` overrides where exact search runs. Raises ValueError for a missing GPU."""
         self.width = width
         self.options = options
         if device is None and options.device == "cuda":
@@ -58,7 +58,8 @@ class VectorIndex:
 
     @classmethod
     def holding(cls, table: VectorTable, contents: Contents, options: IndexOptions) -> "VectorIndex":
-        """An index of contents whose table is the present view of `table`; lists that the options refuse are left."""
+        """Make an index of contents whose table is the current view of `table`, without lists that the options
+        exclude."""
         index = cls(contents.table.vectors.shape[1], options)
         lists = contents.lists
         is_wanted = index._device is None and contents.table.num_live > options.max_exact
@@ -70,12 +71,12 @@ class VectorIndex:
 
     @property
     def contents(self) -> Contents:
-        """The contents that are published now; deletions still show in them."""
+        """The currently published contents; later deletions are visible in them."""
         return self._contents
 
     @property
     def through(self) -> int:
-        """The highest row that was taken in, also if it has been deleted since; 0 at first."""
+        """The highest row that was added, even if deleted since; 0 initially."""
         return self._contents.through
 
     @property
@@ -90,14 +91,14 @@ class VectorIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes of what is held, dead rows included, room to grow not."""
+        """Memory of the contents in bytes, including dead rows but not spare capacity."""
         contents = self._contents
         per_vector = 4 * self.width + 8
         return len(contents.table) * per_vector + (contents.lists.num_bytes if contents.lists else 0)
 
     @property
     def kind(self) -> Literal["flat", "ivf"]:
-        """flat: every vector is compared. ivf: those in the nearest inverted lists are."""
+        """flat: every vector is compared. ivf: only those in the nearest inverted lists."""
         return "flat" if self._contents.lists is None else "ivf"
 
     @property
@@ -107,13 +108,13 @@ class VectorIndex:
 
     @property
     def recall_at_10(self) -> float | None:
-        """Measured when the inverted lists were made; None where there are none."""
+        """The recall@10 measured when the inverted lists were made; None if there are none."""
         lists = self._contents.lists
         return None if lists is None else lists.recall
 
     @property
     def needs_rebuild(self) -> bool:
-        """Whether many rows are dead, or many are to be sorted into lists."""
+        """Whether many rows are dead, or many are not sorted into lists yet."""
         contents = self._contents
         size, num_dead = len(contents.table), contents.table.live.num_dead
         if num_dead > MAX_DEAD_SHARE * size:
@@ -122,7 +123,7 @@ class VectorIndex:
         return is_large and size - contents.num_judged > MAX_TAIL_SHARE * size
 
     def append(self, rows: Rows, vectors: Vectors, *, through: int) -> None:
-        """Add rows (R,), ascending, with vectors (R, E); `through` may pass rows that have none. Raises ValueError."""
+        """Add rows (R,), ascending, with vectors (R, E); `through` may be beyond the last row. Raises ValueError."""
         rows, vectors = np.asarray(rows, np.int64), np.asarray(vectors, np.float32)
         with self._writing:
             known = self._contents.through
@@ -136,12 +137,12 @@ class VectorIndex:
             self._publish(replace(self._contents, table=self._table.view, through=through))
 
     def delete(self, row: int) -> None:
-        """A search that begins afterwards does not find the row. A row that is not here is no error."""
+        """Delete a row; later searches do not find it. No error if it does not exist here."""
         with self._writing:
             self._table.clear(self._contents.table.live_positions(np.array([row])))
 
     def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
-        """Vectors (R, E) of rows (R,), zeros where a row is not held, and which are held, bool (R,)."""
+        """Return vectors (R, E) of rows (R,), zeros for missing rows, and which rows exist, bool (R,)."""
         table = self._contents.table
         positions, is_held = table.find(np.asarray(rows, np.int64))
         vectors = np.zeros((len(positions), self.width), np.float32)
@@ -149,9 +150,9 @@ class VectorIndex:
         return vectors, is_held
 
     def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
-        """The k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending. Raises ValueError.
+        """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending. Raises ValueError.
 
-        Of equal cosines that are found, the lower row comes first.
+        Of rows with equal cosines, the lower one comes first.
         """
         queries = np.ascontiguousarray(queries, np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.width or k < 1:
@@ -165,9 +166,9 @@ class VectorIndex:
         return Found(rows, found.scores)
 
     def rebuild(self) -> None:
-        """Drop dead rows; sort the vectors into lists, or into none if they are few. Takes seconds to minutes.
+        """Drop dead rows; sort the vectors into lists, or none if they are few. Takes seconds to minutes.
 
-        Searches, appends and deletions go on meanwhile, and none of them is lost.
+        Searches, appends and deletions continue meanwhile, and none of them is lost.
         """
         use_threads(self.options.num_threads)
         with self._rebuilding:
@@ -203,7 +204,7 @@ class VectorIndex:
         return contents.table, found
 
     def _publish(self, contents: Contents, *, is_compacted: bool = False) -> None:
-        """Let readers see new contents, the device's vectors changing with them."""
+        """Publish new contents to readers, and update the device's vectors."""
         if self._device is None:
             self._contents = contents
             return

@@ -1,4 +1,4 @@
-"""Vectors in the order of their rows: one writer appends and marks rows as dead, readers hold views and never wait."""
+"""Vectors in row order: one writer appends and marks rows as dead, readers use views and never wait."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,8 @@ MIN_CAPACITY = 1024
 class LiveBits:
     """A bit for each position of a table, 1 while its row lives, lowest bit first; `selector` is FAISS's view of it.
 
-    Bits only ever fall while readers look at them, so a search that begins after `clear` returned cannot find the row.
+    Bits are only ever cleared while readers use them, so a search that begins after `clear` returned cannot find the
+    row.
     """
 
     bits: NDArray[np.uint8]
@@ -34,18 +35,18 @@ class LiveBits:
         self.num_dead += 1
 
     def mask(self, size: int) -> NDArray[np.bool_]:
-        """Tell which of the first `size` positions live, bool (size,): a copy of this moment."""
+        """Copy the bits of the first `size` positions, bool (size,), true if live."""
         return np.unpackbits(self.bits, count=size, bitorder="little").view(np.bool_)
 
     def at(self, positions: Rows) -> NDArray[np.bool_]:
-        """Tell which of these positions live, bool of the same shape."""
+        """Tell which of these positions are live, bool of the same shape."""
         is_live: NDArray[np.bool_] = self.bits[positions >> 3] >> (positions & 7) & 1 == 1
         return is_live
 
 
 @dataclass(frozen=True, eq=False)
 class TableView:
-    """A reader's view: vectors float32 (N, E), their rows int64 (N,) ascending, and which of them live."""
+    """A reader's view: vectors float32 (N, E), their rows int64 (N,) ascending, and which of them are live."""
 
     vectors: Vectors
     rows: Rows
@@ -59,24 +60,24 @@ class TableView:
         return len(self) - self.live.num_dead
 
     def live_rows(self) -> Rows:
-        """Rows that live, ascending, int64."""
+        """Live rows, ascending, int64."""
         return self.rows[self.live.mask(len(self))]
 
     def find(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-        """Find rows (R,): positions int64 (R,), and whether each is here and lives, bool (R,)."""
+        """Find rows (R,): positions int64 (R,), and whether each exists here and is live, bool (R,)."""
         if not len(self):
             return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
         positions = np.minimum(np.searchsorted(self.rows, rows), len(self) - 1)
         return positions, (self.rows[positions] == rows) & self.live.at(positions)
 
     def live_positions(self, among: Rows) -> Rows:
-        """Positions of those rows of `among` that are here and live."""
+        """Return the positions of those rows of `among` that exist here and are live."""
         positions, is_held = self.find(among)
         return positions[is_held]
 
 
 class VectorTable:
-    """The writer's side, for one thread at a time: arrays with room to grow, filled behind what readers see."""
+    """The writer's side, for one thread at a time: arrays with spare capacity, filled beyond what readers see."""
 
     def __init__(self, width: int, capacity: int = 0) -> None:
         self._width = width
@@ -85,7 +86,7 @@ class VectorTable:
 
     @classmethod
     def of(cls, rows: Rows, vectors: Vectors) -> "VectorTable":
-        """A table that takes over rows (N,), ascending, and vectors (N, E)."""
+        """Make a table that takes over rows (N,), ascending, and vectors (N, E)."""
         table = cls(vectors.shape[1])
         table._rows, table._vectors, table._size = rows, vectors, len(rows)
         table._live = LiveBits(np.full(-(-len(rows) // 8), 0xFF, np.uint8))
@@ -93,11 +94,11 @@ class VectorTable:
 
     @property
     def view(self) -> TableView:
-        """View of everything that was appended so far."""
+        """View everything that was appended so far."""
         return TableView(self._vectors[: self._size], self._rows[: self._size], self._live)
 
     def append(self, rows: Rows, vectors: Vectors) -> None:
-        """Add rows (R,) and vectors (R, E). Views handed out before show what they showed; the next has these too."""
+        """Add rows (R,) and vectors (R, E). Existing views do not change; the next one includes these."""
         size = self._size + len(rows)
         if size > len(self._rows):
             self._grow(size)
@@ -106,7 +107,7 @@ class VectorTable:
         self._size = size
 
     def clear(self, positions: Rows) -> None:
-        """Mark live positions as dead, at once for every reader."""
+        """Mark live positions as dead, immediately for all readers."""
         for position in positions.tolist():
             self._live.clear(position)
 
@@ -119,7 +120,7 @@ class VectorTable:
         self._live.num_dead = old.live.num_dead
 
     def _allocate(self, capacity: int) -> None:
-        # pages that were never written cost no memory, so the room to grow is nearly free
+        # pages that are never written use no memory, so the spare capacity is nearly free
         capacity = max(capacity, MIN_CAPACITY)
         self._vectors = np.empty((capacity, self._width), np.float32)
         self._rows = np.empty(capacity, np.int64)

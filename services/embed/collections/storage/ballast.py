@@ -1,4 +1,4 @@
-"""Room that is kept back on the disk of the collections, so that a full one still takes deletions."""
+"""Space reserved on the disk of the collections, so that deletions work on a full disk."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ BALLAST_BYTES = 512 * 1024
 
 
 class Ballast:
-    """A file of no content; it may be missing, and is made again where there is room. Works from any thread."""
+    """A file without meaningful content; if it is missing, it is created when there is room. Thread-safe."""
 
     def __init__(self, path: Path, num_bytes: int = BALLAST_BYTES) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class Ballast:
         self._giving_up = Lock()
 
     def take_room(self) -> None:
-        """Keep the room back, if there is as much; else a later call may."""
+        """Reserve the space if there is enough; otherwise a later call may."""
         with suppress(OSError):
             if self._held_bytes() >= self._num_bytes or free_bytes(self._path.parent) < self._num_bytes:
                 return
@@ -33,7 +33,7 @@ class Ballast:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """Let what the block does have the room; what it leaves of it is kept back again."""
+        """Free the space for the block, and reserve again what is left of it."""
         with self._giving_up:
             with suppress(OSError):
                 os.truncate(self._path, 0)

@@ -1,6 +1,6 @@
-"""The folder of all collections: a subfolder for each, made and removed in one step also when the process is killed.
+"""The folder of all collections: a subfolder for each, created and removed atomically even if the process is killed.
 
-Those of the default tenant are in the folder itself, those of another in `.tenants/<tenant>`.
+Collections of the default tenant are in the folder itself, those of other tenants in `.tenants/<tenant>`.
 """
 
 import errno
@@ -21,19 +21,19 @@ from services.embed.collections.storage.image_store import DATABASE_NAME, Collec
 
 MAX_NAME_CHARACTERS = 64
 LOCK_NAME = ".lock"
-# Prefixes of folders that are not collections yet, or no more. No name begins with a dot.
+# Prefixes of folders that are not yet, or no longer, collections. No collection's name begins with a dot.
 CREATING = ".creating-"
 DELETING = ".deleting-"
 TENANTS = ".tenants"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TENANT = re.compile(TENANT_PATTERN)
-# Files that show that a folder is a collection's, even where others are lost.
+# Files that identify a folder as a collection's, even if others are lost.
 _OWN_FILES = {DATABASE_NAME, f"{DATABASE_NAME}-wal", "indexes", "states"}
 
 
 class CollectionKey(NamedTuple):
-    """A collection's tenant and name; two tenants may use one name."""
+    """A collection's tenant and name; two tenants may use the same name."""
 
     tenant: str
     name: str
@@ -44,9 +44,9 @@ class CatalogInUse(RuntimeError):
 
 
 class Catalog:
-    """Works from any thread. The folder belongs to one open catalog at a time, also across processes.
+    """Thread-safe. Only one catalog at a time has the folder open, also across processes.
 
-    Methods that write raise StorageFull where the disk is full.
+    Methods that write raise StorageFull if the disk is full.
     """
 
     def __init__(self, root: Path, lock: int) -> None:
@@ -56,9 +56,9 @@ class Catalog:
 
     @classmethod
     def open(cls, root: Path) -> "Catalog":
-        """The collections in a folder, made as needed. What a killed process left half made or removed is removed.
+        """Open the collections in a folder, made as needed. Remains of interrupted creations and removals are removed.
 
-        Raises CatalogInUse; the lock of a process that is gone is gone with it.
+        Raises CatalogInUse; the lock of a process ends with the process.
         """
         with storage_errors(root):
             make_folder_durably(root)
@@ -94,9 +94,9 @@ class Catalog:
         return sorted(name for name, entry in named if name is not None and _is_collection(entry))
 
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> ImageStore:
-        """A new, empty collection, on disk when this returns.
+        """Create an empty collection; it is on disk when this returns.
 
-        Raises FileExistsError, InvalidField for its name, Conflict where its folder contains something else.
+        Raises FileExistsError, InvalidField for its name, Conflict if its folder contains something else.
         """
         check_name(info.name)
         with self._changing, storage_errors(self._root):
@@ -125,7 +125,7 @@ class Catalog:
             raise no_collection(name) from error
 
     def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
-        """Return the folder of a collection of this name, whether there is one or not.
+        """Return the folder of a collection of this name, whether or not it exists.
 
         Raises InvalidField for the name, InvalidRequest for the tenant.
         """
@@ -133,7 +133,7 @@ class Catalog:
         return self._folder_of(tenant) / re.sub("[A-Z]", lambda found: f"={found[0].lower()}", name)
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
-        """Remove a collection with all its files; it stays removed once this returns. Close its store first.
+        """Remove a collection durably with all its files. Close its store first.
 
         Raises NotFound.
         """
@@ -145,7 +145,7 @@ class Catalog:
             except FileNotFoundError as error:
                 raise no_collection(name) from error
             sync_folder(folder.parent)
-            # what can't be removed now is when the catalog is opened again
+            # what can't be removed now is removed when the catalog is opened again
             shutil.rmtree(removed, ignore_errors=True)
 
     def _folder_of(self, tenant: str) -> Path:
@@ -154,16 +154,16 @@ class Catalog:
 
 
 def check_tenant(tenant: str) -> None:
-    """Raises InvalidRequest for what can't be a tenant's name, which only a gateway sends, and checks itself."""
+    """Raises InvalidRequest for an invalid tenant name; only a gateway sends tenants, and it checks them itself."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequest("The header X-Fovea-Tenant is not a valid tenant.", code="invalid_tenant")
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidField for what can't be a collection's name.
+    """Raises InvalidField for an invalid name of a collection.
 
-    It has 1 to MAX_NAME_CHARACTERS ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or
-    a digit. Names that differ only in upper and lower case are two, also where the file system knows no difference.
+    It has 1 to MAX_NAME_CHARACTERS ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or a
+    digit. Names that differ only in case are different, also on case-insensitive file systems.
     """
     if len(name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
         raise InvalidField(
@@ -174,14 +174,14 @@ def check_name(name: str) -> None:
 
 
 def _name_of(folder: str) -> str | None:
-    """The inverse of `Catalog.folder`; None for a folder of something else."""
+    """Invert `Catalog.folder`; None for a folder of something else."""
     name = re.sub("=([a-z])", lambda found: found[1].upper(), folder)
     is_ours = folder == folder.lower() and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
     return name if is_ours else None
 
 
 def _is_collection(folder: Path) -> bool:
-    """Whether a folder is a collection's, as far as can be seen: of one that can't be looked into, it is assumed."""
+    """Whether a folder belongs to a collection; assumed for a folder that can't be read."""
     try:
         return bool(_OWN_FILES & {entry.name for entry in folder.iterdir()})
     except (FileNotFoundError, NotADirectoryError):
@@ -197,5 +197,5 @@ def _taken(name: str) -> Conflict:
 
 
 def no_collection(name: str) -> NotFound:
-    """Make the error for a missing collection, and equally for another tenant's."""
+    """Make the error for a collection that is missing or belongs to another tenant."""
     return NotFound(f"There is no collection {name!r}.", param="collection", code="collection_not_found")

@@ -1,6 +1,6 @@
-"""One SQLite file used from any thread: a writer, a few readers that never wait for it, a disk that may be full.
+"""One SQLite file used from any thread, with one writer, a few readers that never wait for it, and full disks handled.
 
-What a transaction wrote is on disk when it ends. Freed space is used again, and given back to the disk on demand.
+A transaction is on disk when it ends. Freed space is reused, and returned to the disk on demand.
 """
 
 import errno
@@ -13,21 +13,21 @@ from threading import Condition, Lock
 
 from services.core.errors import Overloaded
 
-# Beyond this many at once, readers wait for each other.
+# With more readers than this at once, they wait for each other.
 MAX_READERS = 4
 BUSY_TIMEOUT_S = 30.0
-# A log that one large transaction has made longer is cut back to this.
+# A log that a large transaction has enlarged is truncated to this size.
 LOG_BYTES = 16 * 1024 * 1024
-# Left free for what is small: deleting, and the list of conditions.
+# Kept free for small writes: deletions, and the list of conditions.
 RESERVE_BYTES = 128 * 1024
-# More than a nearly full disk still has between the pages of a file.
+# More than can be left between the pages of a file on a nearly full disk.
 PROBE_BYTES = 64 * 1024
-# Files that were made before free pages could be cut off are rewritten when they are opened, up to this size: larger
-# ones would keep their collection closed for too long, and use their free pages again all the same.
+# Files created before free pages could be cut off are rewritten when they are opened, up to this size: rewriting larger
+# ones would keep their collection closed for too long, and their free pages are still reused.
 MAX_REWRITTEN_BYTES = 1024 * 1024 * 1024
-# Pages that are cut off at a time. Each takes the log about two pages, which the disk must have room for.
+# Pages cut off at a time. Each adds about two pages to the log, for which the disk must have room.
 MIN_STEP_PAGES, MAX_STEP_PAGES = 8, 1024
-# Free pages are left for later writes, unless there are at least this number, and this share of the file.
+# Free pages are kept for later writes unless they exceed this number and this share of the file.
 MIN_CUT_PAGES = 64
 CUT_SHARE = 1 / 8
 
@@ -46,20 +46,20 @@ _FAILURES = (
 
 
 class IncompatibleDatabase(RuntimeError):
-    """The file has another schema than this code knows."""
+    """The schema of the file is not known to this code."""
 
 
 class StorageFull(Overloaded):
-    """The disk has no room; nothing was changed."""
+    """The disk is full; nothing was changed."""
 
     def __init__(self) -> None:
         super().__init__("The disk of the collections is full; nothing was changed.", code="storage_full")
 
 
 class DatabaseFailed(Overloaded):
-    """The file is damaged, gone or can't be read; `reason` is for the log.
+    """The file is damaged, missing or unreadable; `reason` is for the log.
 
-    `is_partial` where only some of it is damaged: the rest can be used on.
+    `is_partial` if only part of it is damaged: the rest remains usable.
     """
 
     def __init__(self, reason: str, *, is_partial: bool = False) -> None:
@@ -71,15 +71,15 @@ class DatabaseFailed(Overloaded):
 class Database:
     """An open file; every method may be called from any thread.
 
-    Methods that read or write may raise DatabaseFailed. Data written to a file that somebody has removed or replaced
-    would be lost, so that is checked before each reading and transaction.
+    Methods that read or write may raise DatabaseFailed. Writes to a file that has been removed or replaced would be
+    lost, so this is checked before each read and transaction.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
         self._path = path
         self._log = path.with_name(f"{path.name}-wal")
         self._writer = writer
-        # the log exists once the file was looked into
+        # the log is created by the first access to the file
         with storage_errors(path.parent):
             writer.execute("PRAGMA user_version").fetchone()
         self._files = self._inodes()
@@ -91,7 +91,7 @@ class Database:
 
     @classmethod
     def create(cls, path: Path, version: int, statements: Iterable[tuple[str, Sequence[object]]]) -> "Database":
-        """A new file that SQL statements, each with what to bind to it, have filled: all of them or none.
+        """Create a file by SQL statements, each with its arguments, all of them or none.
 
         Raises FileExistsError, StorageFull.
         """
@@ -135,7 +135,7 @@ class Database:
         raise IncompatibleDatabase(f"{path} has schema version {found}, not {version}: {reason}.")
 
     def close(self) -> None:
-        """Let running reads and writes end and close the file. Closing again does nothing."""
+        """Let running reads and writes finish and close the file. Closing again has no effect."""
         with self._reading:
             self._is_open = False
             self._reading.notify_all()
@@ -148,15 +148,15 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The one writer: what the block does is done as a whole, and on disk when it ends, or not at all.
+        """Run the block as a transaction of the one writer: its changes are on disk at its end, or none are made.
 
-        Raises StorageFull where the disk is; then nothing has changed.
+        Raises StorageFull if the disk is full; then nothing has changed.
         """
         with self._writing, storage_errors(self._path.parent):
             self._check_open()
             self._check_in_place()
             if free_bytes(self._path.parent) < 2 * RESERVE_BYTES:
-                # where even that takes room, the log may still have enough of its own
+                # if even that needs space, the log may still have enough
                 with suppress(sqlite3.OperationalError):
                     self._cut_log()
             self._writer.execute("BEGIN IMMEDIATE")
@@ -168,11 +168,10 @@ class Database:
                 raise
 
     def check_room(self, num_bytes: int) -> None:
-        """Raise StorageFull, before anything is written, where the disk has no room for the transaction that runs,
-        if it is of this size.
+        """Raise StorageFull before any write if the disk has no room for the current transaction of this size.
 
-        It needs it twice, in the log and, as far as free pages do not hold it, in the file; and what the log holds
-        already must get into the file as well, or the log never shrinks.
+        It needs the room twice, in the log and, unless free pages suffice, in the file; and the current content of the
+        log must also fit into the file, or the log never shrinks.
         """
         page_bytes, num_pages, num_free = (
             self._writer.execute(f"PRAGMA {name}").fetchone()[0]
@@ -184,7 +183,7 @@ class Database:
             raise StorageFull
 
     def has_much_to_give_back(self) -> bool:
-        """Tell whether enough pages are free to give them back to the disk."""
+        """Tell whether enough pages are free to return them to the disk."""
         with self._writing, storage_errors(self._path.parent):
             self._check_open()
             num_pages, num_free = (
@@ -193,9 +192,9 @@ class Database:
         return bool(num_free >= max(MIN_CUT_PAGES, CUT_SHARE * num_pages))
 
     def give_back(self) -> int:
-        """Cut the free pages off the file, in small steps between which others write, and the log down to nothing.
+        """Cut the free pages off the file, in small steps between which others can write, and empty the log.
 
-        How many bytes the disk has got. Raises StorageFull where it has no room for even a small step.
+        Returns the number of bytes freed on the disk. Raises StorageFull if the disk has no room for even a small step.
         """
         before = self._num_bytes()
         while True:
@@ -207,7 +206,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees what was committed before each of its statements, also while there are writes."""
+        """Provide a connection that sees what was committed before each of its statements, also during writes."""
         connection = self._take_reader()
         try:
             with storage_errors(self._path.parent):
@@ -244,27 +243,27 @@ class Database:
             raise DatabaseFailed(f"{self._path} or its log is {what}")
 
     def _inodes(self) -> tuple[int | None, int | None]:
-        """Return the inodes of the file and its log, None for one that is gone or can't be seen."""
+        """Return the inodes of the file and its log, None for one that is missing or inaccessible."""
         return _inode(self._path), _inode(self._log)
 
     def _num_bytes(self) -> int:
         return sum(path.stat().st_size for path in (self._path, self._log) if path.exists())
 
     def _cut_off_some(self) -> bool:
-        """Cut off free pages in one step; return False where nothing is left to cut off."""
+        """Cut off free pages in one step; return False if nothing is left to cut off."""
         page_bytes, before = (
             self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "freelist_count")
         )
         room = free_bytes(self._path.parent) // (3 * page_bytes)
         step = min(max(room, MIN_STEP_PAGES), MAX_STEP_PAGES)
-        # as a script, or the pragma would be left after its first page
+        # as a script, because `execute` stops the pragma after its first page
         self._writer.executescript(f"PRAGMA incremental_vacuum({step})")
         self._cut_log()
         (after,) = self._writer.execute("PRAGMA freelist_count").fetchone()
         return bool(0 < after < before)
 
     def _cut_log(self) -> None:
-        """Move what the log holds into the file and cut it down to nothing, unless somebody reads from it just now."""
+        """Move the content of the log into the file and truncate it, unless it is being read at the moment."""
         self._writer.execute("PRAGMA busy_timeout = 0")
         try:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -272,19 +271,19 @@ class Database:
             self._writer.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
 
     def _roll_back(self) -> None:
-        # SQLite has done so itself after some errors
+        # SQLite rolls back by itself after some errors
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
 
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageFull for a failure in the block because the disk of `folder` is full, DatabaseFailed for one because
-    of the file."""
+    """Raise StorageFull for failures in the block caused by a full disk of `folder`, DatabaseFailed for those caused by
+    the file."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        # those of the module itself have none
+        # errors of the sqlite3 module itself have no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
         is_about_disk = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
         if code == sqlite3.SQLITE_FULL or (is_about_disk and _is_full(folder)):
@@ -305,13 +304,13 @@ def free_bytes(folder: Path) -> int:
 
 
 def _make_shrinkable(path: Path, writer: sqlite3.Connection) -> None:
-    """Rewrite a file that can't shrink, once, where it is small and the disk has room; else it stays as it is."""
+    """Rewrite a file that can't shrink, once, if it is small and the disk has room; otherwise leave it unchanged."""
     if writer.execute("PRAGMA auto_vacuum").fetchone() == (_INCREMENTAL,):
         return
     num_bytes = path.stat().st_size
     if num_bytes > MAX_REWRITTEN_BYTES or free_bytes(path.parent) < 2 * num_bytes + RESERVE_BYTES:
         return
-    # the folder for temporary files may be full, whereupon all is as it was
+    # the folder for temporary files may be full; then nothing has changed
     with suppress(sqlite3.OperationalError):
         writer.execute("PRAGMA temp_store = FILE")
         writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
@@ -327,7 +326,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _is_full(folder: Path) -> bool:
-    """SQLite reports some failed writes without their reason, so write something."""
+    """Test by writing whether the disk is full, because SQLite reports some failed writes without their reason."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         probe.write_bytes(bytes(PROBE_BYTES))
@@ -339,7 +338,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The threads take turns on a connection, so SQLite need not know which one it is."""
+    """Connect without SQLite's check for threads, which use a connection one at a time."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -351,7 +350,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
-        # deleted bytes are overwritten where that costs no extra writing
+        # deleted bytes are overwritten if that needs no extra writing
         connection.execute("PRAGMA secure_delete = FAST")
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:

@@ -1,13 +1,13 @@
-"""Image states on disk, within a budget: they spare encoding an image again, and may be lost at any time.
+"""Image states on disk, within a budget: they save encoding an image again, and may be lost at any time.
 
-Nothing is synced or promised; only what is found is right. The file begins with whose states it holds, and goes on in
-groups: a page of entries, then their records.
+Nothing is synced, so states may be missing, but those found are correct. The file begins with a header that identifies
+the states, followed by groups: a page of entries, then their records.
 
-    entry     row int64, CRC-32 of row and record, 1 where the record is there and 0 where the slot is free
+        entry     row int64, CRC-32 of row and record, 1 if the record exists and 0 if the slot is free
     record    the state, `record_bytes` long
 
-A record is written before its entry, and an entry is cleared before its slot is used again, so that a process killed
-anywhere in between leaves a free slot. A power cut may keep one write and lose an earlier one; the checksum tells.
+A record is written before its entry, and an entry is cleared before its slot is reused, so a process killed at any
+point leaves a free slot. A power failure may keep one write and lose an earlier one; the checksum detects this.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True)
 class _Layout:
-    """Offsets in a file of records of `record_bytes`; all in bytes."""
+    """Offsets in a file with records of `record_bytes`; all in bytes."""
 
     record_bytes: int
 
@@ -54,11 +54,11 @@ class _Layout:
         return self.page(slot // SLOTS_PER_GROUP) + PAGE_BYTES + slot % SLOTS_PER_GROUP * self.record_bytes
 
     def num_groups(self, num_bytes: int) -> int:
-        """Count the groups whose page is within a file of `num_bytes`."""
+        """Count the groups whose entry page is within a file of `num_bytes`."""
         return max(0, num_bytes - 2 * PAGE_BYTES + self._group_bytes) // self._group_bytes
 
     def num_slots(self, num_bytes: int) -> int:
-        """Count the slots that fit wholly into `num_bytes`."""
+        """Count the slots that fit completely into `num_bytes`."""
         groups, rest = divmod(max(0, num_bytes - PAGE_BYTES), self._group_bytes)
         return groups * SLOTS_PER_GROUP + max(0, rest - PAGE_BYTES) // self.record_bytes
 
@@ -70,7 +70,7 @@ class _Place:
 
 
 class StateCache:
-    """States by row. Thread-safe; what comes after `close` finds and keeps nothing."""
+    """States by row. Thread-safe; calls after `close` find and store nothing."""
 
     def __init__(self, descriptor: int | None, *, record_bytes: int, max_bytes: int) -> None:
         """Use `open`."""
@@ -88,10 +88,10 @@ class StateCache:
 
     @classmethod
     def open(cls, path: Path, *, record_bytes: int, max_bytes: int, identity: str) -> "StateCache":
-        """Open the states at `path` of `identity` in records of this size, cut to the budget; remove anything else.
+        """Open the states at `path` of `identity` in records of this size, cut to the budget; remove any other file.
 
-        Keeps nothing where the budget holds no record or the disk is full. Raises OSError for a path that can't be
-        used, ValueError for a record of no bytes.
+        Stores nothing if the budget is smaller than a record or the disk is full. Raises OSError for an unusable path,
+        ValueError for a record of no bytes.
         """
         if record_bytes < 1:
             raise ValueError(f"record_bytes is {record_bytes}: a state has at least one byte")
@@ -114,7 +114,7 @@ class StateCache:
         return cache
 
     def close(self) -> None:
-        """Close the file, once the calls that use it just now are done."""
+        """Close the file once the current calls have finished."""
         with self._changed:
             descriptor, self._descriptor = self._descriptor, None
             self._changed.wait_for(lambda: self._num_users == 0)
@@ -133,20 +133,20 @@ class StateCache:
 
     @property
     def has_room(self) -> bool:
-        """Whether the budget allows one more."""
+        """Whether the budget allows another state."""
         return self._descriptor is not None and (bool(self._free) or self._num_slots < self._max_slots)
 
     def rows(self) -> list[int]:
-        """List the rows whose states are kept, ascending."""
+        """List the rows that have a state, ascending."""
         with self._changed:
             return sorted(self._places)
 
     def has(self, rows: Sequence[int]) -> set[int]:
-        """Return those of `rows` whose states are kept."""
+        """Return those of `rows` that have a state."""
         return {row for row in rows if row in self._places}
 
     def put(self, rows: Sequence[int], states: Sequence[State]) -> None:
-        """Keep states (record_bytes,) uint8, as long as budget and disk allow it; one that is kept already stays.
+        """Store states (record_bytes,) uint8, as long as budget and disk allow it; existing ones are kept.
 
         Raises ValueError for a state of another size.
         """
@@ -158,7 +158,7 @@ class StateCache:
                     self._put(descriptor, row, np.ascontiguousarray(state))
 
     def get(self, rows: Sequence[int]) -> dict[int, State]:
-        """The states of those rows that have one. A damaged record is left out, and dropped."""
+        """Return the states of those rows that have one. A damaged record is left out and deleted."""
         with self._in_use() as descriptor:
             if descriptor is None:
                 return {}
@@ -166,19 +166,19 @@ class StateCache:
         return {row: state for row, state in found.items() if state is not None}
 
     def delete(self, row: int) -> None:
-        """Forget a state; a row without one is no error."""
+        """Delete a state; no error if there is none."""
         with self._in_use() as descriptor:
             if descriptor is not None:
                 self._drop(descriptor, row, self._places.get(row))
 
     def give_back(self) -> None:
-        """Move records from the end of the file to free places before them and cut it off behind the last, where as
-        much as half of it is free. Others read and write meanwhile; who reads a record that moves may miss it."""
+        """Move records from the end of the file to free slots before them and truncate the file after the last, if at
+        least half of it is free. Concurrent reads and writes go on; a read may miss a record that is being moved."""
         with self._in_use() as descriptor:
             if descriptor is None or 2 * len(self._free) < self._num_slots:
                 return
             with self._changed:
-                self._free.sort(reverse=True)  # the lowest is taken first, here and by a `put` meanwhile
+                self._free.sort(reverse=True)  # the lowest is taken first, here and by a concurrent `put`
                 last_first = sorted(self._places.items(), key=lambda item: -item[1].slot)
             for row, place in last_first:
                 if not self._move_down(descriptor, row, place):
@@ -187,7 +187,7 @@ class StateCache:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[int | None]:
-        """The open file, which stays so until the block ends; None where it is closed."""
+        """Keep the file open until the block ends; None if it is closed."""
         with self._changed:
             descriptor = self._descriptor
             self._num_users += 1
@@ -206,7 +206,7 @@ class StateCache:
         try:
             _write(descriptor, state.data, self._layout.record(slot))
             _write(descriptor, ENTRY.pack(row, checksum, 1), self._layout.entry(slot))
-        except OSError:  # a full disk, mostly; it costs encoding this image again
+        except OSError:  # usually a full disk; the cost is encoding this image again
             with self._changed:
                 self._coming.discard(row)
                 self._free.append(slot)
@@ -237,7 +237,7 @@ class StateCache:
         return None
 
     def _drop(self, descriptor: int, row: int, place: _Place | None) -> None:
-        """Free the slot of a row, unless it has been dropped meanwhile; if the disk refuses even that, for good."""
+        """Free the slot of a row, unless it was already dropped; if the disk rejects that, abandon the slot."""
         with self._changed:
             if place is None or self._places.get(row) is not place:
                 return
@@ -247,7 +247,7 @@ class StateCache:
                 self._free.append(place.slot)
 
     def _move_down(self, descriptor: int, row: int, place: _Place) -> bool:
-        """Move a record to a free place; False where none is before its own, or the disk refuses."""
+        """Move a record to a free slot; False if none is before its own, or the disk rejects the write."""
         with self._changed:
             if self._places.get(row) is not place:
                 return True
@@ -269,7 +269,7 @@ class StateCache:
             return True
 
     def _cut_off(self, descriptor: int) -> None:
-        """Let the disk have what is behind the last record, unless one is about to be written."""
+        """Truncate the file after the last record, unless one is about to be written."""
         with self._changed:
             if self._coming:
                 return
@@ -283,7 +283,7 @@ class StateCache:
         return self._layout.record(self._num_slots - 1) + self.record_bytes if used else PAGE_BYTES
 
     def _scan(self, descriptor: int) -> None:
-        """Find the records, and cut off what is behind the last of them or behind the budget."""
+        """Find the records, and truncate the file after the last of them or at the budget."""
         size = os.fstat(descriptor).st_size
         num_slots = min(self._layout.num_slots(size), self._max_slots)
         for group in range(self._layout.num_groups(size)):
@@ -304,7 +304,7 @@ def _checksum(row: int, state: State) -> int:
 
 
 def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write it all. Raises OSError, e.g. on a full disk, with a part of it written."""
+    """Write all of the data. Raises OSError, e.g. on a full disk, possibly after writing a part."""
     rest = memoryview(data)
     while rest:
         written = os.pwrite(descriptor, rest, offset)
@@ -312,7 +312,7 @@ def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _read(descriptor: int, state: State, offset: int) -> bool:
-    """Fill `state`; False where the file ends before it is full."""
+    """Fill `state`; False if the file ends before it is full."""
     rest = state.data
     while rest:
         read = os.preadv(descriptor, [rest], offset)

@@ -1,4 +1,4 @@
-"""The images of one collection with their metadata, and its conditions: the data that can't be derived again."""
+"""The images of one collection with their metadata, and its conditions: the data that can't be recomputed."""
 
 import json
 import sqlite3
@@ -50,7 +50,7 @@ class CollectionInfo:
 
 @dataclass(frozen=True)
 class CollectionLimits:
-    """`max_bytes` of image files, each counted once; `max_metadata_bytes` of one image's metadata as JSON."""
+    """Limits: `max_bytes` of image files, each counted once; `max_metadata_bytes` of one image's metadata as JSON."""
 
     max_images: int
     max_bytes: int
@@ -60,9 +60,9 @@ class CollectionLimits:
 
 @dataclass(frozen=True, eq=False)
 class NewImage:
-    """`digest` is the sha256 of `data` in hexadecimal; `param` is the request field to blame.
+    """An image to store; `digest` is the hexadecimal sha256 of `data`, `param` the request field for error messages.
 
-    `metadata` None says nothing about it: an image that is there keeps what it has, a new one has none.
+    `metadata` None means unspecified: an existing image keeps its metadata, a new one has none.
     """
 
     id: str
@@ -74,7 +74,7 @@ class NewImage:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """`created` is Unix time in seconds."""
+    """A stored image; `created` is Unix time in seconds."""
 
     row: int
     id: str
@@ -86,7 +86,7 @@ class StoredImage:
 
 @dataclass(frozen=True)
 class Added:
-    """`ids` are those that were asked for, in that order; `rows` those of the images that are new."""
+    """The result of adding images: `ids` in the order of the request, and the `rows` of new images."""
 
     added: int
     unchanged: int
@@ -96,7 +96,7 @@ class Added:
 
 @dataclass(frozen=True)
 class StoredCondition:
-    """`used` is the Unix time in seconds at which it was last put."""
+    """An indexed condition; `used` is the Unix time in seconds at which it was last put."""
 
     text: str
     is_pinned: bool
@@ -104,10 +104,10 @@ class StoredCondition:
 
 
 class ImageStore:
-    """Works from any thread; what a method changed is on disk when it returns.
+    """Thread-safe; changes are on disk when a method returns.
 
-    Each image has a row: a number above those of all images before it, never used again. Images of equal bytes
-    share them. Every method may raise StorageFull.
+    Each image has a row: a number higher than those of all images before it, never reused. Images of equal bytes share
+    them. Every method may raise StorageFull.
     """
 
     def __init__(self, database: Database) -> None:
@@ -117,7 +117,7 @@ class ImageStore:
 
     @classmethod
     def create(cls, directory: Path, info: CollectionInfo) -> "ImageStore":
-        """An empty store in a folder, made as needed. Raises FileExistsError where there is one."""
+        """Create an empty store in a folder, made as needed. Raises FileExistsError if there is one."""
         make_folder_durably(directory)
         statements = [
             *((statement, ()) for statement in SCHEMA),
@@ -127,8 +127,8 @@ class ImageStore:
 
     @classmethod
     def open(cls, directory: Path) -> "ImageStore":
-        """Raises FileNotFoundError, and IncompatibleDatabase for one that a newer version has written, or that lacks
-        what every store has."""
+        """Raises FileNotFoundError, and IncompatibleDatabase if a newer version wrote it or tables or rows are
+        missing."""
         database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION)
         try:
             return cls(database)
@@ -137,20 +137,20 @@ class ImageStore:
             raise
 
     def close(self) -> None:
-        """Let running calls end and close the file; later calls fail."""
+        """Let running calls finish and close the file; later calls fail."""
         self._database.close()
 
     def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
-        """Store images, all of them or none. One whose id has the same bytes and no other metadata is unchanged.
+        """Store images, all or none. An image whose id exists with the same bytes and metadata is left unchanged.
 
         Raises Conflict for an id that has other bytes or other metadata, in the store or earlier in `images`,
-        InvalidField for an impossible id or metadata, TooLarge over a limit. No images add nothing.
+        InvalidField for an invalid id or metadata, TooLarge over a limit. An empty sequence adds nothing.
         """
         asked = [(image, _checked_metadata(image, limits)) for image in images]
         try:
             return self._add(asked, limits)
         except StorageFull:
-            # what was deleted may have left room in the file's log
+            # deleted images may have left space in the file's log
             if not self._database.give_back():
                 raise
             return self._add(asked, limits)
@@ -170,7 +170,7 @@ class ImageStore:
         return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
 
     def delete(self, image_id: str) -> int:
-        """Remove an image, and its bytes where no other has them; the row that it had. Raises NotFound."""
+        """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound."""
         with self._database.transaction() as connection:
             return remove(connection, image_id)
 
@@ -179,7 +179,7 @@ class ImageStore:
         return self._database.has_much_to_give_back()
 
     def give_back(self) -> int:
-        """Give what deleted images took back to the disk, while others read and write; how many bytes it was."""
+        """Return the space of deleted images to the disk, while others read and write; return the number of bytes."""
         return self._database.give_back()
 
     def image(self, image_id: str) -> StoredImage:
@@ -188,12 +188,12 @@ class ImageStore:
             return _stored_image(find(connection, IMAGE_COLUMNS, image_id))
 
     def data(self, image_id: str) -> bytes:
-        """The bytes as they were added. Raises NotFound."""
+        """Return the original bytes. Raises NotFound."""
         with self._database.reading() as connection:
             return bytes(find(connection, "data", image_id)[0])
 
     def images(self, after: str | None, limit: int) -> list[StoredImage]:
-        """List at most `limit` images, ascending by id (by code points), from the first id behind `after` on."""
+        """List at most `limit` images, ascending by id (by code points), starting after the id `after`."""
         with self._database.reading() as connection:
             found = connection.execute(
                 f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
@@ -206,37 +206,37 @@ class ImageStore:
         return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
-        """The bytes of those of the rows that there are."""
+        """Return the bytes of those rows that exist."""
         return dict(self._find_rows("row, data", rows))
 
     def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
-        """The sha256 in hexadecimal of those of the rows that there are."""
+        """Return the hexadecimal sha256 of those rows that exist."""
         return dict(self._find_rows("row, digest", rows))
 
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
-        """All rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
+        """List all rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
         return self._rows(
             "SELECT row FROM images WHERE row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit)
         )
 
     def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        """The rows whose metadata passes a filter; int64 (N,), ascending. Raises what `filter_condition` raises."""
+        """List rows whose metadata matches a filter; int64 (N,), ascending. Raises what `filter_condition` raises."""
         condition, bound = filter_condition(fields)
         return self._rows(f"SELECT row FROM images WHERE {condition} ORDER BY row", bound)
 
     def size(self) -> tuple[int, int]:
-        """The number of images, and that of their bytes, shared ones counted once."""
+        """Return the number of images and of their bytes, shared ones counted once."""
         with self._database.reading() as connection:
             return totals(connection)
 
     def conditions(self) -> list[StoredCondition]:
-        """The conditions that are indexed, in the order in which they came."""
+        """List the indexed conditions in the order in which they were added."""
         with self._database.reading() as connection:
             found = connection.execute("SELECT text, is_pinned, used FROM conditions ORDER BY rowid")
             return [StoredCondition(text, bool(is_pinned), used) for text, is_pinned, used in found]
 
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
-        """Index a condition, used now. One that is pinned stays so until it is dropped."""
+        """Index a condition and note its use. A pinned condition stays pinned until it is dropped."""
         now = time.time()
         with self._database.transaction() as connection:
             changed = connection.execute(
@@ -246,7 +246,7 @@ class ImageStore:
                 connection.execute("INSERT INTO conditions VALUES (?, ?, ?)", (text, is_pinned, now))
 
     def drop_condition(self, text: str) -> None:
-        """Index a condition no longer; one that is not indexed is left so."""
+        """Stop indexing a condition; no error if it is not indexed."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM conditions WHERE text IS ?", (text,))
 
@@ -260,7 +260,7 @@ class ImageStore:
 
 
 def _info(connection: sqlite3.Connection) -> CollectionInfo:
-    """Raises IncompatibleDatabase where a table is missing, or a row that is always there."""
+    """Read the info. Raises IncompatibleDatabase if a table or a required row is missing."""
     try:
         info = connection.execute("SELECT name, model, created FROM collection").fetchone()
         total = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
@@ -276,10 +276,10 @@ def _info(connection: sqlite3.Connection) -> CollectionInfo:
 
 
 def check_image_id(image_id: str, param: str) -> None:
-    """Raises InvalidField, blaming `param`, for an id that can't be an image's.
+    """Raises InvalidField that names `param` for an id that can't be an image's.
 
-    It has 1 to MAX_ID_CHARACTERS characters, none of them a control character, and as a path, no segment that is
-    empty, `.` or `..`.
+    It has 1 to MAX_ID_CHARACTERS characters and no control characters; as a path, it has no segment that is empty, `.`
+    or `..`.
     """
     if not 1 <= len(image_id) <= MAX_ID_CHARACTERS:
         reason = f"has {len(image_id)} characters, not 1 to {MAX_ID_CHARACTERS}"
@@ -293,7 +293,7 @@ def check_image_id(image_id: str, param: str) -> None:
 
 
 def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
-    """The metadata of an image to add as text, once its id and its size are seen to be right."""
+    """Check the id and size of an image to add, and return its metadata as text."""
     check_image_id(image.id, f"{image.param}.id")
     if image.metadata is None:
         return None
@@ -309,7 +309,7 @@ def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
 
 
 def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record]) -> Record | None:
-    """Return the record to store of an image, and add it to `known`; None where it is stored. Raises Conflict."""
+    """Return the record to store for an image, and add it to `known`; None if it is stored already. Raises Conflict."""
     there = known.get(image.id)
     if there is None:
         known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)
@@ -321,7 +321,7 @@ def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record])
 
 
 def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:
-    """Raises TooLarge where the collection would grow over a limit."""
+    """Raises TooLarge if the collection would exceed a limit."""
     num_images, num_bytes = (old + new for old, new in zip(totals(connection), (num_new, num_new_bytes), strict=True))
     if num_images > limits.max_images:
         raise TooLarge(
@@ -336,7 +336,7 @@ def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: i
 
 
 def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> int:
-    """About what images take of the file, with the pages that they fill only in part."""
+    """Estimate the space that images take in the file, including partly filled pages."""
     lengths = [*map(len, contents.values()), *(len(record.metadata.encode()) for record in records)]
     return sum(lengths) + PAGE_BYTES * len(lengths)
 

@@ -1,4 +1,4 @@
-"""A collection's images as tables: the schema, and what is asked of it and done to it on one connection."""
+"""A collection's images as tables: the schema, and the queries and updates on one connection."""
 
 import json
 import sqlite3
@@ -10,10 +10,10 @@ from typing import Any
 from services.core.errors import NotFound
 
 SCHEMA_VERSION = 1
-# Small columns come before large ones, which then need not be read to reach them.
+# Small columns come before large ones, so that reading them does not require reading the large ones.
 SCHEMA = (
     "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL)",
-    # counting the images themselves would read all of them
+    # counting the images directly would read all of them
     "CREATE TABLE totals (num_images INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
     "INSERT INTO totals VALUES (0, 0)",
     """CREATE TABLE contents (
@@ -36,7 +36,7 @@ SCHEMA = (
 
 @dataclass(frozen=True)
 class Record:
-    """The image of an id; `metadata` is JSON text."""
+    """The stored image of an id; `metadata` is JSON text."""
 
     id: str
     digest: str
@@ -44,12 +44,12 @@ class Record:
 
 
 def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
-    """Columns of an image and its content. Raises NotFound."""
+    """Read columns of an image and its content. Raises NotFound."""
     try:
         found: tuple[Any, ...] | None = connection.execute(
             f"SELECT {columns} FROM images JOIN contents USING (content) WHERE id = ?", (image_id,)
         ).fetchone()
-    except UnicodeEncodeError:  # half of a surrogate pair, which no id has
+    except UnicodeEncodeError:  # an unpaired surrogate, which no id contains
         found = None
     if found is None:
         raise NotFound(f"There is no image {image_id!r}.", code="image_not_found")
@@ -57,7 +57,7 @@ def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[A
 
 
 def find_rows(connection: sqlite3.Connection, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
-    """Columns of those of the rows that there are, in the order of `rows`."""
+    """Read columns of those rows that exist, in the order of `rows`."""
     return connection.execute(
         f"SELECT {columns} FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON row = value"
         " JOIN contents USING (content)",
@@ -66,7 +66,7 @@ def find_rows(connection: sqlite3.Connection, columns: str, rows: Iterable[int])
 
 
 def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
-    """Find the records of those ids that are taken."""
+    """Find the records of those ids that exist."""
     found = connection.execute(
         "SELECT id, digest, metadata FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON id = value"
         " JOIN contents USING (content)",
@@ -76,7 +76,7 @@ def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, R
 
 
 def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> set[str]:
-    """Return those of the digests whose bytes are stored."""
+    """Return those digests whose bytes are stored."""
     found = connection.execute(
         "SELECT digest FROM (SELECT value FROM json_each(?)) CROSS JOIN contents ON digest = value",
         (json.dumps(list(digests)),),
@@ -85,13 +85,13 @@ def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> se
 
 
 def totals(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The number of images, and that of their bytes, shared ones counted once."""
+    """Return the number of images and of their bytes, shared ones counted once."""
     num_images, num_bytes = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
     return num_images, num_bytes
 
 
 def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: Mapping[str, bytes]) -> list[int]:
-    """Store images whose ids are free, and by digest those of their bytes that are not stored yet; their rows."""
+    """Store images whose ids are free, and their bytes, by digest, if not stored yet; return their rows."""
     (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'images'").fetchone()
     rows = list(range(last + 1, last + 1 + len(records)))
     now = time.time()
@@ -109,7 +109,7 @@ def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: 
 
 
 def remove(connection: sqlite3.Connection, image_id: str) -> int:
-    """Remove an image, and its bytes where no other has them; its row. Raises NotFound."""
+    """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound."""
     row, content, num_bytes = find(connection, "row, content, num_bytes", image_id)
     connection.execute("DELETE FROM images WHERE row = ?", (row,))
     if connection.execute("SELECT 1 FROM images WHERE content = ?", (content,)).fetchone():

@@ -1,4 +1,4 @@
-"""An image's metadata, a JSON object: its one text form, and filters on its fields as SQL."""
+"""An image's metadata, a JSON object: its canonical text, and filters on its fields as SQL."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from services.core.errors import InvalidField
 
 MAX_FILTER_FIELDS = 64
-# Deeper than anybody's metadata, and less than every JSON parser takes.
+# More than metadata needs, and less than the limits of JSON parsers.
 MAX_DEPTH = 32
 
 # an escaped NUL, after an even number of backslashes
@@ -23,7 +23,7 @@ _LACKS = "NOT EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE fi
 
 
 def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
-    """The JSON text of metadata, one for all orders of the fields.
+    """Return the JSON text of metadata, independent of the order of the fields.
 
     Raises InvalidField for what JSON or SQLite can't hold: infinities and NaN, the character U+0000, half of a
     surrogate pair, and objects nested deeper than MAX_DEPTH.
@@ -34,11 +34,10 @@ def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
 
 
 def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The SQL condition, on rows of `images`, that every field has its value or one of its list of values, and what
-    to bind to it.
+    """Build the SQL condition, with arguments, that each field of a row of `images` has its value or one of its list.
 
-    Values are strings, numbers (1 is 1.0), booleans (true is not 1) and null, which a missing field has too. Raises
-    InvalidField for any other, and for more than MAX_FILTER_FIELDS fields.
+    Values are strings, numbers (1 equals 1.0), booleans (true does not equal 1) and null, which also matches a missing
+    field. Raises InvalidField for any other value, and for more than MAX_FILTER_FIELDS fields.
     """
     if len(fields) > MAX_FILTER_FIELDS:
         raise InvalidField(f"The filter names {len(fields)} fields; the limit is {MAX_FILTER_FIELDS}.", param="filter")
@@ -51,7 +50,7 @@ def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
             raise InvalidField(
                 "The filter of a field must be a string, a number, a boolean, null, or a list of these.", param=param
             )
-        # numbers reach SQLite as text, as those of the metadata do, so that both are read alike
+        # numbers are passed to SQLite as text, like those of the metadata, so that both are parsed in the same way
         condition, arguments = _HAS_ONE_OF, [name, _json_text(values, param)]
         if None in values:
             condition, arguments = f"({condition} OR {_LACKS})", [*arguments, name]

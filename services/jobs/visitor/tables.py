@@ -1,0 +1,47 @@
+"""Tables of the suite: every row with its aim, what a guess reaches, and each run's mean and deviation."""
+
+from collections.abc import Sequence
+
+from services.jobs.tables import MISSING, Table, with_error
+from services.jobs.visitor.questions import SERVICES, Service
+from services.jobs.visitor.results import ALL_CASES, Result
+from services.jobs.visitor.rows import Row, all_rows
+
+TITLES: dict[Service, str] = {
+    "embed": "embed: retrieval under a condition, mAP",
+    "score": "score: the right one of two captions, accuracy",
+    "generate": "generate: answers, documents and refusals, percent",
+    "predict": "predict: word problems and inferences, accuracy",
+}
+
+
+def make_table(service: Service, results: Sequence[Result], runs: Sequence[str]) -> Table:
+    """Make a service's table with a column for each run; what was not measured is a dash."""
+    by_run = {result.run: result for result in results if result.service == service and result.suite == "rows"}
+    rows = [_cells(row, [by_run.get(run) for run in runs]) for row in all_rows() if row.service == service]
+    return Table.of_texts(TITLES[service], ("", "asked", "aim", "a guess", *runs), rows, num_names=2)
+
+
+def make_case_table(results: Sequence[Result], runs: Sequence[str]) -> Table:
+    """Make the table of cases made by hand: how many of each service's are right, in each run."""
+    found = {(result.run, result.service): result for result in results if result.suite == "cases"}
+    rows = [[service, *(_right_of(found.get((run, service))) for run in runs)] for service in SERVICES]
+    return Table.of_texts(f"{ALL_CASES}, right of all", ("", *runs), rows)
+
+
+def _right_of(result: Result | None) -> str:
+    return MISSING if result is None else f"{result.settings['right']} of {result.settings['cases']}"
+
+
+def _cells(row: Row, results: Sequence[Result | None]) -> list[str]:
+    aim = MISSING if row.aim is None else f"{'≤' if row.is_error else '≥'} {row.aim:.0f}"
+    chances = [result.chances[row.key] for result in results if result is not None and row.key in result.chances]
+    guessed = f"{chances[0]:.1f}" if chances else MISSING
+    return [row.group, row.name, aim, guessed, *(_score(row, result) for result in results)]
+
+
+def _score(row: Row, result: Result | None) -> str:
+    mean = None if result is None else result.mean(row.key)
+    if result is None or mean is None:
+        return MISSING
+    return with_error(mean, result.deviation(row.key), digits=1)

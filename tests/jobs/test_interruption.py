@@ -1,0 +1,111 @@
+"""Jobs on a terminal: a bar says how far they are, and Ctrl-C leaves a state and words that say how to go on."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.documentation.blocks import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.training]
+
+NEVER = "100000"  # steps between two states, where Ctrl-C alone is to save one
+CLIP = ["--steps", NEVER, "--checkpoint-every", NEVER, "--precision", "no", "--no-publish"]
+SMALL = ["--batch-size", "6", "--width", "32", "--layers", "1"]
+TUNING = ["--steps", NEVER, "--checkpoint-every", NEVER, "--precision", "no", "--batch-size", "4", "--no-publish"]
+LITM = ["--lookup-steps", NEVER, "--documents", "3", "--tokens", "250", "--checkpoint-every", NEVER, "--no-publish"]
+STARTERS = ROOT / "services" / "embed" / "starter"
+TRAININGS = {
+    "clip": [*CLIP, *SMALL, "--warmup-steps", "1"],
+    "focallens": [*TUNING, "--base", str(STARTERS / "clip-shapes")],
+    "clip-scenes": [*CLIP, *SMALL, "--seeing-steps", "0", "--reading-steps", "0", "--warmup-batch-size", "6"],
+    "litm": LITM,
+}
+LLAMA = str(ROOT / "services" / "generate" / "starter" / "litm-facts")
+SHAPES = ["--checkpoint", str(STARTERS / "focallens-shapes"), "--baseline", str(STARTERS / "clip-shapes")]
+NOTHING_KEPT = "Stopped. Nothing is kept; run the same command to begin again."
+MEASUREMENTS = {
+    "colorshape": (["evaluate", "focallens", "colorshape", *SHAPES], NOTHING_KEPT),
+    "litm": (
+        ["evaluate", "litm", LLAMA, "--limit", "400"],
+        "Stopped. The protocols that had ended are reported above, and kept with --save.",
+    ),
+    "calibrate": (["calibrate", LLAMA, "--save", os.devnull], NOTHING_KEPT),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    told: str
+
+
+def run_until_ctrl_c(arguments: list[str], awaited: str) -> Ended:
+    """Run a job on a terminal of its own, and press Ctrl-C there as soon as it shows a pattern."""
+    ours, theirs = pty.openpty()
+
+    def own_terminal() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        # what runs in a shell's background would bequeath that it ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.cli.main", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+        start_new_session=True, preexec_fn=own_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    told, is_pressed = "", False
+    try:
+        while piece := _read(ours):
+            told += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece.decode(errors="replace"))
+            if not is_pressed and re.search(awaited, told):
+                os.write(ours, b"\x03")
+                is_pressed = True
+        return Ended(process.wait(), told)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # a terminal that nobody writes to any more
+        return b""
+
+
+@pytest.mark.timeout(600)  # a process imports torch
+@pytest.mark.parametrize("name", TRAININGS)
+def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(name: str, tmp_path: Path) -> None:
+    command = ["train", name, *TRAININGS[name], "--output", str(tmp_path)]
+    ended = run_until_ctrl_c(command, r"/100\d{3}\b.*loss \d")
+    assert ended.status == 130, ended.told
+    assert "Stopping at the end of this step; press again to stop at once." in ended.told
+    (step,) = re.findall(r"Stopped: step ([\d,]+) of [\d,]+ \([\w-]+\) is saved\. Run the same command", ended.told)
+    assert "Traceback" not in ended.told
+    state = max(tmp_path.glob("resume*.pt"), key=lambda path: path.stat().st_mtime)  # of its last stage
+    assert torch.load(state, weights_only=True)["step"] == int(step) > 0
+    again = run_until_ctrl_c(command, r"/100\d{3}\b.*loss \d")
+    (later,) = re.findall(r"Stopped: step (\d+) of", again.told)
+    assert int(later) > int(step)
+
+
+@pytest.mark.timeout(600)  # a process imports torch
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_ctrl_c_ends_a_measurement_that_shows_its_progress_and_says_what_is_kept(name: str) -> None:
+    arguments, words = MEASUREMENTS[name]
+    ended = run_until_ctrl_c(arguments, r" [1-9]\d*/")
+    assert ended.status == 130, ended.told
+    assert words in ended.told
+    assert "Traceback" not in ended.told

@@ -1,0 +1,28 @@
+"""The suite knows nothing of the trainings that it judges."""
+
+import re
+
+from tests.imports import import_graph
+
+TRAINING = re.compile(r"services\.\w+\.(data|training)(\.|$)|services\.jobs\.(colorshape|clip_base|training)$")
+
+
+def test_the_suite_imports_nothing_of_the_generators_and_trainings_even_through_others() -> None:
+    graph = import_graph()
+    waiting = [name for name in graph if name.startswith("services.jobs.visitor")]
+    assert len(waiting) > 10
+    reached: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph[name]
+    assert [name for name in sorted(reached) if TRAINING.match(name)] == []
+    assert TRAINING.match("services.jobs.colorshape")
+
+
+def test_no_training_imports_the_suite() -> None:
+    users = [
+        name for name, used in import_graph().items() if any(one.startswith("services.jobs.visitor") for one in used)
+    ]
+    assert [name for name in users if not name.startswith("services.jobs.visitor")] == []
