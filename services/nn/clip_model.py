@@ -3,9 +3,10 @@
 A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, if the model has its own vocabulary,
 `bpe.txt.gz`.
 
-One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
-instead of a single linear layer. With it a small ViT learns shapes from a thousandth of the images; such models can be
-loaded here but not by open_clip.
+Two additions to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
+instead of a single linear layer, and `conv_stem_blocks`, the numbers of residual convolutions after each of these, by
+default none. With them a small ViT learns shapes from a thousandth of the images; such models can be loaded here but
+not by open_clip.
 """
 
 import functools
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -60,7 +62,7 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
     build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
     model = build(**model_config)
     if "conv_stem" in config:
-        model.visual.conv1 = _conv_stem(config["conv_stem"], model.visual)
+        model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks"), model.visual)
     preprocess = config.get("preprocess_cfg", {})
     return ClipModel(
         model=model,
@@ -139,8 +141,21 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
-    """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU.
+class _ResidualConv(nn.Module):
+    """A 3 × 3 convolution of stride 1 with batch norm and ReLU, added to its input: (B, C, H, W) → (B, C, H, W)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.norm(self.conv(x)))
+
+
+def _conv_stem(channels: Sequence[int], blocks: Sequence[int] | None, visual: Any) -> nn.Sequential:
+    """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU and
+    followed by its number of residual `blocks`.
 
     Raises ValueError if the product of their strides is not the patch size.
     """
@@ -150,8 +165,9 @@ def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
         )
     layers: list[nn.Module] = []
     inputs = 3
-    for outputs in channels:
+    for outputs, num_blocks in zip(channels, blocks or [0] * len(channels), strict=True):
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers += [_ResidualConv(outputs) for _ in range(num_blocks)]
         inputs = outputs
     return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, 2, 1))
 

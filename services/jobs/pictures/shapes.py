@@ -43,7 +43,7 @@ def _corners() -> dict[str, Points]:
         "triangle": _regular(3, -math.pi / 2, 1.2),
         "pentagon": _regular(5, -math.pi / 2, 1.08),
         "hexagon": _regular(6, 0.0, 1.06),
-        "diamond": ((0.0, -1.2), (0.8, 0.0), (0.0, 1.2), (-0.8, 0.0)),
+        "diamond": ((0.0, -1.2), (0.9, 0.0), (0.0, 1.2), (-0.9, 0.0)),
         "rectangle": ((-1.15, -0.6), (1.15, -0.6), (1.15, 0.6), (-1.15, 0.6)),
         "star": [
             (radius * math.cos(angle), radius * math.sin(angle))

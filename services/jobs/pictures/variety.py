@@ -149,6 +149,13 @@ def _kinds(variety: Variety, count: int, random: Random) -> list[Kind]:
     return kinds
 
 
+def _angle(variety: Variety, shape: str, random: Random) -> float:
+    """Draw an angle; squares and diamonds are turned so far only that nobody takes one for the other."""
+    if random.random() >= variety.turned:
+        return random.uniform(-0.12, 0.12)
+    return random.uniform(-0.35, 0.35) if shape in ("square", "diamond") else random.uniform(0, math.tau)
+
+
 def _stroke(variety: Variety, shape: str, random: Random) -> float:
     """Draw the width of an outline; a ring has none, because it is one."""
     stroke = random.uniform(*variety.strokes)
@@ -220,7 +227,7 @@ def _thing(
         texture if radius >= MIN_TEXTURED_RADIUS else "plain",
         *center,
         radius,
-        random.uniform(0, math.tau) if random.random() < variety.turned else random.uniform(-0.12, 0.12),
+        _angle(variety, shape, random),
         rgb,
         second,
         stroke=_stroke(variety, shape, random) if is_outline else 0.0,

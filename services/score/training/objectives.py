@@ -70,7 +70,7 @@ class TuningLoss(nn.Module):
         scale = self.clip.logit_scale.exp()
         num_images = batch.exists.shape[1]
         images = encode_images(self.clip, batch.pixels(self.transform))
-        texts = _encode_by_length(self.clip, batch.input_ids)
+        texts = encode_by_length(self.clip, batch.input_ids)
         image_features, captions = gather(images.pooled), gather(texts.pooled[:num_images])
         if self.method == "negclip":
             return self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
@@ -91,7 +91,7 @@ class TuningLoss(nn.Module):
         return negclip_loss(images, torch.cat([captions, negatives]), scale, num_zeros=num_zeros)
 
 
-def _encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
+def encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
     """Encode texts, on a CPU in TEXT_GROUPS groups of similar length, because padding costs as much as words."""
     if input_ids.device.type != "cpu":
         return encode_texts(clip, input_ids)

@@ -22,6 +22,7 @@ from services.nn.clip_model import MERGES, ClipModel, create_clip
 from services.nn.clip_tokenizer import Tokenizer, learn_merges, vocabulary_size, write_merges
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale, encode_text
+from services.score.data.claim_wordings import claim_vocabulary
 from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, forget, scene_vocabulary, sentence
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
@@ -85,13 +86,12 @@ class SceneWarmup(nn.Module):
         self.patch_heads = nn.ModuleList([nn.Linear(width, len(COLORS)), nn.Linear(width, len(SHAPES))])
         self.heads = SceneHeads(width)
 
-    def forward(self, batch: SceneBatch) -> Tensor:
+    def pixels(self, batch: SceneBatch) -> Tensor:
+        return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
+
+    def of_states(self, cls: Tensor, patches: Tensor, batch: SceneBatch) -> Tensor:
+        """The loss of the image tower's states: (B, D) and (B, P, D)."""
         scenes, objects = batch.scenes, batch.scenes.objects
-        tokens = self.visual.forward_intermediates(
-            self.transform.normalise(render_scenes(scenes, self.transform.size[0])), indices=1,
-            normalize_intermediates=True, intermediates_only=True, output_fmt="NLC", output_extra_tokens=True,
-        )  # fmt: skip
-        patches, cls = tokens["image_intermediates"][-1], tokens["image_intermediates_prefix"][-1][:, 0]
         slot = covering_objects(objects, self.visual.grid_size[0])
         loss = torch.zeros((), device=cls.device)
         for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
@@ -163,9 +163,12 @@ class SceneContrast(nn.Module):
         width = clip.text_projection.shape[1]
         self.seen, self.read = SceneHeads(width), SceneHeads(width)
 
-    def forward(self, batch: SceneBatch) -> Tensor:
-        pixels = self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
-        images = self.clip.encode_image(pixels)
+    def pixels(self, batch: SceneBatch) -> Tensor:
+        return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
+
+    def of_states(self, cls: Tensor, _patches: Tensor, batch: SceneBatch) -> Tensor:
+        """The loss of the image tower's states: (B, D) and (B, P, D)."""
+        images = cls @ self.clip.visual.proj
         num_images = len(images)
         texts = encode_text(self.clip, torch.cat([batch.input_ids, batch.detailed_ids]))
         image_features = gather(F.normalize(images, dim=-1))
@@ -185,18 +188,24 @@ def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_i
     _, index = torch.unique(input_ids, dim=0, return_inverse=True)
     first = torch.full((int(index.max()) + 1,), len(index), device=index.device)
     first = first.scatter_reduce(0, index, torch.arange(len(index), device=index.device), "amin")
-    logits = scale * image_features @ text_features[first].T  # (B, A)
+    with torch.autocast(index.device.type, enabled=False):
+        logits = scale * image_features.float() @ text_features[first].float().T  # (B, A)
     to_image = logits.log_softmax(dim=0).gather(1, index[:, None])
     return (F.cross_entropy(logits, index) - to_image.mean()) / 2
 
 
-def create_scene_clip(directory: Path, *, width: int = 128, layers: int = 4) -> ClipModel:
+def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 4) -> ClipModel:
     """Create a randomly initialised model with its own vocabulary, which is written to `directory`."""
-    merges = learn_merges(scene_vocabulary())
+    merges = learn_merges([*scene_vocabulary(), *claim_vocabulary()])
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
     vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
-    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
-    config = {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
+    model = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
+    config = {
+        "model_cfg": model,
+        "preprocess_cfg": {},
+        "conv_stem": [width // 8, width // 4, width // 2],
+        "conv_stem_blocks": [1, 1, 2],
+    }
     return create_clip(config, directory / MERGES)

@@ -21,23 +21,26 @@ from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
+from services.score.data.claimed_pictures import ClaimedPictures, Pictures
 from services.score.evaluation.scene_protocol import SceneProtocol
 from services.score.fsc_clip import Missing, interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
 from services.score.training.batches import ImageSource, SceneLexicon, SceneSource, Source, TuningData
+from services.score.training.claim_losses import ClaimChoice, PictureSeeing, StemSeeing
 from services.score.training.lora import add_lora, merged_state_dict
+from services.score.training.mixed import MixedData, MixedLoss, MixedReading
 from services.score.training.objectives import TuningLoss
 from services.score.training.recipe import Recipe, read_recipe
 from services.score.training.scene_clip import (
     CAPTION_PAIRS,
     HEAD_WIDTH,
+    IMAGE_SIDE,
     READ_PAIRS,
     SEEN_PAIRS,
     SceneCaptions,
     SceneContrast,
-    SceneReading,
     SceneWarmup,
     create_scene_clip,
 )
@@ -46,6 +49,9 @@ from services.score.training.wise_ft import wise_ft
 BASE_NAME = "clip-scenes"
 FSC_CLIP_NAME = "fsc-clip-scenes"
 CLIP_KIND = "open-clip"
+# The convolutions alone learn at a multiple of the towers' rate. Whoever only reads claims needs no pixels.
+STEM_RATE = 2.0
+READ_SIDE = 4
 
 DataKind = Literal["scenes", "folder", "tars"]
 
@@ -64,14 +70,18 @@ def clip_scenes(
     output: Annotated[
         Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
     ],
+    stem_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of the supervised warm-up of the convolutions. 0: no warm-up.")
+    ] = 600,
     seeing_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up. 0: no warm-up.")
-    ] = 1000,
+    ] = 600,
     reading_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up. 0: no warm-up.")
-    ] = 1200,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 700,
-    batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 96,
+    ] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 3000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 64,
+    pictures: Annotated[int, typer.Option(min=2, help="Pictures of any kind per step, in each process.")] = 128,
     warmup_batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step of both warm-ups.")] = 64,
     learning_rate: Annotated[
         float, typer.Option(callback=positive, help="Peak learning rate. That of the warm-ups is 1.5 times as high.")
@@ -80,7 +90,7 @@ def clip_scenes(
     precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
     num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 200,
-    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 128,
+    width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 256,
     layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 4,
     num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task for the evaluation.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
@@ -98,15 +108,27 @@ def clip_scenes(
     set_seed(seed)
     model = create_scene_clip(output, width=width, layers=layers)
     visual, transform, tokenizer = model.model.visual, model.transform, model.tokenizer
-    # separate seeds, so that each stage sees different scenes
+    # separate seeds, so that each stage sees different scenes and pictures
+    if stem_steps > 0:
+        seen = Pictures(seed + 3_000, pictures, IMAGE_SIDE, num_easy=stem_steps)
+        stem = replace(run, num_steps=stem_steps, learning_rate=STEM_RATE * learning_rate, stage="stem")
+        train(stem, StemSeeing(visual, transform), seen)
     if seeing_steps > 0:
-        data = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
-        train(replace(warmup, num_steps=seeing_steps, stage="warmup"), SceneWarmup(visual, transform), data)
+        scenes = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
+        seeing = MixedLoss(visual, SceneWarmup(visual, transform), PictureSeeing(visual, transform))
+        seen = Pictures(seed + 1_000, pictures, IMAGE_SIDE, num_easy=seeing_steps // 2)
+        train(replace(warmup, num_steps=seeing_steps, stage="warmup"), seeing, MixedData(scenes, seen))
     if reading_steps > 0:
-        data = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS)
-        train(replace(warmup, num_steps=reading_steps, stage="reading"), SceneReading(model.model), data)
-    data = SceneCaptions(tokenizer, seed, run.num_examples, CAPTION_PAIRS)
-    train(run, SceneContrast(model.model, transform), data)
+        scenes = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS)
+        claims = ClaimedPictures(tokenizer, Pictures(seed + 2_000, pictures, READ_SIDE), pictures // 2)
+        train(
+            replace(warmup, num_steps=reading_steps, stage="reading"), MixedReading(model.model),
+            MixedData(scenes, claims),
+        )  # fmt: skip
+    scenes = SceneCaptions(tokenizer, seed, run.num_examples, CAPTION_PAIRS)
+    claims = ClaimedPictures(tokenizer, Pictures(seed, pictures, IMAGE_SIDE), pictures // 2)
+    choice = MixedLoss(visual, SceneContrast(model.model, transform), ClaimChoice(model.model, transform))
+    train(run, choice, MixedData(scenes, claims))
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)

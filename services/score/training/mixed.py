@@ -1,0 +1,73 @@
+"""Steps on generated scenes and on pictures of any kind at once.
+
+Images of both pass through the image tower together, so that batch norm has the same statistics in training as later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from services.score.data.claimed_pictures import ClaimBatch, PictureBatch
+from services.score.training.claim_losses import ClaimReading, image_states
+from services.score.training.scene_clip import SceneBatch, SceneReading
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """Scenes with captions, and pictures with or without claims."""
+
+    scenes: SceneBatch
+    pictures: PictureBatch | ClaimBatch
+
+    def to(self, device: torch.device) -> "MixedBatch":
+        return MixedBatch(self.scenes.to(device), self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class MixedData:
+    """Endless batches by step number."""
+
+    scenes: Callable[[int], SceneBatch]
+    pictures: Callable[[int], PictureBatch | ClaimBatch]
+
+    def __call__(self, step: int) -> MixedBatch:
+        return MixedBatch(self.scenes(step), self.pictures(step))
+
+
+class StateLoss(Protocol):
+    """A loss of the image tower's states."""
+
+    def pixels(self, batch: Any) -> Tensor: ...
+
+    def of_states(self, cls: Tensor, patches: Tensor, batch: Any) -> Tensor: ...
+
+
+class MixedLoss(nn.Module):
+    """The sum of a loss of scenes and one of pictures, from one pass of the image tower."""
+
+    def __init__(self, visual: Any, of_scenes: StateLoss, of_pictures: StateLoss) -> None:
+        super().__init__()
+        self.visual = visual
+        self.of_scenes, self.of_pictures = of_scenes, of_pictures
+
+    def forward(self, batch: MixedBatch) -> Tensor:
+        scenes, pictures = self.of_scenes.pixels(batch.scenes), self.of_pictures.pixels(batch.pictures)
+        cls, patches = image_states(self.visual, torch.cat([scenes, pictures]))
+        count = len(scenes)
+        of_scenes = self.of_scenes.of_states(cls[:count], patches[:count], batch.scenes)
+        return of_scenes + self.of_pictures.of_states(cls[count:], patches[count:], batch.pictures)
+
+
+class MixedReading(nn.Module):
+    """The sum of both supervised losses of the text tower."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.of_scenes, self.of_claims = SceneReading(clip), ClaimReading(clip)
+
+    def forward(self, batch: MixedBatch) -> Tensor:
+        loss: Tensor = self.of_scenes(batch.scenes) + self.of_claims(batch.pictures)
+        return loss
