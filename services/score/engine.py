@@ -68,7 +68,8 @@ class ScoreEngine:
     def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         clip = checkpoint.clip
         self.local_weight = checkpoint.local_weight
-        self.logit_scale = float(clamped_scale(clip.model.logit_scale.detach().float()))
+        own_scale = float(clamped_scale(clip.model.logit_scale.detach().float()))
+        self.logit_scale = own_scale if checkpoint.temperature is None else 1 / checkpoint.temperature
         self.embedding_width = int(clip.model.visual.proj.shape[1])
         self.grid: tuple[int, int] = tuple(clip.model.visual.grid_size)
         self.pairing = PairEngine(device)

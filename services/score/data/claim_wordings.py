@@ -46,11 +46,11 @@ RELATED: dict[str, tuple[str, ...]] = {
 # Frames: {a} and {b} are things with articles, {A} and {B} with "the", {n} and {m} without articles, {s} and {t} nouns
 # without their adjectives {x} and {y}, {r} is a relation.
 SINGLE = ("{a}", "{a}", "there is {a}", "there's {a}", "I can see {a}", "{n}", "one {n}", "{a} in the picture",
-          "just {a}",
-          "the {s} is {x}", "a {s} that is {x}", "a {s}, {x}", "this {s} is {x}", "{a} is shown", "it is {a}")  # fmt: skip
+          "just {a}", "the {s} is {x}", "a {s} that is {x}", "a {s}, {x}", "this {s} is {x}", "{a} is shown",
+          "it is {a}")  # fmt: skip
 PAIRS = ("{a} and {b}", "{a} and {b}", "{a} and {b}", "{a} with {b}", "{a} next to {b}", "{a} beside {b}",
-         "{a} near {b}",
-         "{a}, {b}", "{n} and {m}", "{n}, {m}", "{a} alongside {b}", "{a} together with {b}", "both {a} and {b}",
+         "{a} near {b}", "{a}, {b}", "{n} and {m}", "{n}, {m}", "{a} alongside {b}", "{a} together with {b}",
+         "both {a} and {b}",
          "there is {a} and {b}", "there are {a} and {b}", "{a} is next to {b}", "{A} is beside {B}", "{a} by {b}",
          "the {s} is {x} and the {t} is {y}", "the {s} is {x}, the {t} is {y}", "{a} and also {b}", "{a} close to {b}",
          "a {s} that is {x} and a {t} that is {y}", "the {s} is {x} while the {t} is {y}", "{A} and {B}",

@@ -115,6 +115,25 @@ class ClaimedPictures:
     pictures: Pictures
     num_groups: int
 
+    def claims(self, step: int) -> list[list[Claim]]:
+        """Return the groups of claims of a step."""
+        pictures, random = self.pictures.draw(step)
+        claims, _ = _groups(pictures[: self.num_groups], random)
+        size = 1 + NUM_ALTERNATIVES
+        return [claims[start : start + size] for start in range(0, len(claims), size)]
+
+    def false_claims(self, step: int) -> tuple[Tensor, list[tuple[str, list[str]]]]:
+        """Return pixels (G, S, S, 3) uint8, and of each picture a caption and those of its group that are false."""
+        pictures, random = self.pictures.draw(step)
+        claims, captions = _groups(pictures, random)
+        facts = picture_facts(pictures)
+        is_true, size = truth(claims, facts), 1 + NUM_ALTERNATIVES
+        groups = [
+            (captions[i * size], [captions[k] for k in range(i * size + 1, (i + 1) * size) if not is_true[k, i]])
+            for i in range(len(pictures))
+        ]
+        return self.pictures.rendered(pictures, facts).pixels, groups
+
     def __call__(self, step: int) -> ClaimBatch:
         pictures, random = self.pictures.draw(step)
         claims, captions = _groups(pictures[: self.num_groups], random)

@@ -229,6 +229,8 @@ def _denying(claim: Claim, known: Sequence[Noun], random: Random) -> Claim:
         absent = _changed(absent, known, random)
         if not any(_fits(absent, other) for other in known):
             break
+    else:
+        return claim
     if claim.second is not None or random.random() < 0.35:
         return Claim(claim.first, absent, second_number=0)
     return Claim(absent, number=0)

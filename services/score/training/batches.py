@@ -16,6 +16,7 @@ from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURE
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from services.score.data.captioned_images import CaptionedImages
+from services.score.data.claimed_pictures import ClaimedPictures
 from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 from services.score.negatives.hard_negatives import HardNegatives
@@ -99,7 +100,10 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class TuningData:
-    """Batches by step number, for `services.jobs.training.train`. Without kinds there are no hard negatives."""
+    """Batches by step number, for `services.jobs.training.train`. Without kinds there are no hard negatives.
+
+    With `claims`, some of the images are pictures with claims, whose hard negatives are the false claims of a group.
+    """
 
     source: Source
     tokenizer: Tokenizer
@@ -107,15 +111,24 @@ class TuningData:
     kinds: Sequence[Kind]
     seed: int
     num_images: int
+    claims: ClaimedPictures | None = None
 
     def __call__(self, step: int) -> TuningBatch:
-        images, captions = self.source.draw(self.seed, step, self.num_images)
+        num_claimed = 0 if self.claims is None else self.claims.num_groups
+        images, captions = self.source.draw(self.seed, step, self.num_images - num_claimed)
         first = step * self.num_images
-        made = [
-            self.hard_negatives.make(caption, self.kinds, self.seed * 1_000_000_007 + first + i)
-            for i, caption in enumerate(captions)
-        ]
-        columns = [[negatives[kind] for negatives in made] for kind in self.kinds]
+        columns: list[list[str | None]] = [[] for _ in self.kinds]
+        for i, caption in enumerate(captions):
+            made = self.hard_negatives.make(caption, self.kinds, self.seed * 1_000_000_007 + first + i)
+            for kind, column in zip(self.kinds, columns, strict=True):
+                column.append(made[kind])
+        if self.claims is not None:
+            pixels, groups = self.claims.false_claims(step)
+            scenes = images if isinstance(images, Tensor) else render_scenes(images, self.claims.pictures.side)
+            images = torch.cat([scenes, pixels])
+            captions = [*captions, *(right for right, _ in groups)]
+            for number, column in enumerate(columns):
+                column += [wrong[number] if number < len(wrong) else None for _, wrong in groups]
         texts = [*captions, *(text for column in columns for text in column if text is not None)]
         exists = torch.tensor([[text is not None for text in column] for column in columns], dtype=torch.bool)
         return TuningBatch(images, self.tokenizer(texts), exists.view(len(self.kinds), len(captions)))

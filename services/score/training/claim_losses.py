@@ -168,7 +168,8 @@ class ClaimChoice(nn.Module):
         texts = encode_by_length(self.clip, batch.input_ids)
         loss = claim_loss(images, texts, batch.is_true, clamped_scale(self.clip.logit_scale))
         named = self.said(ends(texts), batch.said) + self.seeing.of_states(cls, patches, batch.pictures)
-        return loss + NAMED * named
+        total: Tensor = loss + NAMED * named
+        return total
 
 
 def ends(texts: TextFeatures) -> Tensor:

@@ -27,7 +27,8 @@ class Recipe:
     `warmup_steps` and falls by a cosine to 0; `weight_decay` does not apply to vectors and the temperature. `beta` 0
     means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
     logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
-    initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps.
+    initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps,
+    `claimed` the share of generated images that are pictures of any kind with claims; the others are scenes.
 
     Raises ValueError for invalid values.
     """
@@ -51,6 +52,7 @@ class Recipe:
     lora_rank: int | None = None
     lora_official_init: bool = False
     min_area: float = 0.9
+    claimed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -70,6 +72,8 @@ class Recipe:
         for name in ("learning_rate", "min_area"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
+        if not 0 <= self.claimed < 1:
+            raise ValueError(f"claimed is a share below 1, not {self.claimed}")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta is a share below 1, not {self.beta}")
         if self.missing not in get_args(Missing):

@@ -22,6 +22,7 @@ from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
 from services.score.data.claimed_pictures import ClaimedPictures, Pictures
+from services.score.evaluation.claim_protocol import ClaimProtocol
 from services.score.evaluation.scene_protocol import SceneProtocol
 from services.score.fsc_clip import Missing, interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
@@ -132,7 +133,7 @@ def clip_scenes(
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
-        metrics = SceneProtocol("test", num_evaluated).evaluate(model).metrics()
+        metrics = _metrics(model, num_evaluated, 0.0)
         publish_trained(directory, BASE_NAME, CLIP_KIND, options, metrics)
 
 
@@ -214,8 +215,12 @@ def fsc_clip(
     source: Source = SceneSource() if files is None else ImageSource(files, before.transform, chosen.min_area)
     made = HardNegatives(TextBlobAnnotator(), SceneLexicon()) if files is None else installed_hard_negatives(wordnet)
     theta0 = {weight: tensor.clone() for weight, tensor in before.model.state_dict().items()}
+    claims = None
+    if files is None and (num_claimed := int(chosen.claimed * run.num_examples)):
+        pictures = Pictures(seed + 4_000, num_claimed, before.transform.size[0])
+        claims = ClaimedPictures(before.tokenizer, pictures, num_claimed)
     theta1 = _tune(
-        run, chosen, before, TuningData(source, before.tokenizer, made, chosen.kinds, seed, run.num_examples)
+        run, chosen, before, TuningData(source, before.tokenizer, made, chosen.kinds, seed, run.num_examples, claims)
     )
     if rank() == 0:
         tuned = create_clip(before.config, before.merges)
@@ -223,13 +228,21 @@ def fsc_clip(
         tuned.model.eval()
         directory = output / "checkpoint"
         save_fsc_clip(FscClipCheckpoint(tuned, local_weight), directory)
-        metrics = SceneProtocol("test", num_evaluated).evaluate(tuned).metrics(local_weight) if num_evaluated else {}
+        metrics = _metrics(tuned, num_evaluated, local_weight)
         options = {
             **asdict(chosen), "base": reference, "recipe": recipe, "data": data, "images": images, "alpha": alpha,
             "local_weight": local_weight, "seed": seed, "precision": precision, "accumulate": accumulate,
             "sources": dict(made.sources), "publish": publish, "store_url": store_url,
         }  # fmt: skip
         publish_trained(directory, name, FSC_CLIP_KIND, options, metrics)
+
+
+def _metrics(clip: ClipModel, num_evaluated: int, local_weight: float) -> dict[str, float]:
+    """Measure scenes and claims; nothing if none are to be evaluated."""
+    if not num_evaluated:
+        return {}
+    scores = SceneProtocol("test", num_evaluated).evaluate(clip).metrics(local_weight)
+    return scores | ClaimProtocol(num_evaluated).evaluate(clip).metrics(local_weight)
 
 
 def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:

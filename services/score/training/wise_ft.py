@@ -21,6 +21,7 @@ from services.jobs.options import StoreUrl, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.publication import check_publication, publish_trained
 from services.nn.clip_model import ClipModel
+from services.score.evaluation.claim_protocol import FITTING_SEED, ClaimProtocol
 from services.score.evaluation.scene_protocol import SceneProtocol, SceneScores
 from services.score.fsc_clip import interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
@@ -75,11 +76,14 @@ def wise_ft(
     Console().print(_table(blends, chosen))
     after.model.load_state_dict(interpolate(theta0, theta1, chosen.alpha))
     directory = output / "checkpoint"
-    save_fsc_clip(FscClipCheckpoint(after, chosen.local_weight), directory)
+    scale = ClaimProtocol(num_chosen, FITTING_SEED).evaluate(after).best_scale(chosen.local_weight)
+    temperature = round(1 / scale, 5) if scale > 0 else None
+    save_fsc_clip(FscClipCheckpoint(after, chosen.local_weight, temperature), directory)
     scores = SceneProtocol("test", num_evaluated).evaluate(after)
     alone = scores.compositionality()
     metrics = {
         **scores.metrics(chosen.local_weight),
+        **ClaimProtocol(num_evaluated).evaluate(after).metrics(chosen.local_weight),
         "global_comp": round(fmean(alone.values()), 4),
         **{f"global_{kind}": round(accuracy, 4) for kind, accuracy in alone.items()},
     }
