@@ -22,7 +22,7 @@ SIZE, COLOR, FINISH, SHAPE = range(4)
 NUM_VALUES = tuple(len(VALUES[name]) for name in ATTRIBUTES)
 # Weights: of the choice among a picture's own claims, of that among all pictures' claims, of finding a claim's
 # pictures, of the local similarity in a picture's own score, and of naming facts.
-OWN, ALL, FOUND, LOCAL, NAMED = 1.0, 0.5, 0.5, 0.1, 0.5
+OWN, ALL, FOUND, LOCAL, NAMED = 1.0, 0.7, 0.5, 0.1, 0.3
 # Pairs of attributes whose presence in one thing is asked.
 BOUND = ((COLOR, SHAPE), (FINISH, SHAPE), (FINISH, COLOR), (SIZE, SHAPE), (SIZE, COLOR))
 RARITY = 4.0  # weight of what is there, beside the many things that are not
@@ -201,11 +201,11 @@ def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scal
     ):  # a caption differs from another by less than bfloat16 shows
         logits = scale * texts.pooled @ images.pooled.T  # (A, B)
         num_groups, num_pictures = len(logits) // K, logits.shape[1]
-        groups, right = logits.view(num_groups, K, num_pictures), is_true.view(num_groups, K, num_pictures)
+        groups, right = logits.view(num_groups, K, num_pictures), is_true.reshape(num_groups, K, num_pictures)
         number = torch.arange(num_groups, device=logits.device)
-        words = texts.tokens.view(num_groups, -1, texts.tokens.shape[-1])  # (G, K W, E)
+        words = texts.tokens.reshape(num_groups, -1, texts.tokens.shape[-1])  # (G, K W, E)
         cosines = token_cosines(images.tokens[:num_groups], words).view(num_groups, K, -1)
-        local = mean_local_similarity(cosines, texts.mask.view(num_groups, K, -1))
+        local = mean_local_similarity(cosines, texts.mask.reshape(num_groups, K, -1))
         own = torch.lerp(groups[number, :, number], scale * local, LOCAL)
         of_all = _choice(groups.mT.flatten(0, 1), right.mT.flatten(0, 1))
         total: Tensor = OWN * _choice(own, right[number, :, number]) + ALL * of_all + FOUND * _choice(logits, is_true)

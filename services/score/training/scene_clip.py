@@ -208,4 +208,6 @@ def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 4) -> 
         "conv_stem": [width // 8, width // 4, width // 2],
         "conv_stem_blocks": [1, 1, 2],
     }
-    return create_clip(config, directory / MERGES)
+    clip = create_clip(config, directory / MERGES)
+    clip.model.visual.conv1.to(memory_format=torch.channels_last)  # convolutions are twice as fast on a CPU
+    return clip

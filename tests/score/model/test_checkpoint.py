@@ -72,3 +72,13 @@ def test_a_folder_without_the_settings_is_no_checkpoint(tmp_path: Path) -> None:
     (directory / "fsc_clip.json").unlink()
     with pytest.raises(OSError, match=r"fsc_clip\.json"):
         load_fsc_clip(directory)
+
+
+def test_a_temperature_is_kept_and_is_a_finite_number_above_zero(tmp_path: Path) -> None:
+    save_fsc_clip(FscClipCheckpoint(tiny_clip(), 0.3, 0.05), tmp_path)
+    assert load_fsc_clip(tmp_path).temperature == 0.05
+    assert load_fsc_clip(write_tiny_checkpoint(tmp_path / "other")).temperature is None
+    for temperature in (0, -1, "1e999", '"warm"'):
+        (tmp_path / "fsc_clip.json").write_text(f'{{"local_weight": 0.5, "temperature": {temperature}}}')
+        with pytest.raises(ValueError, match="temperature"):
+            load_fsc_clip(tmp_path)
