@@ -27,7 +27,20 @@ STARTERS = ROOT / "services" / "embed" / "starter"
 TRAININGS = {
     "clip": [*CLIP, *SMALL, "--warmup-steps", "1"],
     "focallens": [*TUNING, "--base", str(STARTERS / "clip-shapes")],
-    "clip-scenes": [*CLIP, *SMALL, "--seeing-steps", "0", "--reading-steps", "0", "--warmup-batch-size", "6"],
+    "clip-scenes": [
+        *CLIP,
+        *SMALL,
+        "--stem-steps",
+        "0",
+        "--seeing-steps",
+        "0",
+        "--reading-steps",
+        "0",
+        "--warmup-batch-size",
+        "6",
+        "--pictures",
+        "4",
+    ],
     "litm": LITM,
 }
 LLAMA = str(ROOT / "services" / "generate" / "starter" / "litm-facts")
