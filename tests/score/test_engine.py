@@ -111,6 +111,11 @@ def test_scores_mix_both_similarities_as_the_checkpoint_says(directory: Path, en
     assert engine.logit_scale == pytest.approx(float(load_fsc_clip(directory).clip.model.logit_scale.exp()), rel=1e-3)
 
 
+def test_a_checkpoints_own_temperature_replaces_clips(tmp_path: Path) -> None:
+    save_fsc_clip(FscClipCheckpoint(tiny_clip(), 0.25, 0.04), tmp_path)
+    assert ScoreEngine.load(tmp_path, CPU).logit_scale == pytest.approx(25)
+
+
 def test_a_mixed_batch_answers_each_item_as_if_it_were_alone(engine: ScoreEngine) -> None:
     texts = [engine.prepare_caption(caption) for caption in CAPTIONS]
     batch: list[Item] = [texts[1], image(engine, 1), texts[0], image(engine, 2), image(engine, 1), *texts[2:]]
