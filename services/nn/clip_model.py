@@ -3,9 +3,9 @@
 A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, if the model has its own vocabulary,
 `bpe.txt.gz`.
 
-One addition to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
-instead of a single linear layer. With it a small ViT learns shapes from a thousandth of the images; such models can be
-loaded here but not by open_clip.
+Two additions to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
+instead of a single linear layer, and `conv_stem_blocks`, the number of residual blocks before the last of them. With
+them a small ViT learns shapes from a thousandth of the images; such models can be loaded here but not by open_clip.
 """
 
 import functools
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -60,7 +62,7 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
     build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
     model = build(**model_config)
     if "conv_stem" in config:
-        model.visual.conv1 = _conv_stem(config["conv_stem"], model.visual)
+        model.visual.conv1 = _conv_stem(config["conv_stem"], model.visual, config.get("conv_stem_blocks", 0))
     preprocess = config.get("preprocess_cfg", {})
     return ClipModel(
         model=model,
@@ -75,6 +77,29 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
         config=config,
         merges=merges,
     )
+
+
+def continue_image_tower(visual: Any, earlier: Any) -> None:
+    """Copy an earlier image tower's weights into one with as many blocks, possibly for larger images and with residual
+    blocks in its stem: positions are interpolated (Dosovitskiy et al. 2021).
+
+    Raises Refused for towers that differ in anything else.
+    """
+    state = {**earlier.state_dict()}
+    class_token, *patches = state["positional_embedding"].split([1, earlier.positional_embedding.shape[0] - 1])
+    grid = patches[0].view(1, *earlier.grid_size, -1).permute(0, 3, 1, 2)
+    larger = F.interpolate(grid, size=visual.grid_size, mode="bicubic").flatten(2)[0].T
+    state["positional_embedding"] = torch.cat([class_token, larger])
+    if isinstance(earlier.conv1, nn.Sequential) and isinstance(visual.conv1, nn.Sequential):
+        last, new_last = f"conv1.{len(earlier.conv1) - 1}.", f"conv1.{len(visual.conv1) - 1}."
+        state = {new_last + name.removeprefix(last) if name.startswith(last) else name: x for name, x in state.items()}
+    try:
+        found = visual.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise Refused(f"the image towers differ: {error}") from error
+    missing = [name for name in found.missing_keys if ".layers." not in name]
+    if missing or found.unexpected_keys:
+        raise Refused(f"the image towers differ in {', '.join([*missing, *found.unexpected_keys][:3])}")
 
 
 def uses_quick_gelu(name: str, pretrained: str | None) -> bool:
@@ -139,8 +164,25 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
-    """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU.
+class ResidualConvolutions(nn.Module):
+    """A block of two 3 × 3 convolutions beside an identity (He et al. 2016), which it is at first: (B, C, H, W) → the
+    same shape."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+        nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.layers(x)).relu()
+
+
+def _conv_stem(channels: Sequence[int], visual: Any, num_blocks: int) -> nn.Sequential:
+    """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU, and
+    residual blocks before the last one.
 
     Raises ValueError if the product of their strides is not the patch size.
     """
@@ -153,6 +195,7 @@ def _conv_stem(channels: Sequence[int], visual: Any) -> nn.Sequential:
     for outputs in channels:
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         inputs = outputs
+    layers += [ResidualConvolutions(inputs) for _ in range(num_blocks)]
     return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, 2, 1))
 
 

@@ -143,7 +143,8 @@ FOREIGN_SENTENCES: dict[str, tuple[str, ...]] = {
     "background": (
         "Welche Farbe hat der Hintergrund?", "Wie ist der Hintergrund?", "Was ist dahinter?",
         "Quelle est la couleur du fond ?", "De quelle couleur est le fond ?", "¿De qué color es el fondo?",
-        "¿Cómo es el fondo?", "Di che colore è lo sfondo?", "Qual é a cor do fundo?", "Welke kleur heeft de achtergrond?",
+        "¿Cómo es el fondo?", "Di che colore è lo sfondo?", "Qual é a cor do fundo?",
+        "Welke kleur heeft de achtergrond?",
     ),
     "texture": (
         "Welches Muster hat das Ding?", "Ist es gestreift oder einfarbig?", "Quel motif a la chose ?",

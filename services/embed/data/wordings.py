@@ -35,9 +35,10 @@ KEYWORDS = (
 )  # fmt: skip
 IMPERATIVES = (
     "Name the {n}.", "Tell me the {n}.", "Give the {n}.", "Describe the {n}.", "Report the {n}.", "State the {n}.",
-    "Identify the {n}.", "Recognize the {p}.", "Recognise the {n}.", "Say the {n}.", "Show me the {n}.", "Find the {n}.",
-    "Determine the {n}.", "Note the {p}.", "Guess the {n}.", "Classify the {n}.", "Detect the {n}.", "Focus on the {n}.",
-    "Focus on {p}.", "Look at the {n}.", "Look only at the {n}.", "Look at nothing but the {n}.", "Consider the {n}.",
+    "Identify the {n}.", "Recognize the {p}.", "Recognise the {n}.", "Say the {n}.", "Show me the {n}.",
+    "Find the {n}.", "Determine the {n}.", "Note the {p}.", "Guess the {n}.", "Classify the {n}.", "Detect the {n}.",
+    "Focus on the {n}.", "Focus on {p}.", "Look at the {n}.", "Look only at the {n}.", "Look at nothing but the {n}.",
+    "Consider the {n}.",
     "Concentrate on the {n}.", "Attend to the {n} alone.", "Mind the {n}.", "Watch the {n}.", "Judge by the {n}.",
     "Take only the {n} into account.", "Disregard all but the {n}.", "Forget everything except the {n}.",
     "Use the {n} and nothing more.", "Care about the {n}, not about the rest.", "Keep the {n} in mind.",
@@ -60,7 +61,17 @@ QUESTIONS = (
     "I am interested in the {n}.", "We compare by {n}.", "Which pictures have the same {n}?", "Do they share the {n}?",
     "Is the {n} the same?", "How similar are the {p}?", "What can you say about the {n}?", "Which {p} are there?",
 )  # fmt: skip
-PLACES = ("", "", "", " in this picture", " in the picture", " in the photo", " in this drawing", " here", " shown here")
+PLACES = (
+    "",
+    "",
+    "",
+    " in this picture",
+    " in the picture",
+    " in the photo",
+    " in this drawing",
+    " here",
+    " shown here",
+)
 JOINS = ("{0} and {1}", "{0} and {1}", "{0} and the {1}", "{0}, {1}", "both {0} and {1}", "{0} & {1}", "{0} plus {1}")
 # Questions about what no picture shows: `{n}` and `{p}` are nouns.
 UNRELATED_PATTERNS = (
@@ -76,7 +87,12 @@ def is_held_out(pattern: str) -> bool:
 
 
 def draw_wording(
-    attributes: Sequence[str], values: Sequence[str], random: Random, *, owner: str | None = None, held_out: bool = False
+    attributes: Sequence[str],
+    values: Sequence[str],
+    random: Random,
+    *,
+    owner: str | None = None,
+    held_out: bool = False,
 ) -> str:
     """Draw a wording that asks for one or two attributes, keys of ENGLISH.
 

@@ -31,7 +31,7 @@ def random_image(width: int, height: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (53, 91), (91, 53), (33, 640), (8, 9), (1, 1)])
-@pytest.mark.parametrize("resize_mode", ["shortest", "squash"])
+@pytest.mark.parametrize("resize_mode", ["shortest", "longest", "squash"])
 def test_preprocessing_is_open_clips_own(size: tuple[int, int], resize_mode: str) -> None:
     clip = create_clip({**CONFIG, "preprocess_cfg": {"resize_mode": resize_mode}})
     reference = open_clip().image_transform(
@@ -43,8 +43,8 @@ def test_preprocessing_is_open_clips_own(size: tuple[int, int], resize_mode: str
 
 
 def test_a_resize_mode_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ValueError, match="resize_mode is 'longest', which is not one of shortest, squash"):
-        create_clip({**CONFIG, "preprocess_cfg": {"resize_mode": "longest"}})
+    with pytest.raises(ValueError, match="resize_mode is 'tallest', which is not one of shortest, longest, squash"):
+        create_clip({**CONFIG, "preprocess_cfg": {"resize_mode": "tallest"}})
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads its own size from /proc")
