@@ -60,6 +60,8 @@ TEST_INSTRUCTIONS = {
 FAMILIES = tuple(ENGLISH)
 ANSWER_CAPTION_FRACTION = 0.3
 PAIR_SHARE = 0.25
+# Tuning asks more about wider pictures: ColorShape is easier.
+TUNING_PICTURE_SHARE = 0.75
 WORDINGS_PER_CONDITION = 4
 NUM_UNRELATED = 16
 NUM_DICE = 9
@@ -161,7 +163,7 @@ def caption_batch(seed: int, step: int, size: int, side: int) -> CaptionBatch:
 
 def triplet_batch(seed: int, step: int, size: int, side: int, asked: Asked) -> tuple[Drawn, TripletBatch]:
     """Draw step `step` of the endless tuning data: pictures of one thing, and questions about each."""
-    drawn = draw_batch(seed, step, size, side)
+    drawn = draw_batch(seed, step, size, side, picture_share=TUNING_PICTURE_SHARE)
     random = _random(seed, step)
     conditions = asked_conditions(asked.unseen)
     worded = {name: [draw_wording(name, random) for _ in range(WORDINGS_PER_CONDITION)] for name in conditions}

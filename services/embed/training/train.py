@@ -15,6 +15,7 @@ from services.embed.data.llava import LlavaData
 from services.embed.data.triplets import CONDITIONS, UNSEEN_CONDITIONS, Asked, all_answers, learn_merges
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.wordings import evaluate_wordings
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
 from services.embed.training.objectives import (
@@ -179,9 +180,14 @@ def focallens(
     if rank() == 0:
         directory = output / "checkpoint"
         save_focallens(model, start, directory)
-        protocol = ColorShapeProtocol(num_per_class=images_per_class)
-        metrics = {} if llava else summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
+        metrics = {} if llava else _measure(directory, images_per_class)
         publish_trained(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
+
+
+def _measure(directory: Path, images_per_class: int) -> dict[str, float]:
+    tuned = load_embedder(str(directory))
+    result = evaluate_colorshape(tuned, ColorShapeProtocol(num_per_class=images_per_class))
+    return {**summary(result), **evaluate_wordings(tuned, num_per_class=max(2, images_per_class // 16))}
 
 
 def _first_clip(output: Path, start: Path | None, config: dict[str, Any]) -> ClipModel:
