@@ -177,7 +177,8 @@ class ResidualConvolutions(nn.Module):
         nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x + self.layers(x)).relu()
+        y: Tensor = (x + self.layers(x)).relu()
+        return y
 
 
 def _conv_stem(channels: Sequence[int], visual: Any, num_blocks: int) -> nn.Sequential:

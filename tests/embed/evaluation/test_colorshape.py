@@ -11,6 +11,7 @@ from PIL import Image
 
 from services.embed.data.triplets import CONDITIONS, TEST_INSTRUCTIONS, draw_wording
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, labels_of
+from services.embed.evaluation.wordings import evaluate_wordings
 from services.jobs.colorshape import is_held_out
 
 
@@ -59,3 +60,11 @@ def test_an_embedder_of_colours_retrieves_colours_and_not_shapes() -> None:
     assert result.by_condition["color"] > 90 > 40 > result.by_condition["shape"]
     assert result.continuous > 0.3
     assert result.average == pytest.approx(np.mean([result.by_condition[name] for name in ("color", "shape", "both")]))
+
+
+def test_an_embedder_that_reads_no_condition_is_unchanged_by_any_wording() -> None:
+    measured = evaluate_wordings(ByColor(), num_per_class=2)
+    assert measured["unrelated_cosine"] == pytest.approx(1)
+    assert measured["map_color_worded"] == pytest.approx(measured["map_color_worded_anew"])
+    assert measured["map_color_worded"] > 60 > measured["map_shape_worded"]
+    assert measured["wider_map_color"] > measured["wider_map_shape"]
