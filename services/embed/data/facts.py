@@ -1,4 +1,4 @@
-"""What a picture shows, in words: the source of every caption and answer.
+"""Facts of a picture, in words: the source of every caption and answer.
 
 Attributes of a thing are its color, shape, size, position and object texture; the background has its color and texture.
 """

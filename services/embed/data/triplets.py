@@ -104,7 +104,7 @@ class TripletBatch:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a tuning asks of each picture: `num_questions` questions about what it shows.
+    """Questions of a tuning: `num_questions` about what each picture shows.
 
     With `has_unconditional` each picture has two additional rows: one without instruction, answered by a full caption,
     so that the embedding without a condition remains a CLIP embedding, and one under an instruction that is about

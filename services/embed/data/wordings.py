@@ -151,7 +151,7 @@ def vocabulary() -> list[str]:
 
 @functools.cache
 def _chosen(patterns: tuple[str, ...], *, held_out: bool) -> tuple[str, ...]:
-    """Those of the patterns that are held out, or the others; all of them where that leaves none."""
+    """Keep the patterns that are held out, or the others; all of them where that leaves none."""
     return tuple(pattern for pattern in patterns if is_held_out(pattern) == held_out) or patterns
 
 

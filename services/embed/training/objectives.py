@@ -66,8 +66,8 @@ class Tokens(NamedTuple):
 
 
 class AttributeHeads(nn.Module):
-    """What each patch, before and after the blocks, and the class token must tell of a picture; thrown away after
-    training.
+    """Linear heads by which each patch, before and after the blocks, and the class token must tell of a picture; thrown
+    away after training.
 
     Contrastive learning alone leaves shapes at chance for thousands of steps; patches that know their thing's shape,
     color and texture get it going, soonest where the convolutions must tell by themselves.

@@ -15,9 +15,9 @@ from services.embed.data.llava import LlavaData
 from services.embed.data.triplets import CONDITIONS, UNSEEN_CONDITIONS, Asked, all_answers, learn_merges
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
-from services.embed.evaluation.wordings import evaluate_wordings
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
+from services.embed.training.measures import evaluate_wordings
 from services.embed.training.objectives import (
     AttributeHeads,
     AttributeLoss,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from services.embed.data.triplets import CONDITIONS, TEST_INSTRUCTIONS, draw_wording
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, labels_of
-from services.embed.evaluation.wordings import evaluate_wordings
+from services.embed.training.measures import evaluate_wordings
 from services.jobs.colorshape import is_held_out
 
 

@@ -1,4 +1,4 @@
-"""How far a tuning's wordings carry: mAP under wordings of tuning and held-out ones, and on wider pictures."""
+"""Retrieval under wordings of tuning and held-out ones, and of pictures of any rendering."""
 
 from collections.abc import Sequence
 from random import Random
