@@ -4,9 +4,9 @@ A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, if
 `bpe.txt.gz`.
 
 Two additions to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
-instead of a single linear layer, and `conv_stem_blocks`, the numbers of residual convolutions after each of these, by
-default none. With them a small ViT learns shapes from a thousandth of the images; such models can be loaded here but
-not by open_clip.
+instead of a single linear layer, and `conv_stem_blocks`, the number of residual blocks after the last strided one, or a
+list of the numbers after each. With them a small ViT learns shapes from a thousandth of the images; such models can be
+loaded here but not by open_clip.
 """
 
 import functools
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
     build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
     model = build(**model_config)
     if "conv_stem" in config:
-        model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks"), model.visual)
+        model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
     preprocess = config.get("preprocess_cfg", {})
     return ClipModel(
         model=model,
@@ -77,6 +78,29 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
         config=config,
         merges=merges,
     )
+
+
+def continue_image_tower(visual: Any, earlier: Any) -> None:
+    """Copy an earlier image tower's weights into one with as many blocks, possibly for larger images and with residual
+    blocks in its stem: positions are interpolated (Dosovitskiy et al. 2021).
+
+    Raises Refused for towers that differ in anything else.
+    """
+    state = {**earlier.state_dict()}
+    class_token, *patches = state["positional_embedding"].split([1, earlier.positional_embedding.shape[0] - 1])
+    grid = patches[0].view(1, *earlier.grid_size, -1).permute(0, 3, 1, 2)
+    larger = F.interpolate(grid, size=visual.grid_size, mode="bicubic").flatten(2)[0].T
+    state["positional_embedding"] = torch.cat([class_token, larger])
+    if isinstance(earlier.conv1, nn.Sequential) and isinstance(visual.conv1, nn.Sequential):
+        last, new_last = f"conv1.{len(earlier.conv1) - 1}.", f"conv1.{len(visual.conv1) - 1}."
+        state = {new_last + name.removeprefix(last) if name.startswith(last) else name: x for name, x in state.items()}
+    try:
+        found = visual.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise Refused(f"the image towers differ: {error}") from error
+    missing = [name for name in found.missing_keys if ".layers." not in name]
+    if missing or found.unexpected_keys:
+        raise Refused(f"the image towers differ in {', '.join([*missing, *found.unexpected_keys][:3])}")
 
 
 def uses_quick_gelu(name: str, pretrained: str | None) -> bool:
@@ -141,21 +165,26 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-class _ResidualConv(nn.Module):
-    """A 3 × 3 convolution of stride 1 with batch norm and ReLU, added to its input: (B, C, H, W) → (B, C, H, W)."""
+class ResidualConvolutions(nn.Module):
+    """A block of two 3 × 3 convolutions beside an identity (He et al. 2016), which it is at first: (B, C, H, W) → the
+    same shape."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+        nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.relu(self.norm(self.conv(x)))
+        y: Tensor = (x + self.layers(x)).relu()
+        return y
 
 
-def _conv_stem(channels: Sequence[int], blocks: Sequence[int] | None, visual: Any) -> nn.Sequential:
+def _conv_stem(channels: Sequence[int], blocks: int | Sequence[int], visual: Any) -> nn.Sequential:
     """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU and
-    followed by its number of residual `blocks`.
+    followed by residual `blocks`: a number after each of these, or one number after the last of these.
 
     Raises ValueError if the product of their strides is not the patch size.
     """
@@ -164,10 +193,12 @@ def _conv_stem(channels: Sequence[int], blocks: Sequence[int] | None, visual: An
             f"conv_stem {list(channels)} makes patches of {2 ** (len(channels) + 1)} pixels, not {visual.patch_size[0]}"
         )
     layers: list[nn.Module] = []
+    if isinstance(blocks, int):
+        blocks = [*(0 for _ in channels[1:]), blocks]
     inputs = 3
-    for outputs, num_blocks in zip(channels, blocks or [0] * len(channels), strict=True):
+    for outputs, num_blocks in zip(channels, blocks, strict=True):
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-        layers += [_ResidualConv(outputs) for _ in range(num_blocks)]
+        layers += [ResidualConvolutions(outputs) for _ in range(num_blocks)]
         inputs = outputs
     return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, 2, 1))
 

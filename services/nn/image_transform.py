@@ -13,7 +13,7 @@ from torch import Tensor
 
 # Aspect ratio from which the ends of an image are cut off before it is resized; the centre crop drops them anyway.
 MAX_ASPECT_RATIO = 32
-RESIZE_MODES = ("shortest", "squash")
+RESIZE_MODES = ("shortest", "longest", "squash")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ImageTransform:
     """open_clip's image preprocessing, split at the point where pixels are still bytes.
 
     `size` is (height, width) in pixels; `mean` and `std` are those of RGB in 0..1; `resize_mode` is open_clip's
-    `shortest` (resize the shorter side, crop the centre) or `squash` (ignore the aspect ratio). Raises ValueError for
-    another one (`longest`, which pads).
+    `shortest` (resize the shorter side, crop the centre), `longest` (resize the longer side, add black bars) or
+    `squash` (ignore the aspect ratio). Raises ValueError for another one.
     """
 
     size: tuple[int, int]
@@ -43,6 +43,8 @@ class ImageTransform:
             return np.asarray(image.resize((width, height), resampling))
         if height != width:
             raise ValueError(f"resize_mode {self.resize_mode!r} needs a square input, this model's is {self.size}")
+        if self.resize_mode == "longest":
+            return padded(np.asarray(image.resize(fitting(image.size, height), resampling)), height)
         image = _without_far_ends(image)
         short = min(image.size)
         scaled = (height * image.width // short, height * image.height // short)
@@ -56,6 +58,21 @@ class ImageTransform:
         mean = torch.tensor(self.mean, device=pixels.device)
         std = torch.tensor(self.std, device=pixels.device)
         return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+def fitting(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Scale (width, height) in pixels such that the longer one is `side` and the other at least 1."""
+    scale = side / max(size)
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def padded(pixels: np.ndarray[Any, np.dtype[np.uint8]], side: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Add black bars on both sides: (height, width, 3), at most `side` each → (side, side, 3)."""
+    height, width = pixels.shape[:2]
+    top, left = (side - height) // 2, (side - width) // 2
+    square = np.zeros((side, side, 3), dtype=np.uint8)
+    square[top : top + height, left : left + width] = pixels
+    return square
 
 
 def _without_far_ends(image: Image.Image) -> Image.Image:

@@ -42,7 +42,11 @@ def pack_tower(tower: Any) -> None:
 
 def embed(visual: Any, pixels: Tensor) -> Tensor:
     """Embed class token and patches, with positions, after ln_pre: (B, 3, height, width) → (B, 1 + P, D)."""
-    patches = visual.conv1(pixels).flatten(2).transpose(1, 2)
+    return embed_patches(visual, visual.conv1(pixels).flatten(2).transpose(1, 2))
+
+
+def embed_patches(visual: Any, patches: Tensor) -> Tensor:
+    """Put the class token before linear patches, with positions, after ln_pre: (B, P, D) → (B, 1 + P, D)."""
     cls = visual.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
     x = torch.cat([cls, patches], dim=1) + visual.positional_embedding.to(patches.dtype)
     embedded: Tensor = visual.ln_pre(x)

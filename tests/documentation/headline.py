@@ -5,7 +5,7 @@ from services.predict.evaluation.results import Estimate, estimate
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import table
-from tests.documentation.results import CALIBRATED, RESULTS, VANILLA, described, litm_accuracies
+from tests.documentation.results import CALIBRATED, RESULTS, VANILLA, described, litm_accuracies, unseen_embedder
 
 
 def headline_table() -> str:
@@ -19,13 +19,14 @@ def _page(name: str) -> str:
 
 def _retrieval() -> list[tuple[str, ...]]:
     plain, tuned = (described("embed", starter)["metrics"] for starter in ("clip-shapes", "focallens-shapes"))
-    titles = {
-        "average_map": "retrieval by color, by shape and by both under a condition, mAP",
-        "map_texture": "retrieval by texture, which was not part of tuning, mAP",
-    }
+    rows = (
+        ("retrieval by color, by shape and by both under a condition, mAP", "average_map", tuned),
+        ("retrieval by texture, mAP", "map_texture", tuned),
+        ("retrieval by texture if tuning never asked for it, mAP", "map_texture", unseen_embedder()["metrics"]),
+    )
     return [
-        (title, f"{plain[metric]:.1f} (CLIP)", f"{tuned[metric]:.1f}", _page("embed"))
-        for metric, title in titles.items()
+        (title, f"{plain[metric]:.1f} (CLIP)", f"{metrics[metric]:.1f}", _page("embed"))
+        for title, metric, metrics in rows
     ]
 
 

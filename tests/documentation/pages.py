@@ -18,6 +18,7 @@ WRITERS: dict[str, Writer] = {
     "routes of score": partial(api.routes_of, "score"),
     "routes of the gateway": partial(api.routes_of, "models", "health"),
     "retrieval": results.retrieval_table,
+    "wordings": results.wordings_table,
     "scenes": benchmark_figures.scenes_table,
     "answers": results.accuracy_table,
     "answers by seed": results.seeds_table,

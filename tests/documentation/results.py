@@ -29,6 +29,12 @@ def described(service: str, starter: str) -> dict[str, Any]:
     return found
 
 
+def unseen_embedder() -> dict[str, Any]:
+    """The description of a FocalLens that was never asked for textures, tuned from the same CLIP as the starter."""
+    found: dict[str, Any] = json.loads((RESULTS / "embed.json").read_text())
+    return found
+
+
 def retrieval_table() -> str:
     columns = {
         "Color": "map_color",
@@ -38,16 +44,35 @@ def retrieval_table() -> str:
         "size": "map_size",
         "background": "map_background",
         "position": "map_position",
-        "texture\\*": "map_texture",
+        "texture": "map_texture",
         "size and color\\*": "map_size_and_color",
         "Shape, pairs held out": "held_out_map_shape",
     }
     rows = []
-    for title, starter in (("CLIP, no condition", "clip-shapes"), ("FocalLens", "focallens-shapes")):
-        metrics = described("embed", starter)["metrics"]
-        cells = [f"{metrics[name]:.1f}" for name in columns.values()]
+    for title, found in (
+        ("CLIP, no condition", described("embed", "clip-shapes")),
+        ("FocalLens", described("embed", "focallens-shapes")),
+        ("FocalLens, never asked for textures", unseen_embedder()),
+    ):
+        metrics, never = found["metrics"], found["training"].get("never_asked", "").split(",")
+        cells = [
+            f"{metrics[name]:.1f}" + ("\\*" if title == "texture" in never else "") for title, name in columns.items()
+        ]
         rows.append((title, *cells, f"{metrics['continuous_color_spearman']:.3f}"))
     return table(("", *columns, "continuous color, ρ"), rows)
+
+
+def wordings_table() -> str:
+    """mAP of the starter under wordings of tuning and others, and of pictures of any rendering."""
+    metrics = described("embed", "focallens-shapes")["metrics"]
+    heads = {
+        "usual wording": "map_{}",
+        "wordings of tuning": "map_{}_worded",
+        "held-out wordings": "map_{}_worded_anew",
+        "usual wording, any rendering": "wider_map_{}",
+    }
+    rows = [(name, *(f"{metrics[key.format(name)]:.1f}" for key in heads.values())) for name in ("color", "shape")]
+    return table(("asked for the", *heads), rows)
 
 
 def litm_results() -> list[dict[str, Any]]:

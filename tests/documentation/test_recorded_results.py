@@ -30,6 +30,7 @@ from tests.documentation.results import (
     described,
     litm_results,
     litm_scores,
+    unseen_embedder,
 )
 
 SEEDS = ["0", "1", "2"]
@@ -56,6 +57,14 @@ def test_the_starter_of_generate_is_lost_in_the_middle_and_calibration_finds_it(
         assert (vanilla["0"] + vanilla["9"]) / 2 >= middle + 15
         assert (calibrated["4"] + calibrated["5"]) / 2 >= middle + 10
         assert sum(calibrated.values()) >= sum(vanilla.values())
+
+
+def test_textures_are_retrieved_if_asked_for_and_as_well_as_by_clip_if_tuning_never_asked() -> None:
+    clip, tuned = (described("embed", name)["metrics"] for name in ("clip-shapes", "focallens-shapes"))
+    assert "texture" in unseen_embedder()["training"]["never_asked"].split(",")
+    assert unseen_embedder()["base"] == described("embed", "focallens-shapes")["base"]
+    assert unseen_embedder()["metrics"]["map_texture"] >= clip["map_texture"]
+    assert tuned["map_texture"] > clip["map_texture"] + 10
 
 
 def captions() -> dict[str, dict[str, dict[str, float]]]:

@@ -1,33 +1,23 @@
 """Examples for the two training jobs: image and caption, and (image, instruction, answer) triplets.
 
-Two sources: ColorShape, generated batch by batch from (seed, step) alone, so that any step can be reproduced on any
-machine, and visual instruction data in LLaVA's JSON format from disk. The instructions used by `evaluate.py` are the
-dissertation's (Table D.3) and are not in any list of training wordings.
+Drawn batch by batch from (seed, step) alone, so that any step can be reproduced on any machine. The instructions used
+by `evaluate.py` are the dissertation's (Table D.3) and are not among the training wordings.
 """
 
 import functools
-import itertools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from services.jobs.colorshape import (
-    BACKGROUNDS,
-    COLORS,
-    COLUMNS,
-    RELATIONS,
-    ROWS,
-    SHAPES,
-    SIZES,
-    TEXTURES,
-    Scenes,
-    is_held_out,
-    sample_scenes,
-)
+from services.embed.data import wordings
+from services.embed.data.condition_words import ENGLISH
+from services.embed.data.drawn_pictures import Drawn, draw_batch
+from services.embed.data.facts import WORDS, answer, describe, phrases, sentence
+from services.jobs.colorshape import RELATIONS
 from services.nn import clip_tokenizer
 
 # Conditions on an image, with the attributes that the answer must name.
@@ -47,12 +37,15 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     "shape and position": ("shape", "position"),
     "position and background": ("position", "background"),
     "texture": ("texture",),
+    "object texture": ("object texture",),
     "size and color": ("size", "color"),
 }
-# Never asked in tuning: a whole attribute, and a combination of two attributes that are asked alone and with others.
-UNSEEN_CONDITIONS = ("texture", "size and color")
+# Never asked in tuning: a combination of two attributes that are asked alone and with others.
+UNSEEN_CONDITIONS = ("size and color",)
+# How much more often a condition is asked than others.
+WEIGHTS = {"color": 3.0, "shape": 4.0, "both": 2.0, "texture": 2.0, "object texture": 1.5, "position": 1.5}
 
-# Asked in evaluation, in the form of Table D.3; no training wording begins with "What is the" or ends in "the image".
+# Asked in evaluation, in the form of Table D.3; no training wording begins with "What is the" and ends in "the image".
 TEST_INSTRUCTIONS = {
     "color": "What is the color of the object in the image?",
     "shape": "What is the shape of the object in the image?",
@@ -63,69 +56,40 @@ TEST_INSTRUCTIONS = {
     "texture": "What is the texture of the background in the image?",
     "size and color": "What is the size and color of the object in the image?",
 }
-# Wordings of an instruction for an attribute of an object, or of its background.
-OBJECT_NAMES = ("object", "shape", "thing")
-ATTRIBUTE_NAMES = {
-    "color": ("color",),
-    "shape": ("shape", "geometric shape"),
-    "size": ("size",),
-    "position": ("position", "place"),
-    "background": ("background", "background color", "color of the background", "color behind the object"),
-}
-PATTERNS = (
-    "Name the {0}.",
-    "Name the {0} in this picture.",
-    "Focus on the {0}.",
-    "Focus on the {0} in the picture.",
-    "Tell me the {0}.",
-    "Tell me the {0} in the picture.",
-    "Which {0}?",
-    "Which {0} is it?",
-    "the {0}",
-    "{0}",
-)
-QUESTIONS = {
-    "color": (
-        "Which color does the object have?",
-        "Is the object red, green, blue or another color?",
-        "What color is it?",
-    ),
-    "shape": (
-        "Which shape does the object have?",
-        "Is the object a circle, a square, a star or something else?",
-        "What shape is it?",
-    ),
-    "both": (
-        "Which color and shape does the object have?",
-        "Is the object a red circle, a blue square or something else?",
-        "What color and what shape is it?",
-    ),
-    "size": ("How big is the object?", "Is the object small or large?", "Tell me how large this thing is."),
-    "background": (
-        "Which color does the background have?",
-        "Is the background white, gray or another color?",
-        "What color is the background?",
-    ),
-    "position": (
-        "Where is the object?",
-        "Is the object at the top left, at the bottom right or somewhere else?",
-        "In which part of the picture is it?",
-    ),
-}
-
-# Probability that a caption mentions an attribute: attributes that captions rarely mention are not separated in the
-# text space, and then no condition can retrieve them.
-MENTION_PROBABILITY = {"color": 0.8, "shape": 0.85, "size": 0.5, "background": 0.5, "texture": 0.5, "position": 0.5}
+# Attributes that a wording can be about, of things and of the background alike.
+FAMILIES = tuple(ENGLISH)
 ANSWER_CAPTION_FRACTION = 0.3
-PAIR_FRACTION = 0.35
+PAIR_SHARE = 0.25
+# Tuning asks more about wider pictures: ColorShape is easier.
+TUNING_PICTURE_SHARE = 0.75
+WORDINGS_PER_CONDITION = 4
+NUM_UNRELATED = 16
+NUM_DICE = 9
 
 
 @dataclass(frozen=True)
 class CaptionBatch:
-    """Scenes and a caption of each."""
+    """Pictures and a caption of each."""
 
-    scenes: Scenes
+    drawn: Drawn
     captions: list[str]
+
+
+class Row(NamedTuple):
+    """An image's place, the instruction about it, None for no condition, and the answer.
+
+    `families` are the attributes that the instruction is about: none for one that asks for nothing in the picture, and
+    None where that is not known.
+    """
+
+    image: int
+    instruction: str | None
+    answer: str
+    families: tuple[str, ...] | None = None
+
+    @property
+    def is_unrelated(self) -> bool:
+        return self.families == ()
 
 
 @dataclass(frozen=True)
@@ -135,120 +99,102 @@ class TripletBatch:
     image_index: Tensor
     instructions: list[str | None]
     answers: list[str]
+    families: list[tuple[str, ...] | None]
 
 
-def answer(scenes: Scenes, index: int, condition: str) -> str:
-    """Return the canonical answer for a scene with one object, for example "red" or "small object"."""
-    words = {
-        "color": _word(COLORS, scenes.color[index, 0]),
-        "shape": SHAPES[int(scenes.shape[index, 0])],
-        "size": SIZES[int(scenes.size[index, 0])],
-        "background": _word(BACKGROUNDS, scenes.background[index]),
-        "position": _place(int(scenes.cell[index])),
-        "texture": TEXTURES[int(scenes.texture[index])],
-    }
-    return _phrase({attribute: words[attribute] for attribute in CONDITIONS[condition]})
+@dataclass(frozen=True)
+class Asked:
+    """Questions of a tuning: `num_questions` about what each picture shows.
+
+    With `has_unconditional` each picture has two additional rows: one without instruction, answered by a full caption,
+    so that the embedding without a condition remains a CLIP embedding, and one under an instruction that is about
+    nothing in the picture, which must not change that embedding. `unseen` conditions are never asked.
+    """
+
+    num_questions: int = 3
+    has_unconditional: bool = True
+    unseen: tuple[str, ...] = UNSEEN_CONDITIONS
+
+
+def asked_conditions(unseen: Sequence[str]) -> list[str]:
+    """List the conditions that are asked if some, and those with one of their attributes alone, are not.
+
+    Raises ValueError for an unknown condition.
+    """
+    for name in unseen:
+        if name not in CONDITIONS:
+            raise ValueError(f"{name!r} is not one of the conditions {', '.join(CONDITIONS)}")
+    attributes = {CONDITIONS[name][0] for name in unseen if len(CONDITIONS[name]) == 1}
+    families = {_family(attribute) for attribute in attributes}
+    return [
+        name
+        for name, named in CONDITIONS.items()
+        if name not in unseen and not families & {_family(attribute) for attribute in named}
+    ]
 
 
 @functools.cache
-def all_answers() -> tuple[str, ...]:
+def all_answers(unseen: tuple[str, ...] = UNSEEN_CONDITIONS) -> tuple[str, ...]:
     """List every answer that the conditions asked in tuning can have, without held-out combinations."""
-    words: dict[str, Sequence[str]] = {
-        "color": list(COLORS),
-        "shape": SHAPES,
-        "size": SIZES,
-        "background": list(BACKGROUNDS),
-        "position": [_place(cell) for cell in range(9)],
-    }
-    answers: list[str] = []
-    for condition, attributes in CONDITIONS.items():
-        if condition in UNSEEN_CONDITIONS:
-            continue
-        for combination in itertools.product(*(words[attribute] for attribute in attributes)):
-            said = dict(zip(attributes, combination, strict=True))
-            if condition == "both" and _is_held_out(said["color"], said["shape"]):
-                continue
-            answers.append(_phrase(said))
-    return tuple(answers)
+    return tuple(text for condition in asked_conditions(unseen) for text in phrases(CONDITIONS[condition]))
 
 
-@functools.cache
-def wordings(condition: str) -> tuple[str, ...]:
-    """List every wording of a condition in tuning."""
-    asked = list(QUESTIONS.get(condition, ()))
-    for attributes in itertools.permutations(CONDITIONS[condition]):
-        # "the background and the size of the object": the owner belongs to the last attribute
-        owners = ["", *(f" of the {owner}" for owner in OBJECT_NAMES)] if attributes[-1] != "background" else [""]
-        for names in itertools.product(*(ATTRIBUTE_NAMES[attribute] for attribute in attributes)):
-            asked += [pattern.format(" and ".join(names) + owner) for owner in owners for pattern in PATTERNS]
-    return tuple(asked)
+def draw_wording(condition: str, random: Random, *, held_out: bool = False) -> str:
+    """Draw a wording of a condition, of tuning or held out."""
+    attributes = CONDITIONS[condition]
+    owner = "background" if condition == "texture" else None
+    values = WORDS[attributes[0]] if len(attributes) == 1 else ()
+    families = [_family(attribute) for attribute in attributes]
+    return wordings.draw_wording(families, values, random, owner=owner, held_out=held_out)
 
 
-def caption_batch(seed: int, step: int, num_scenes: int) -> CaptionBatch:
-    """Generate step `step` of a seed's endless caption data."""
-    generator = _generator(seed, step)
-    scenes = sample_scenes(num_scenes, generator, pair_fraction=PAIR_FRACTION)
-    dice = torch.rand(num_scenes, 12, generator=generator).tolist()
-    return CaptionBatch(scenes, [describe(scenes, i, dice[i]) for i in range(num_scenes)])
+def caption_batch(seed: int, step: int, size: int, side: int) -> CaptionBatch:
+    """Draw step `step` of a seed's endless caption data: pictures of `side` pixels."""
+    drawn = draw_batch(seed, step, size, side, pair_share=PAIR_SHARE)
+    random = _random(seed, step)
+    captions = []
+    for facts in drawn.facts:
+        attributes = random.choice(list(CONDITIONS.values()))
+        alone = answer(facts, attributes) if len(facts.things) == 1 else None
+        is_alone = random.random() < ANSWER_CAPTION_FRACTION
+        captions.append(alone if alone and is_alone else describe(facts, _dice(random)))
+    return CaptionBatch(drawn, captions)
 
 
-def triplet_batch(
-    seed: int, step: int, num_scenes: int, *, num_questions: int = 3, has_unconditional: bool = True
-) -> tuple[Scenes, TripletBatch]:
-    """Generate step `step` of the endless tuning data: `num_questions` questions about each of `num_scenes` scenes.
-
-    With `has_unconditional` each scene has an additional row without instruction, answered by a full caption, so that
-    the embedding without a condition remains a CLIP embedding.
-    """
-    generator = _generator(seed, step)
-    scenes = sample_scenes(num_scenes, generator)
-    asked = [condition for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS]
-    order = torch.rand(num_scenes, len(asked), generator=generator).argsort(dim=1)[:, :num_questions].tolist()
-    wording = torch.randint(1 << 30, (num_scenes, num_questions), generator=generator).tolist()
-    dice = torch.rand(num_scenes, 12, generator=generator).tolist()
-    rows: list[tuple[int, str | None, str]] = []
-    for i in range(num_scenes):
-        for question, draw in zip(order[i], wording[i], strict=True):
-            condition = asked[question]
-            ways = wordings(condition)
-            rows.append((i, ways[draw % len(ways)], answer(scenes, i, condition)))
-        if has_unconditional:
-            rows.append((i, None, describe(scenes, i, dice[i])))
-    return scenes, _triplets(rows)
+def triplet_batch(seed: int, step: int, size: int, side: int, asked: Asked) -> tuple[Drawn, TripletBatch]:
+    """Draw step `step` of the endless tuning data: pictures of one thing, and questions about each."""
+    drawn = draw_batch(seed, step, size, side, picture_share=TUNING_PICTURE_SHARE)
+    random = _random(seed, step)
+    conditions = asked_conditions(asked.unseen)
+    worded = {name: [draw_wording(name, random) for _ in range(WORDINGS_PER_CONDITION)] for name in conditions}
+    unrelated = [wordings.draw_unrelated(random) for _ in range(NUM_UNRELATED)]
+    rows: list[Row] = []
+    for i, facts in enumerate(drawn.facts):
+        # the smallest of exponential times: a weighted draw without replacement
+        order = sorted(conditions, key=lambda name: random.expovariate(WEIGHTS.get(name, 1.0)))
+        told = ((name, said) for name in order if (said := answer(facts, CONDITIONS[name])) is not None)
+        for (name, said), _ in zip(told, range(asked.num_questions), strict=False):
+            families = tuple(_family(attribute) for attribute in CONDITIONS[name])
+            families += ("background",) if name == "texture" else ()
+            rows.append(Row(i, random.choice(worded[name]), said, families))
+        if asked.has_unconditional:
+            rows.append(Row(i, None, describe(facts, _dice(random))))
+            rows.append(Row(i, random.choice(unrelated), "", ()))
+    return drawn, make_triplets(rows)
 
 
-def describe(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
-    """Write a caption: one or two objects with some of their attributes left out, or a bare answer.
-
-    `dice` are twelve uniform numbers in 0..1 that determine content and wording.
-    """
-    if int(scenes.num_objects[index]) == 2:
-        return _describe_pair(scenes, index, dice)
-    if dice[0] < ANSWER_CAPTION_FRACTION:
-        choices = list(CONDITIONS)
-        return answer(scenes, index, choices[int(dice[1] * len(choices))])
-    said = {name: dice[2 + i] < p for i, (name, p) in enumerate(MENTION_PROBABILITY.items())}
-    words = [
-        SIZES[int(scenes.size[index, 0])] if said["size"] else "",
-        _word(COLORS, scenes.color[index, 0]) if said["color"] else "",
-        SHAPES[int(scenes.shape[index, 0])] if said["shape"] else "object",
-    ]
-    subject = " ".join(word for word in words if word)
-    background = [
-        TEXTURES[int(scenes.texture[index])] if said["texture"] else "",
-        _word(BACKGROUNDS, scenes.background[index]) if said["background"] else "",
-    ]
-    behind = " ".join(word for word in background if word)
-    where = _place(int(scenes.cell[index])) if said["position"] else ""
-    return _sentence(subject, where, f"{behind} background" if behind else "", dice[8])
+def make_triplets(rows: Sequence[Row]) -> TripletBatch:
+    """Batch rows."""
+    index, instructions, answers, families = zip(*rows, strict=True)
+    return TripletBatch(torch.tensor(index), list(instructions), list(answers), list(families))
 
 
 def instruction_vocabulary() -> list[str]:
     """List texts that contain every word of the generator, for learning a vocabulary."""
-    words = [*COLORS, *SHAPES, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *(_place(cell) for cell in range(9))]
-    sentences = [_sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
-    questions = [text for condition in CONDITIONS if condition not in UNSEEN_CONDITIONS for text in wordings(condition)]
-    return [*words, *sentences, *questions, *TEST_INSTRUCTIONS.values(), "and its object in the image of a picture"]
+    words = [word for family in WORDS.values() for word in family]
+    sentences = [sentence("a red circle", "top left", "white background", i / 4) for i in range(4)]
+    others = ["and its object in the image of a picture"]
+    return [*words, *RELATIONS, *sentences, *wordings.vocabulary(), *TEST_INSTRUCTIONS.values(), *others]
 
 
 def learn_merges() -> list[tuple[str, str]]:
@@ -256,113 +202,14 @@ def learn_merges() -> list[tuple[str, str]]:
     return clip_tokenizer.learn_merges(instruction_vocabulary())
 
 
-def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], TripletBatch]:
-    """Convert conversations in LLaVA's format → their image files and one row for each human turn with its answer.
-
-    A record is `{"image": file, "conversations": [{"from": "human"|"gpt", "value": text}, …]}`. Turns of one
-    conversation become rows with the same image: hard negatives of one another. Raises ValueError, naming the
-    record, for an answer without a question before it.
-    """
-    images: list[str] = []
-    rows: list[tuple[int, str | None, str]] = []
-    for record in records:
-        question: str | None = None
-        for turn in record["conversations"]:  # type: ignore[attr-defined]
-            text = turn["value"].replace("<image>", "").strip()
-            if turn["from"] == "human":
-                question = text
-            elif question is None:
-                raise ValueError(f"record {record.get('id')!r}: an answer without a question")
-            else:
-                rows.append((len(images), question, text))
-                question = None
-        images.append(str(record["image"]))
-    return images, _triplets(rows)
+def _family(attribute: str) -> str:
+    return attribute.removeprefix("object ")
 
 
-class LlavaData:
-    """Visual instruction data on disk: a JSON list of conversations and the folder of its images.
-
-    Records without an image are left out. Raises OSError or ValueError if the file is not such a list.
-    """
-
-    def __init__(self, path: Path, image_folder: Path) -> None:
-        records = json.loads(path.read_text())
-        if not isinstance(records, list):
-            raise ValueError(f"{path}: expected a JSON list of conversations")
-        self.records = [record for record in records if "image" in record]
-        self.image_folder = image_folder
-
-    def batch(self, seed: int, step: int, num_images: int) -> tuple[list[Path], TripletBatch]:
-        """Return step `step` of endless shuffled epochs; the last batch of an epoch continues into the next one."""
-        picked: list[dict[str, object]] = []
-        start = step * num_images
-        while len(picked) < num_images:
-            epoch, offset = divmod(start + len(picked), len(self.records))
-            order = torch.randperm(len(self.records), generator=_generator(seed, epoch))
-            picked += [self.records[i] for i in order[offset : offset + num_images - len(picked)].tolist()]
-        images, triplets = llava_triplets(picked)
-        return [self.image_folder / image for image in images], triplets
+def _dice(random: Random) -> list[float]:
+    return [random.random() for _ in range(NUM_DICE)]
 
 
-def _triplets(rows: Sequence[tuple[int, str | None, str]]) -> TripletBatch:
-    index, instructions, answers = zip(*rows, strict=True)
-    return TripletBatch(torch.tensor(index), list(instructions), list(answers))
-
-
-def _generator(seed: int, step: int) -> torch.Generator:
+def _random(seed: int, step: int) -> Random:
     # a multiplier larger than any number of steps keeps the random streams of two seeds separate
-    return torch.Generator().manual_seed(seed * 1_000_000_007 + step)
-
-
-def _word(names: dict[str, tuple[int, int, int]], index: Tensor) -> str:
-    return list(names)[int(index)]
-
-
-def _is_held_out(color: str, shape: str) -> bool:
-    return bool(is_held_out(torch.tensor(list(COLORS).index(color)), torch.tensor(SHAPES.index(shape))))
-
-
-def _phrase(words: Mapping[str, str]) -> str:
-    """Return the shortest text for these attributes, for example "red circle" or "red object at the top left"."""
-    if len(words) == 1 and (alone := words.get("color") or words.get("shape") or words.get("position")):
-        return alone
-    parts = []
-    if "size" in words or "color" in words or "shape" in words:
-        subject = (words.get("size"), words.get("color"), words.get("shape", "object"))
-        parts.append(" ".join(word for word in subject if word))
-    if "position" in words:
-        parts.append(f"at the {words['position']}")
-    behind = " ".join(word for word in (words.get("texture"), words.get("background")) if word)
-    if behind:
-        parts.append(f"on a {behind} background" if parts else f"{behind} background")
-    return " ".join(parts)
-
-
-def _place(cell: int) -> str:
-    row, column = ROWS[cell // 3], COLUMNS[cell % 3]
-    return column if row == "middle" and column == "center" else f"{row} {column}"
-
-
-def _describe_pair(scenes: Scenes, index: int, dice: Sequence[float]) -> str:
-    objects = []
-    for slot in range(2):
-        color = f"{_word(COLORS, scenes.color[index, slot])} " if dice[2 + slot] < 0.85 else ""
-        shape = SHAPES[int(scenes.shape[index, slot])] if dice[4 + slot] < 0.85 else "object"
-        objects.append(f"a {color}{shape}")
-    relation = RELATIONS[int(scenes.relation[index])] if dice[6] < 0.65 else "and"
-    behind = f" on a {_word(BACKGROUNDS, scenes.background[index])} background" if dice[7] < 0.25 else ""
-    return f"{objects[0]} {relation} {objects[1]}{behind}"
-
-
-def _sentence(subject: str, where: str, behind: str, draw: float) -> str:
-    if draw < 0.25:
-        parts = [f"a {subject}", f"at the {where}" if where else "", f"on a {behind}" if behind else ""]
-        return " ".join(part for part in parts if part)
-    if draw < 0.5:
-        parts = [f"a picture of a {subject}", f"in the {where}" if where else "", f"with a {behind}" if behind else ""]
-        return " ".join(part for part in parts if part)
-    if draw < 0.75:
-        return ", ".join(part for part in (subject, where, behind) if part)
-    parts = [f"{behind} with" if behind else "there is", f"a {subject}", f"in the {where}" if where else ""]
-    return " ".join(part for part in parts if part)
+    return Random(seed * 1_000_000_007 + step)

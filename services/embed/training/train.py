@@ -11,23 +11,33 @@ import torch
 import typer
 from accelerate.utils import set_seed
 
-from services.embed.data.triplets import LlavaData, all_answers, learn_merges
+from services.embed.data.llava import LlavaData
+from services.embed.data.triplets import CONDITIONS, UNSEEN_CONDITIONS, Asked, all_answers, learn_merges
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
 from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import save_focallens
-from services.embed.training.objectives import AttributeLoss, CaptionData, CaptionLoss, TripletData, TripletLoss
+from services.embed.training.measures import evaluate_wordings
+from services.embed.training.objectives import (
+    AttributeHeads,
+    AttributeLoss,
+    CaptionData,
+    CaptionLoss,
+    TripletData,
+    TripletLoss,
+)
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
+from services.jobs.options import MAX_SEED, StoreUrl, among, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
-from services.nn.clip_model import MERGES, create_clip, save_clip
-from services.nn.clip_tokenizer import write_merges
+from services.nn.clip_model import MERGES, ClipModel, continue_image_tower, create_clip, load_clip, save_clip
+from services.nn.clip_tokenizer import vocabulary_size, write_merges
 
 CLIP_NAME = "clip-shapes"
 FOCALLENS_NAME = "focallens-shapes"
 HEAD_WIDTH = 32
+PATCH_SIZE = 16
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -58,11 +68,18 @@ def clip(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 500,
     width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of the ViT.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 4,
+    image_size: Annotated[
+        int, typer.Option(callback=multiple_of(PATCH_SIZE), help="Side of the images in pixels.")
+    ] = 96,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="CLIP checkpoint whose image tower to continue from."),
+    ] = None,
     images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Train the small CLIP that FocalLens starts from, on generated scenes and captions."""
+    """Train the small CLIP that FocalLens starts from, on drawn pictures and captions."""
     options = dict(locals())
     check_publication(CLIP_NAME, store_url, is_wanted=publish)
     warmup = Run(
@@ -72,13 +89,14 @@ def clip(
     run = replace(warmup, num_steps=steps, learning_rate=learning_rate, stage="contrastive")
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
-    write_merges(learn_merges(), output / MERGES)
-    model = create_clip(_clip_config(width, layers), output / MERGES)
+    model = _first_clip(output, start, _clip_config(width, layers, image_size))
+    visual = model.model.visual
+    heads = AttributeHeads(width)
+    data = CaptionData(model.tokenizer, model.transform, visual.grid_size[0], seed, run.num_examples)
     if warmup_steps > 0:
-        # a seed of its own: the contrastive stage sees other scenes
-        data = CaptionData(model.tokenizer, seed + 1_000, warmup.num_examples)
-        train(warmup, AttributeLoss(model.model.visual, model.transform), data)
-    train(run, CaptionLoss(model.model, model.transform), CaptionData(model.tokenizer, seed, run.num_examples))
+        # a seed of its own: the contrastive stage sees other pictures
+        train(warmup, AttributeLoss(visual, model.transform, heads), replace(data, seed=seed + 1_000))
+    train(run, CaptionLoss(model.model, model.transform, heads), data)
     if rank() == 0:
         directory = output / "checkpoint"
         save_clip(model, directory)
@@ -131,12 +149,17 @@ def focallens(
             help="Weight of the loss that preserves the unconditional embedding. The paper uses 0.",
         ),
     ] = 0.5,
+    never_asked: Annotated[
+        str, typer.Option(help="Conditions to leave out of tuning, to see what an unseen one does.")
+    ] = ",".join(UNSEEN_CONDITIONS),
     images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Tune a CLIP to follow conditions (FocalLens-CLIP), on ColorShape or on visual instruction data."""
+    """Tune a CLIP to follow conditions (FocalLens-CLIP), on drawn pictures or on visual instruction data."""
     options = dict(locals())
+    unseen = among(never_asked, list(CONDITIONS), "--never-asked") if never_asked else ()
+    asked = Asked(questions, plain_weight > 0, unseen)
     check_publication(FOCALLENS_NAME, store_url, is_wanted=publish)
     run = Run(
         output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
@@ -150,25 +173,41 @@ def focallens(
     answers = None
     if bank and records is None:
         with torch.no_grad():
-            answers = model.encode_texts(start.tokenizer(all_answers()))
-    has_plain = plain_weight > 0
+            answers = model.encode_texts(start.tokenizer(all_answers(unseen)))
     model.clip.logit_scale.requires_grad_(scale == 0)
-    data = TripletData(start.tokenizer, start.transform, seed, run.num_examples, questions, has_plain, records)
+    data = TripletData(start.tokenizer, start.transform, seed, run.num_examples, asked, records)
     train(run, TripletLoss((model, start.transform), answers, scale or None, plain_weight), data)
     if rank() == 0:
         directory = output / "checkpoint"
         save_focallens(model, start, directory)
-        protocol = ColorShapeProtocol(num_per_class=images_per_class)
-        metrics = {} if llava else summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
+        metrics = {} if llava else _measure(directory, images_per_class)
         publish_trained(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 
 
-def _clip_config(width: int, layers: int) -> dict[str, Any]:
+def _measure(directory: Path, images_per_class: int) -> dict[str, float]:
+    tuned = load_embedder(str(directory))
+    result = evaluate_colorshape(tuned, ColorShapeProtocol(num_per_class=images_per_class))
+    return {**summary(result), **evaluate_wordings(tuned, num_per_class=max(2, images_per_class // 16))}
+
+
+def _first_clip(output: Path, start: Path | None, config: dict[str, Any]) -> ClipModel:
+    """Create a CLIP with a new vocabulary, whose image tower may continue from another CLIP's."""
+    write_merges(learn_merges(), output / MERGES)
+    clip = create_clip(config, output / MERGES)
+    if start is not None:
+        continue_image_tower(clip.model.visual, load_clip(str(start)).model.visual)
+    # convolutions of few channels are several times as fast so on a CPU
+    clip.model.visual.conv1.to(memory_format=torch.channels_last)
+    return clip
+
+
+def _clip_config(width: int, layers: int, image_size: int) -> dict[str, Any]:
     """An open_clip configuration; the vocabulary is SimpleTokenizer's bytes, merges and two special tokens."""
-    vision = {"image_size": 64, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
-    text = {"context_length": 77, "vocab_size": 512 + len(learn_merges()) + 2, "width": 128, "heads": 4, "layers": 3}
-    model = {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
-    return {"model_cfg": model, "preprocess_cfg": {}, "conv_stem": [24, 48, 96]}
+    vision = {"image_size": image_size, "patch_size": PATCH_SIZE, "width": width, "layers": layers}
+    text = {"context_length": 77, "vocab_size": vocabulary_size(learn_merges()), "width": 128, "heads": 4, "layers": 3}
+    model = {"embed_dim": 128, "vision_cfg": {**vision, "head_width": HEAD_WIDTH}, "text_cfg": text}
+    stem = {"conv_stem": [24, 48, 96], "conv_stem_blocks": 2}
+    return {"model_cfg": model, "preprocess_cfg": {"resize_mode": "longest"}, **stem}
 
 
 if __name__ == "__main__":

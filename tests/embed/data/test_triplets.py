@@ -1,6 +1,7 @@
-"""Scenes look as they are described, batches repeat from (seed, step), and LLaVA's conversations become rows."""
+"""Pictures look as they are described, batches repeat from (seed, step), and LLaVA's conversations become rows."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
+from services.embed.data.drawn_pictures import draw_batch
+from services.embed.data.facts import answer, is_kept_apart, picture_facts, scene_facts
+from services.embed.data.llava import LlavaData, llava_triplets
 from services.embed.data.triplets import (
+    CONDITIONS,
+    FAMILIES,
     TEST_INSTRUCTIONS,
     UNSEEN_CONDITIONS,
-    LlavaData,
+    Asked,
     all_answers,
-    answer,
+    asked_conditions,
     caption_batch,
     instruction_vocabulary,
     learn_merges,
-    llava_triplets,
     triplet_batch,
 )
 from services.jobs.colorshape import (
@@ -30,6 +35,7 @@ from services.jobs.colorshape import (
     sample_classes,
     sample_scenes,
 )
+from services.jobs.pictures.things import Background, Picture, Thing
 from services.nn.clip_model import open_clip
 from services.nn.clip_tokenizer import write_merges
 
@@ -97,31 +103,66 @@ def test_patches_know_the_object_that_covers_them() -> None:
 
 
 def test_a_step_of_training_data_repeats_and_the_next_one_differs() -> None:
-    one, again, following = caption_batch(3, 7, 16), caption_batch(3, 7, 16), caption_batch(3, 8, 16)
+    one, again, following = (caption_batch(3, step, 16, 32) for step in (7, 7, 8))
     assert one.captions == again.captions
-    assert torch.equal(one.scenes.rgb, again.scenes.rgb)
+    assert torch.equal(one.drawn.pixels, again.drawn.pixels)
     assert one.captions != following.captions
+    (_, first), (_, second) = (triplet_batch(3, 7, 8, 32, Asked()) for _ in range(2))
+    assert (first.instructions, first.answers) == (second.instructions, second.answers)
 
 
 def test_every_answer_asked_in_tuning_stands_in_the_bank_and_unseen_conditions_are_not_asked() -> None:
-    bank = set(all_answers())
-    asked: set[str] = set()
+    for unseen in (UNSEEN_CONDITIONS, ("texture", "size and color")):
+        bank = set(all_answers(unseen))
+        families: set[str] = set()
+        for step in range(10):
+            _, triplets = triplet_batch(0, step, 32, 32, Asked(6, unseen=unseen))
+            for about, text in zip(triplets.families, triplets.answers, strict=True):
+                if about:
+                    assert text in bank
+                    families.update(about)
+        assert families == set(FAMILIES) - ({"texture"} if "texture" in unseen else set())
+
+
+def test_an_attribute_that_is_never_asked_is_not_asked_of_things_either() -> None:
+    left_out = set(CONDITIONS) - set(asked_conditions(("texture",)))
+    assert left_out == {"texture", "object texture"}
+    with pytest.raises(ValueError, match="'taste' is not one of the conditions"):
+        asked_conditions(("taste",))
+
+
+def test_each_picture_is_asked_without_a_condition_and_under_one_about_nothing_in_it() -> None:
+    drawn, triplets = triplet_batch(0, 0, 16, 32, Asked(2))
+    for image in range(len(drawn.facts)):
+        rows = [row for row, place in enumerate(triplets.image_index.tolist()) if place == image]
+        assert sum(triplets.instructions[row] is None for row in rows) == 1
+        assert sum(triplets.families[row] == () for row in rows) == 1
+    _, asked_only = triplet_batch(0, 0, 16, 32, Asked(2, has_unconditional=False))
+    assert all(asked_only.families)
+
+
+def test_no_wider_picture_shows_a_held_out_combination() -> None:
     for step in range(20):
-        _, triplets = triplet_batch(0, step, 32)
-        for instruction, text in zip(triplets.instructions, triplets.answers, strict=True):
-            if instruction is not None:
-                assert text in bank
-                asked.add(text)
-    textures = {"plain background", "striped background", "checkered background", "dotted background"}
-    assert not asked & textures
-    assert "texture" in UNSEEN_CONDITIONS
+        for facts in draw_batch(0, step, 32, 16, pair_share=0.3).facts:
+            assert not any(is_kept_apart(thing["color"], thing["shape"]) for thing in facts.things)
+
+
+def test_a_pictures_thing_is_drawn_where_its_labels_say(tmp_path: Path) -> None:
+    drawn = draw_batch(0, 0, 64, 96, picture_share=1.0)
+    labels = drawn.patch_labels(6)
+    for i, facts in enumerate(drawn.facts):
+        covered = labels[i, :, 1] >= 0
+        assert (drawn.image_labels()[i, 1] == labels[i, covered, 1]).all()
+        x, y = (drawn.center[i, 0] * 96).long().tolist()
+        assert drawn.pixels[i, :, x].float().sum() > 0 and drawn.pixels[i, y].float().sum() > 0, facts
 
 
 def test_answers_say_what_the_scene_shows() -> None:
     scenes = sample_classes([(0, 0)], 1, seeded(), is_plain=True)
     scenes.size.fill_(1)
     scenes.cell.fill_(0)
-    assert {condition: answer(scenes, 0, condition) for condition in TEST_INSTRUCTIONS} == {
+    facts = scene_facts(scenes, 0)
+    assert {condition: answer(facts, CONDITIONS[condition]) for condition in TEST_INSTRUCTIONS} == {
         "color": "red",
         "shape": "circle",
         "both": "red circle",
@@ -133,12 +174,25 @@ def test_answers_say_what_the_scene_shows() -> None:
     }
 
 
+def test_what_has_no_word_is_not_asked() -> None:
+    thing = Thing("star", "red", "dotted", 0.31, 0.5, 0.18, 0.0, (1.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    background = Background("gradient", "white", (1.0, 1.0, 1.0), (0.5, 0.5, 0.5))
+    facts = picture_facts(Picture((thing,), background))
+    told = {condition: answer(facts, attributes) for condition, attributes in CONDITIONS.items()}
+    assert {condition: text for condition, text in told.items() if text is not None} == {
+        "color": "red",
+        "shape": "star",
+        "both": "red star",
+        "texture": "gradient background",
+        "object texture": "dotted object",
+    }
+
+
 def test_every_word_of_the_generator_is_one_token(tmp_path: Path) -> None:
     write_merges(learn_merges(), tmp_path / "bpe.txt.gz")
     tokenizer = open_clip().tokenizer.SimpleTokenizer(bpe_path=str(tmp_path / "bpe.txt.gz"))
-    for text in instruction_vocabulary():
-        words = text.replace(",", " ,").replace("?", " ?").replace(".", " .").split()
-        assert len(tokenizer.encode(text)) == len(words), text
+    words = {word for text in instruction_vocabulary() for word in re.findall("[a-z]+", text.lower())}
+    assert [word for word in words if len(tokenizer.encode(word)) != 1] == []
 
 
 CONVERSATIONS: list[dict[str, Any]] = [
