@@ -19,13 +19,15 @@ from torch.nn.functional import cross_entropy
 
 from services.generate.training.loop import Muon
 from services.generate.training.reading.network import Network
-from services.generate.training.reading.texts import Mixture, Rows, draw_rows
+from services.generate.training.reading.texts import FIRST_WEIGHT, Mixture, Rows, draw_rows
 from services.jobs.interruption import Stopping
 from services.jobs.progress import standard_bars
 from services.jobs.resumption import differences, flat
 from services.nn.refusals import Refused
 
 STATE_FILE = "resume.pt"
+# Rate of what has useful first weights, relative to the rest: at full rate it is lost before the rest can use it.
+SLOWNESS = 0.15
 # Options of `fovea train reader`, by an argument's name or its last part.
 OPTIONS = {
     "seed": "--seed",
@@ -94,11 +96,11 @@ def train(run: Run, network: Network, tokenizer: Tokenizer, forward: Callable[..
     Stopped at Ctrl-C, with the state saved after the current step.
     """
     compute = network if forward is None else forward
-    muon = Muon(network.matrices())
-    groups = [{"params": [network.embeddings], "scale": 1.0}, {"params": network.vectors(), "scale": 0.2}]
+    muon, slow = Muon(network.matrices()), Muon(network.finders())
+    groups = [{"params": [network.embeddings], "scale": SLOWNESS}, {"params": network.vectors(), "scale": 0.2}]
     adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     network.train()
-    first = _resume(run, network, muon, adam)
+    first = _resume(run, network, (muon, slow), adam)
     if 0 < first < run.num_steps:
         standard_bars().say(f"continuing at step {first} of {run.num_steps}")
     with standard_bars().bar("training", total=run.num_steps, done=first) as bar, Stopping() as stopping:
@@ -109,25 +111,25 @@ def train(run: Run, network: Network, tokenizer: Tokenizer, forward: Callable[..
             loss, right = _loss(compute, draw_batch(run, step, tokenizer))
             loss.backward()  # type: ignore[no-untyped-call]
             muon.step(run.muon_rate * factor)
+            slow.step(run.muon_rate * factor * SLOWNESS)
             adam.step()
             adam.zero_grad()
             bar.advance(told=f"loss {loss.item():.3f} right {right:.3f}")
             if stopping.is_asked() or (step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps:
-                _save(run, step + 1, network, muon, adam)
+                _save(run, step + 1, network, (muon, slow), adam)
             stopping.check(step + 1, run.num_steps)
     network.eval()
 
 
 def _loss(compute: Callable[..., Tensor], rows: Rows) -> tuple[Tensor, float]:
-    """Weighted mean loss per token, and the share of answers' tokens that are right after the right ones before."""
+    """Weighted mean loss per token, and the share of answers whose first token is right."""
     logits = compute(rows.input_ids, rows.places)
     losses = cross_entropy(logits, rows.targets, reduction="none")
-    is_answer = rows.weights == 1
-    right = (logits.argmax(-1) == rows.targets)[is_answer].float().mean()
+    right = (logits.argmax(-1) == rows.targets)[rows.weights == FIRST_WEIGHT].float().mean()
     return (losses * rows.weights).sum() / rows.weights.sum(), float(right)
 
 
-def _resume(run: Run, network: Network, muon: Muon, adam: torch.optim.Optimizer) -> int:
+def _resume(run: Run, network: Network, muons: tuple[Muon, Muon], adam: torch.optim.Optimizer) -> int:
     path = run.output / STATE_FILE
     if not path.is_file():
         return 0
@@ -138,24 +140,28 @@ def _resume(run: Run, network: Network, muon: Muon, adam: torch.optim.Optimizer)
         told = f" ({changed})" if changed else ""
         raise Refused(f"{path} belongs to a run with other arguments{told}: remove it or choose another output folder")
     network.load_state_dict(state["model"])
-    for buffer, saved in zip(muon.buffers, state["muon"], strict=True):
+    for buffer, saved in zip(_buffers(muons), state["muon"], strict=True):
         buffer.copy_(saved)
     adam.load_state_dict(state["adam"])
     return int(state["step"])
 
 
-def _save(run: Run, step: int, network: Network, muon: Muon, adam: torch.optim.Optimizer) -> None:
+def _save(run: Run, step: int, network: Network, muons: tuple[Muon, Muon], adam: torch.optim.Optimizer) -> None:
     state = {
         "run": _fingerprint(run),
         "arguments": json.dumps(_arguments(run)),
         "model": network.state_dict(),
-        "muon": muon.buffers,
+        "muon": _buffers(muons),
         "adam": adam.state_dict(),
         "step": step,
     }
     path = run.output / STATE_FILE
     torch.save(state, path.with_suffix(".partial"))
     path.with_suffix(".partial").replace(path)  # if the process is killed, either the old or the new state is complete
+
+
+def _buffers(muons: tuple[Muon, Muon]) -> list[Tensor]:
+    return [buffer for muon in muons for buffer in muon.buffers]
 
 
 def _arguments(run: Run) -> dict[str, Any]:

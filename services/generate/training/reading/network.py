@@ -16,7 +16,8 @@ from torch.nn.functional import embedding, linear, silu
 
 from services.nn.loading import transformers
 
-ROPE_THETA, MAX_TOKENS, EPSILON = 1e5, 8192, 1e-6
+NUM_FINDING = 3  # layers
+ROPE_THETA, MAX_TOKENS, EPSILON = 1e6, 8192, 1e-6
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Shape:
     vocabulary: int
     width: int = 192
     layers: int = 6
-    heads: int = 4
-    channels: int = 48
+    heads: int = 3
+    channels: int = 64
     mlp: int = 512
 
 
@@ -86,8 +87,15 @@ class Network(nn.Module):
         h = _normalized(x.flatten(0, 1)[places], self.norm)
         return linear(h, self.embeddings.bfloat16()).float()
 
+    def finders(self) -> list[nn.Parameter]:
+        """The matrices by which the first layers choose what they read, which have useful first weights."""
+        first: list[Any] = list(self.layers)[:NUM_FINDING]
+        return [*(matrix for layer in first for matrix in (layer.q, layer.k)), *(first[0].v, first[0].out)]
+
     def matrices(self) -> list[nn.Parameter]:
-        return [p for layer in self.layers for p in layer.parameters() if p.ndim == 2]
+        """All other matrices inside the layers."""
+        apart = {id(matrix) for matrix in self.finders()}
+        return [p for layer in self.layers for p in layer.parameters() if p.ndim == 2 and id(p) not in apart]
 
     def vectors(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.ndim == 1]

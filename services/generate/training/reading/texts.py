@@ -20,8 +20,8 @@ from services.generate.prompts.templates import PLAIN, QUERY_AWARE, RANDOM_ORDER
 from services.generate.training.initialisation import BOS_ID, EOS_ID
 from services.generate.training.loop import position_weights
 
-# Of every token outside answers, relative to those in answers.
-CONTEXT_WEIGHT = 0.1
+# In the loss, relative to later tokens of answers, which are copied once the first is found.
+CONTEXT_WEIGHT, FIRST_WEIGHT = 0.1, 3.0
 # Of a row's tokens, the share whose loss counts.
 COUNTED = 8
 
@@ -78,7 +78,9 @@ class _Text:
         self.weights += [weight] * len(ids)
 
     def answer(self, answer: str) -> None:
+        first = len(self.ids)
         self.tell(f" {answer}", 1.0)
+        self.weights[first] = FIRST_WEIGHT
         self.ids.append(EOS_ID)
         self.weights.append(1.0)
 

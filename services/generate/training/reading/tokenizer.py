@@ -8,8 +8,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from services.generate.data.facts import USUAL_NAMING, ask, draw_facts
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
+from services.generate.data.world.relations import RELATIONS, filled
 from services.generate.prompts.templates import QUERY_AWARE, Document
-from services.generate.training.initialisation import BOS, BOS_ID, EOS, INSTRUCTION, MAX_TOKENS
+from services.generate.training.initialisation import BOS, BOS_ID, EOS, EOS_ID, INSTRUCTION, MAX_TOKENS
 
 NUM_PIECES = 3072
 # an apostrophe's ending, a word with a preceding space, at most two digits, a line break, other characters, white space
@@ -53,6 +54,20 @@ def _texts(count: int) -> Iterator[str]:
         yield f" {REFUSAL}"
 
 
+def common_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of prompts and questions apart from names, values and single letters."""
+    rendered = (piece.text for piece in QUERY_AWARE.render("", [Document("", " "), Document("")]))
+    templates = [
+        template
+        for relation in RELATIONS
+        for form in relation.forms
+        for template in (*form.statements, *form.questions, *form.reverse)
+    ]
+    texts = [*rendered, f" {REFUSAL}", *(filled(template, "", "") for template in templates), *map(str, range(1, 41))]
+    ids = {i for text in texts for i in tokenizer.encode(text, add_special_tokens=False).ids}
+    return sorted(i for i in ids | {BOS_ID, EOS_ID} if not _is_letter(tokenizer.id_to_token(i)))
+
+
 # System prompts and earlier messages come first. The last message is unchanged if it already ends with "Answer:", else
 # a question; over the documents, if given.
 _TITLE = "('(Title: ' ~ d.title ~ ')' if d.title else '')"
@@ -70,6 +85,11 @@ CHAT_TEMPLATE = (
     "{% for d in documents %}{{ " + _DOCUMENT + " }}{% endfor %}{{ '\\n' }}{% endif %}"
     "{{ 'Question: ' + text + '\\nAnswer:' }}{% endif %}"
 )
+
+
+def _is_letter(token: str | None) -> bool:
+    bare = (token or "").removeprefix("Ġ")
+    return len(bare) == 1 and bare.isalpha() and bare.isascii() and token != "Ġa"
 
 
 def tokenizer_config() -> dict[str, Any]:

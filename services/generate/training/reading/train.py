@@ -18,7 +18,7 @@ from services.generate.training.reading.loop import Run, train
 from services.generate.training.reading.measures import fitted_answerability, share_right
 from services.generate.training.reading.network import Network, Shape, llama
 from services.generate.training.reading.stages import stages
-from services.generate.training.reading.tokenizer import build_tokenizer, tokenizer_config
+from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
 from services.jobs.progress import standard_bars
@@ -69,7 +69,7 @@ def reader(
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     network = Network(Shape(tokenizer.get_vocab_size(), width=width, heads=width // 48, mlp=8 * width // 3))
-    set_first_weights(network, seed)
+    set_first_weights(network, common_tokens(tokenizer), seed)
     run = Run(
         output, seed, stages((copy_steps, choice_steps, length_steps), documents, bias), tokens,
         checkpoint_every=checkpoint_every,
