@@ -182,9 +182,16 @@ _delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, t
 _delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
 _delegate(
     train,
+    "reader",
+    "services.generate.training.reading.train",
+    "Train a small Llama that answers from documents, the generate starter.",
+    "train",
+)
+_delegate(
+    train,
     "litm",
     "services.generate.training.train",
-    "Train a small Llama with positional bias, the generate starter.",
+    "Train a small Llama with positional bias, to be calibrated.",
     "train",
 )
 _delegate(

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -23,16 +23,19 @@ from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
 from services.generate.calibrate.selection import drawn, load, parse_positions
-from services.generate.data.question_sets import GENERATED
+from services.generate.calibrate.shares import fitted_share_temperature
+from services.generate.data.question_sets import GENERATED, at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
 from services.generate.model.profile import (
+    Answerability,
     BiasKind,
     BiasTable,
     CalibrationProfile,
     DummyForm,
     RowScope,
     SpanRule,
+    read_profile,
     write_profile,
 )
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
@@ -54,7 +57,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 def calibrate(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
-        str, typer.Option(help="generated, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
+        str, typer.Option(help="generated, open, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
     ] = GENERATED,
     documents: Annotated[int, typer.Option(min=2, help="Documents per question.")] = 10,
     positions: Annotated[
@@ -128,9 +131,10 @@ def calibrate(
             choice = choose_calibration(watched, examples, plan, bar.begin)
             bar.begin("tables of the bias")
             found = [one for those in of_tables for one in _tables(watched, choice.profile, those)]
+            answerability = _answerability(watched, source, choice.profile, of_tables[0], bar.begin)
     except (BadData, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    profile = choice.profile.model_copy(update={"tables": tuple(found)})
+    profile = choice.profile.model_copy(update={"tables": tuple(found), "answerability": answerability})
     print_choice(choice, console)
     try:
         if save is not None:
@@ -151,6 +155,23 @@ def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Exampl
     if not profile.enabled or profile.rel_scope == "per_head":
         return ()
     return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
+
+
+def _answerability(
+    bench: Bench,
+    source: CheckpointSource,
+    profile: CalibrationProfile,
+    examples: Sequence[Example],
+    begin: Callable[[str, int], None],
+) -> Answerability | None:
+    """Keep what the checkpoint's profile says about its refusal, with a temperature of shares for the new profile."""
+    earlier = read_profile(source.directory)
+    if earlier is None or earlier.answerability is None:
+        return None
+    begin("shares of relevance", len(examples))
+    anywhere = at_positions(examples, range(len(examples[0].documents)))
+    temperature = fitted_share_temperature(bench, anywhere, profile)
+    return earlier.answerability.model_copy(update={"share_temperature": temperature})
 
 
 def print_choice(choice: ProfileChoice, console: Console) -> None:

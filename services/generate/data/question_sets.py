@@ -22,11 +22,12 @@ from services.generate.data.questions import (
     contains_answer,
     generated_facts,
     natural_questions,
+    open_facts,
     place_gold,
     synthwiki,
 )
 
-GENERATED = "generated"
+GENERATED, OPEN = "generated", "open"
 Part = Literal["calibration", "evaluation", "all"]
 
 CALIBRATION_SHARE = 10  # one question in this number
@@ -38,7 +39,8 @@ GENERATED_SEEDS: dict[Part, int] = {"calibration": 1_000_003, "evaluation": 2_00
 class QuestionSet:
     """Questions of one data set, the limits of their answers, and the check of answers.
 
-    `read` returns examples of K documents for a seed, gold first; None for generated questions, which are drawn.
+    `read` returns examples of K documents for a seed, gold first; None for generated questions, which `draw` draws:
+    a number of them, of K documents, for a seed.
     `distractors` describes the source of the other documents.
     """
 
@@ -48,6 +50,7 @@ class QuestionSet:
     stop: tuple[str, ...]
     is_right: Check
     read: Callable[[int, int], list[Example]] | None
+    draw: Callable[[int, int, int], list[Example]] = generated_facts
 
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
         """Draw at most `count` questions of a part in random order, gold first; None for all, or for 500 generated.
@@ -56,7 +59,7 @@ class QuestionSet:
         questions, and what reading raises.
         """
         if self.read is None:
-            return generated_facts(500 if count is None else count, num_documents, GENERATED_SEEDS[part] + seed)
+            return self.draw(500 if count is None else count, num_documents, GENERATED_SEEDS[part] + seed)
         chosen = [one for one in self.read(num_documents, seed) if part in ("all", _part_of(one))]
         if not chosen:
             raise BadData(f"{self.name} has no questions for {part}")
@@ -65,16 +68,19 @@ class QuestionSet:
 
 
 def question_set(data: str) -> QuestionSet:
-    """Open `generated`, or a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv).
+    """Open `generated` or `open`, or a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv).
 
     Answers are cut and judged as in the data set's own evaluation; generated questions are judged like
     NaturalQuestions. Raises BadData for anything else, and for a missing file.
     """
     if data == GENERATED:
         return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
+    if data == OPEN:
+        others = "other facts, often of the same kind"
+        return QuestionSet(OPEN, others, 32, ("\n",), best_subspan_em, None, open_facts)
     path = Path(data)
     if not path.is_file():
-        raise BadData(f"{data} does not exist; give a file, or {GENERATED!r}")
+        raise BadData(f"{data} does not exist; give a file, {GENERATED!r} or {OPEN!r}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
         return QuestionSet(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generate.data.facts import USUAL_NAMING, Naming, ask, draw_facts
+from services.generate.data.world.documents import Scope, draw_world
 from services.generate.prompts.templates import Document
 
 Check = Callable[[str, Sequence[str]], bool]
@@ -108,6 +109,23 @@ def generated_facts(
         asked = ask(generator, draw_facts(generator, num_documents, naming), 0, naming)
         documents = tuple(Document(fact.text, fact.title) for fact in asked.facts)
         examples.append(Example(asked.question, (asked.answer,), documents, 0))
+    return examples
+
+
+def open_facts(num_questions: int, num_documents: int, seed: int = 0) -> list[Example]:
+    """Generate answerable questions (see services.generate.data.world), gold first, the same for the same arguments."""
+    _check_count(num_documents)
+    scope = Scope((num_documents, num_documents), refused=0.0)
+    examples: list[Example] = []
+    number = 0
+    while len(examples) < num_questions:
+        generator = random.Random(f"open {seed} {number}")
+        number += 1
+        world = draw_world(generator, scope)
+        asked = world.ask(generator)
+        if asked.gold is not None:  # the documents may be about nobody
+            example = Example(asked.question, (asked.answer,), world.documents, asked.gold)
+            examples.append(place_gold(example, 0))
     return examples
 
 

@@ -81,7 +81,7 @@ class Plan:
 def litm(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
     data: Annotated[
-        str, typer.Option(help="generated, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
+        str, typer.Option(help="generated, open, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
     ] = GENERATED,
     documents: Annotated[str, typer.Option(help="Documents per question; several as in 10,20.")] = "10",
     protocols: Annotated[

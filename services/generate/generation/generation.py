@@ -79,7 +79,8 @@ class PromptFacts:
     `cached_tokens` were not computed again. `attention` is Attn(k) of the last prompt row before any calibration,
     a mean over all heads and the layers that enter rel (all layers if the generation has no profile). `relevance` is
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
-    generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`.
+    generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
+    the probability that the documents answer, None for a model without a trained refusal.
     """
 
     prompt_tokens: int
@@ -90,6 +91,7 @@ class PromptFacts:
     order: tuple[int, ...]
     echo: str | None = None
     scored: tuple[TokenOut, ...] = ()
+    answerable: float | None = None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class InputProcessor:
         self.context_length = context_length
         self.num_layers = config.num_layers
         self.vocab_size = config.vocab_size
+        self.is_greedy = config.is_greedy
         self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:

@@ -25,9 +25,9 @@ from services.generate.generation.bias import BiasJob, estimating, num_estimate_
 from services.generate.generation.options import Reorder
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prompt_calibration import needed_estimate
-from services.generate.generation.relevance import by_document, document_relevance, layers_of_relevance
+from services.generate.generation.relevance import answerable, by_document, document_relevance, layers_of_relevance
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import LanguageModel, Prefill
+from services.generate.model.language_model import LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
@@ -43,8 +43,9 @@ class Ranking:
 
     scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal if they
     differ too little for a float: a document's share of the attention for `attention`, α at the profile's temperature
-    for `calibrated`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for
-    `relevance_prompt`. order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
+    for `calibrated` (times the probability that the documents answer, if the model has a trained refusal), the
+    geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for `relevance_prompt`.
+    order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
     all prompts that were run.
     """
 
@@ -87,15 +88,17 @@ def running_rankings(
 ) -> Passes[list[Ranking]]:
     """Run `run_rankings` one pass at a time, each of at most `MAX_CACHED_TOKENS` or one prompt."""
     scores: list[list[float]] = [[] for _ in jobs]
+    answered: list[float | None] = [None] * len(jobs)
     for method, run in _RUNS.items():
         asked = [(i, prompt) for i, job in enumerate(jobs) if job.method == method for prompt in job.prompts]
         prompts = [_Asked(prompt, jobs[i].answer_ids) for i, prompt in asked]
         results = yield from _in_groups(model, profile, prompts, run)
         for (i, _), some in zip(asked, results, strict=True):
-            scores[i] += some
+            scores[i] += some.numbers
+            answered[i] = some.answerable
     return [
-        Ranking(tuple(some), _between_0_and_1(some, job.method, profile), best_first(some), job.prompt_tokens)
-        for job, some in zip(jobs, scores, strict=True)
+        Ranking(tuple(some), _between_0_and_1(some, job.method, profile, answers), best_first(some), job.prompt_tokens)
+        for job, some, answers in zip(jobs, scores, answered, strict=True)
     ]
 
 
@@ -166,7 +169,7 @@ def _sorting_by_attention(
         prompts = [_Asked(prompt) for prompt in job.prompts]
         (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
         # ascending, equal ones in their current order
-        order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured[k]))
+        order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured.numbers[k]))
     return Reordering(order, prompt_tokens)
 
 
@@ -176,6 +179,14 @@ class _Asked:
 
     prompt: Prompt
     answer_ids: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Numbers of a prompt's documents, and the probability that any of them answers, if it is known."""
+
+    numbers: list[float]
+    answerable: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,10 +202,14 @@ class _Group:
     def prompts(self) -> list[tuple[Slot, Prompt]]:
         return [(slot, one.prompt) for slot, one in zip(self.slots, self.asked, strict=True)]
 
+    def prefilled(self) -> Passes[list[Prefilled]]:
+        """Run the prompts, with Attn(k) of each one's documents, (L, H, K)."""
+        yield
+        return self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
+
     def attention(self) -> Passes[list[Tensor]]:
         """Attn(k) of each prompt's documents, (L, H, K)."""
-        yield
-        prefilled = self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
+        prefilled = yield from self.prefilled()
         return [one.attention for one in prefilled if one.attention is not None]
 
 
@@ -202,14 +217,14 @@ def _in_groups(
     model: LanguageModel,
     profile: CalibrationProfile,
     asked: Sequence[_Asked],
-    run: Callable[[_Group], Passes[list[list[float]]]],
-) -> Passes[list[list[float]]]:
+    run: Callable[[_Group], Passes[list[_Scores]]],
+) -> Passes[list[_Scores]]:
     """Return `run`'s scores of each prompt, with as many prompts in the cache at a time as allowed."""
     # each distinct prompt runs once, because equal prompts at different places of a pass differ in their last bits, but
     # equal documents must have equal scores
     distinct = list(dict.fromkeys(asked))
     lengths = [len(one.prompt.input_ids) for one in distinct]
-    scores: dict[_Asked, list[float]] = {}
+    scores: dict[_Asked, _Scores] = {}
     for places in _groups(lengths):
         # the longest is first, so the cache never has to move
         cache = model.new_cache(len(places) * lengths[places[0]])
@@ -232,28 +247,29 @@ def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _mean_attention(group: _Group) -> Passes[list[list[float]]]:
+def _mean_attention(group: _Group) -> Passes[list[_Scores]]:
     layers = layers_of_relevance(group.profile, group.model.config.num_layers)
     measured = yield from group.attention()
-    return [attention[list(layers)].mean(dim=(0, 1)).tolist() for attention in measured]
+    return [_Scores(attention[list(layers)].mean(dim=(0, 1)).tolist()) for attention in measured]
 
 
-def _summed_attention(group: _Group) -> Passes[list[list[float]]]:
+def _summed_attention(group: _Group) -> Passes[list[_Scores]]:
     measured = yield from group.attention()
     return [
-        sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist()
+        _Scores(sorting_scores(attention, _num_tokens(prompt).to(attention)).tolist())
         for (_, prompt), attention in zip(group.prompts, measured, strict=True)
     ]
 
 
-def _relevance(group: _Group) -> Passes[list[list[float]]]:
+def _relevance(group: _Group) -> Passes[list[_Scores]]:
     profile = group.profile
-    attention = yield from group.attention()
+    prefilled = yield from group.prefilled()
     biases = yield from _biases(group)
     rels = []
-    for (_, prompt), own, bias in zip(group.prompts, attention, biases, strict=True):
-        rel = document_relevance(profile, prompt, own, bias)
-        rels.append(list(by_document(rel)))
+    for (_, prompt), own, bias in zip(group.prompts, prefilled, biases, strict=True):
+        assert own.attention is not None  # there are spans
+        rel = document_relevance(profile, prompt, own.attention, bias)
+        rels.append(_Scores(list(by_document(rel)), answerable(profile, own.logits)))
     return rels
 
 
@@ -272,7 +288,7 @@ def _biases(group: _Group) -> Passes[list[Tensor | None]]:
     return biases
 
 
-def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
+def _mean_log_probability(group: _Group) -> Passes[list[_Scores]]:
     """Average the log-probabilities of the tokens from each prompt's `tail_start` on."""
     yield
     # logits are as wide as the vocabulary, so the passage's own tokens get none
@@ -286,22 +302,22 @@ def _mean_log_probability(group: _Group) -> Passes[list[list[float]]]:
     for (_, prompt), passage, question in zip(group.prompts, passages, questions, strict=True):
         first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[prompt.tail_start]]
         assert question.scores is not None  # it was asked for
-        scores.append([float(torch.cat([first[None], question.scores.logprobs]).mean())])
+        scores.append(_Scores([float(torch.cat([first[None], question.scores.logprobs]).mean())]))
     return scores
 
 
-def _yes_over_no(group: _Group) -> Passes[list[list[float]]]:
+def _yes_over_no(group: _Group) -> Passes[list[_Scores]]:
     yield
     prefilled = group.model.prefill([Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts])
     scores = []
     for asked, one in zip(group.asked, prefilled, strict=True):
         assert asked.answer_ids is not None  # its method has them
         yes, no = one.logits[list(asked.answer_ids)].tolist()
-        scores.append([yes - no])  # the difference of log-probabilities is that of logits
+        scores.append(_Scores([yes - no]))  # the difference of log-probabilities is that of logits
     return scores
 
 
-_RUNS: dict[RankMethod, Callable[[_Group], Passes[list[list[float]]]]] = {
+_RUNS: dict[RankMethod, Callable[[_Group], Passes[list[_Scores]]]] = {
     "attention": _mean_attention,
     "calibrated": _relevance,
     "query_likelihood": _mean_log_probability,
@@ -310,14 +326,19 @@ _RUNS: dict[RankMethod, Callable[[_Group], Passes[list[list[float]]]]] = {
 }
 
 
-def _between_0_and_1(scores: Sequence[float], method: RankMethod, profile: CalibrationProfile) -> tuple[float, ...]:
+def _between_0_and_1(
+    scores: Sequence[float], method: RankMethod, profile: CalibrationProfile, any_answers: float | None
+) -> tuple[float, ...]:
     if not scores:
         return ()
     numbers = torch.tensor(scores, dtype=torch.float64)
     if method == "attention":
         shares = numbers / numbers.sum().clamp_min(torch.finfo(numbers.dtype).tiny)
     elif method == "calibrated":
-        shares = log_alpha(numbers, profile.temperature, torch.ones_like(numbers)).exp()
+        refusal = profile.answerability
+        temperature = (refusal.share_temperature if refusal is not None else None) or profile.temperature
+        shares = log_alpha(numbers, temperature, torch.ones_like(numbers)).exp()
+        shares = shares if any_answers is None else shares * any_answers
     elif method == "relevance_prompt":
         shares = numbers.sigmoid()
     else:

@@ -62,6 +62,26 @@ def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num
     return Calibration(prompt.spans, alpha, frozenset(profile.layers))
 
 
+def answerable(profile: CalibrationProfile | None, first_logits: Tensor) -> float | None:
+    """Return the probability that the documents answer, from the logits (V,) of an answer's first token.
+
+    None without a profile of a trained refusal. See `Answerability` for the equation.
+    """
+    refusal = profile.answerability if profile is not None else None
+    if refusal is None or refusal.token_id >= len(first_logits):
+        return None
+    log_odds = refusal_log_odds(first_logits, refusal.token_id)
+    return float(((refusal.offset - log_odds) / refusal.temperature).sigmoid())
+
+
+def refusal_log_odds(first_logits: Tensor, token_id: int) -> Tensor:
+    """log p − log(1 − p) of one token, in float64, from logits (…, V) to (…)."""
+    logits = first_logits.double()
+    others = logits.clone()
+    others[..., token_id] = -torch.inf
+    return logits[..., token_id] - others.logsumexp(-1)
+
+
 def cached_bias(profile: CalibrationProfile, prompt: Prompt) -> tuple[float, ...] | None:
     """Look up Attn(dummy, k) of the prompt's documents; None if the profile has no table for them."""
     if profile.bias != "cached":

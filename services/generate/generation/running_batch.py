@@ -257,8 +257,8 @@ class RunningBatch:
         calibrations = yield from self._calibrate(running, prefilled)
         logits = self._first_logits(running, prefilled)
         facts = [
-            None if one.num_generated else facts_of(one, own, calibrations.get(id(one)), self._vocabulary)
-            for one, own in zip(running, prefilled, strict=True)
+            None if one.num_generated else facts_of(one, own, calibrations.get(id(one)), row, self._vocabulary)
+            for one, own, row in zip(running, prefilled, logits, strict=True)
         ]
         read = [self._read(one, own) for one, own in zip(running, facts, strict=True) if not one.generation.max_tokens]
         places = [place for place, one in enumerate(running) if one.generation.max_tokens]

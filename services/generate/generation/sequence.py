@@ -5,11 +5,13 @@ Shapes: L layers, H heads, K documents.
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from services.generate.calibration import Calibration
 from services.generate.generation.answer_text import AnswerText, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.relevance import PromptCalibration
+from services.generate.generation.relevance import PromptCalibration, answerable
 from services.generate.generation.sampling import Chooser, TokenChoice
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Prefill, Prefilled, TokenScores
@@ -99,9 +101,13 @@ def is_worth_waiting(arrival: Arrival, other: Arrival) -> bool:
 
 
 def facts_of(
-    running: RunningSequence, prefilled: Prefilled, calibration: PromptCalibration | None, vocabulary: Vocabulary
+    running: RunningSequence,
+    prefilled: Prefilled,
+    calibration: PromptCalibration | None,
+    first_logits: Tensor,
+    vocabulary: Vocabulary,
 ) -> PromptFacts:
-    """Collect the results of the prompt's pass."""
+    """Collect the results of the prompt's pass; `first_logits` (V,) are those of the answer's first token."""
     generation, attention = running.generation, prefilled.attention
     layers = generation.calibration.rel_layers if generation.calibration is not None else ()
     means: list[float] = []
@@ -116,6 +122,7 @@ def facts_of(
         order=tuple(range(len(generation.prompt.spans))),
         echo=generation.echo,
         scored=_scored(generation, prefilled.scores, vocabulary),
+        answerable=answerable(generation.calibration, first_logits),
     )
 
 

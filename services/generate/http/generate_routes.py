@@ -72,6 +72,7 @@ class AnswerSoFar:
             id=self.id,
             model=model,
             finish_reason=self.finish_reason,
+            relevance=self.facts.answerable,
             documents=reports_of(self.documents, self.facts),
             usage=GenerateUsage(
                 prompt_tokens=self.facts.prompt_tokens,

@@ -23,6 +23,9 @@ SEED_DESCRIPTION = (
     "Equal seeds draw equal answers, except where other requests in the batch change how logits are rounded and two"
     " tokens are almost equally likely."
 )
+RELEVANCE_DESCRIPTION = (
+    "Probability that the documents answer the question; null if the checkpoint has no trained refusal."
+)
 FinishReason = Literal["stop", "length"]
 
 
@@ -99,6 +102,10 @@ class GenerateUsage(BaseModel):
     calibration_passes: int
 
 
+class AnswerText(BaseModel):
+    answer: str
+
+
 class GenerateHead(BaseModel):
     """The part of an answer that is known before its text."""
 
@@ -111,15 +118,13 @@ class GenerateEnd(GenerateHead):
     """The last event of a stream: everything about an answer except its text."""
 
     finish_reason: FinishReason
+    relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
     documents: list[DocumentReport]
     usage: GenerateUsage
 
 
-class GenerateAnswer(GenerateHead):
-    answer: str
-    finish_reason: FinishReason
-    documents: list[DocumentReport]
-    usage: GenerateUsage
+class GenerateAnswer(GenerateEnd, AnswerText):
+    """A whole answer; its text comes first."""
 
 
 class GenerateDelta(BaseModel):

@@ -114,14 +114,19 @@ def stops_of(body: SamplingRequest) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int) -> Sampling:
-    """Read the sampling options, with the route's defaults. Raises InvalidField for an unknown token id."""
+def sampling_of(
+    body: SamplingRequest, num_logprobs: int | None, vocab_size: int, *, is_greedy: bool = False
+) -> Sampling:
+    """Read the sampling options, with the route's defaults; `is_greedy` makes greedy decoding the default.
+
+    Raises InvalidField for an unknown token id.
+    """
     logit_bias = tuple((int(token_id), bias) for token_id, bias in (body.logit_bias or {}).items())
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:
             raise _unknown_token("logit_bias", token_id, vocab_size)
     return Sampling(
-        temperature=_default_temperature(body) if body.temperature is None else body.temperature,
+        temperature=_default_temperature(body, is_greedy=is_greedy) if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         num_logprobs=num_logprobs,
@@ -131,9 +136,9 @@ def sampling_of(body: SamplingRequest, num_logprobs: int | None, vocab_size: int
     )
 
 
-def _default_temperature(body: SamplingRequest) -> float:
+def _default_temperature(body: SamplingRequest, *, is_greedy: bool) -> float:
     """Return OpenAI's default; over documents, which are our extension, decode greedily like `/generate`."""
-    return 0.0 if isinstance(body, ChatRequest) and body.documents else 1.0
+    return 0.0 if is_greedy or (isinstance(body, ChatRequest) and body.documents) else 1.0
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

@@ -175,7 +175,7 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
-        sampling=sampling_of(body, num_logprobs, processor.vocab_size),
+        sampling=sampling_of(body, num_logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
         stop=stops_of(body),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
@@ -189,7 +189,7 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
 def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: CompletionRequest) -> list[Generation]:
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
-        sampling=sampling_of(body, body.logprobs, processor.vocab_size),
+        sampling=sampling_of(body, body.logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
         stop=stops_of(body),
         ignore_eos=body.ignore_eos,
         echo=bool(body.echo),

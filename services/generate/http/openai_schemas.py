@@ -23,6 +23,7 @@ from services.generate.http.generate_schemas import (
     FinishReason,
 )
 
+TEMPERATURE_DESCRIPTION = "1 by default, as with OpenAI; 0 if the checkpoint's `generation_config.json` says so."
 MAX_PROMPTS = 128
 MAX_STOPS = 4
 MAX_CHOICES = 128
@@ -70,7 +71,7 @@ class SamplingRequest(OpenRequest):
     model: str | None = Field(None, description="Checked against the served model.")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers per prompt.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="1 by default, as with OpenAI.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description=TEMPERATURE_DESCRIPTION)
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     stop: Stop | Annotated[JsonList[Stop], Field(max_length=MAX_STOPS)] | None = None
@@ -124,7 +125,7 @@ class ChatRequest(SamplingRequest):
     """A conversation, answered over documents where there are any."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="1 by default, as with OpenAI; 0 with `documents`, as on `/generate`."
+        None, description=f"{TEMPERATURE_DESCRIPTION} Also 0 with `documents`, as on `/generate`."
     )
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(

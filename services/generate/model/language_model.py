@@ -79,7 +79,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Properties of the model that its callers need; `max_model_len` in tokens."""
+    """Properties of the model that its callers need; `max_model_len` in tokens.
+
+    `is_greedy`: whether `"do_sample": false` in the checkpoint's `generation_config.json` asks for greedy decoding.
+    """
 
     num_layers: int
     num_heads: int
@@ -89,6 +92,7 @@ class ModelConfig:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    is_greedy: bool = False
 
 
 class LanguageModel:
@@ -349,4 +353,5 @@ def _model_config(model: Any) -> ModelConfig:
         vocab_size=config.vocab_size,
         max_model_len=config.max_position_embeddings,
         eos_token_ids=frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos),
+        is_greedy=model.generation_config.do_sample is False,
     )

@@ -47,6 +47,23 @@ class BiasTable(BaseModel):
         return len(self.attention)
 
 
+class Answerability(BaseModel):
+    """A trained refusal, and how its probability becomes one that the documents answer.
+
+    With p the probability of `token_id`, the first token of the refusal, as the first token of an answer, documents
+    answer with probability σ((offset − logit p) / temperature). `share_temperature` is t of α, the documents' shares of
+    that probability in a ranking; None for the profile's own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    refusal: Annotated[str, Field(min_length=1)]
+    token_id: Annotated[int, Field(ge=0)]
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    share_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
 class CalibrationProfile(BaseModel):
     """The calibration of one checkpoint; layers are counted from 0.
 
@@ -55,8 +72,8 @@ class CalibrationProfile(BaseModel):
     text (`framed`), or all of it (`whole`). `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most
     tokens of filler, and the numbers of tokens that a dummy sees before itself and at the prompt's start; None leaves
     it as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside those
-    of the answer. `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of
-    this `dummy`.
+    of the answer. `answerability` belongs to a model that was trained to refuse, whether or not calibration is enabled.
+    `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of this `dummy`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,6 +90,7 @@ class CalibrationProfile(BaseModel):
     dummy_tokens: Annotated[int, Field(ge=1)] | None = None
     window: Annotated[int, Field(ge=1)] | None = None
     num_sinks: Annotated[int, Field(ge=0)] = 4
+    answerability: Answerability | None = None
     gain: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     tables: tuple[BiasTable, ...] = ()
 

@@ -12,7 +12,7 @@ from services.generate.generation.generation import Generation, Progress, Prompt
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Identity, usage_of
 from services.generate.http.openai_calls import sampling_of
-from services.generate.http.openai_schemas import ChatRequest
+from services.generate.http.openai_schemas import ChatRequest, CompletionRequest
 from services.generate.prompts.templates import Prompt
 from tests.generate.served_tiny import CONTEXT, broken_off, served_tiny
 
@@ -252,6 +252,15 @@ def test_chat_over_documents_is_greedy_unless_it_says_otherwise(client: TestClie
     assert len(greedy) == 1
     assert len(answers(temperature=1, documents=DOCUMENTS)) > 1
     assert len(answers(temperature=None)) > 1
+
+
+def test_a_checkpoint_that_is_not_made_for_sampling_is_greedy_unless_the_request_says_otherwise() -> None:
+    bodies = ChatRequest.model_validate({"messages": QUESTION}), CompletionRequest.model_validate({"prompt": "a"})
+    for body in bodies:
+        assert sampling_of(body, None, 10).temperature == 1
+        assert sampling_of(body, None, 10, is_greedy=True).temperature == 0
+        warm = body.model_copy(update={"temperature": 0.7})
+        assert sampling_of(warm, None, 10, is_greedy=True).temperature == 0.7
 
 
 def test_tokenize_counts_what_chat_and_completions_count(client: TestClient) -> None:

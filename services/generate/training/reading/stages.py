@@ -1,0 +1,19 @@
+"""The stages of the starter's training, from few short documents to many longer ones."""
+
+from services.generate.data.world.documents import Scope
+from services.generate.training.reading.loop import Stage
+from services.generate.training.reading.texts import Mixture
+
+
+def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
+    """Copying; choosing among a few documents, and refusing; many documents, with a preference for places in doubt."""
+    few, some = min(4, num_documents), min(6, num_documents)
+    copy = Mixture(Scope((min(2, few), few), 1, reversed=0.5, refused=0.0, titled=0.2, similar=0.2, mixed=0.2))
+    choose = Mixture(Scope((1, some), 3), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08)
+    short = Mixture(Scope((1, some), 3), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08, bias=bias)
+    long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.25, bias=bias)
+    return (
+        Stage(steps[0], ((128, copy),)),
+        Stage(steps[1], ((256, choose),)),
+        Stage(steps[2], ((512, long), (256, short)), final=0.05),
+    )

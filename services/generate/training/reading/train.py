@@ -1,0 +1,119 @@
+"""Offline job: the starter of the generate service, a small Llama that reads documents about an open world."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tokenizers import Tokenizer
+
+from services.generate.data.facts import MAX_DOCUMENTS
+from services.generate.data.world.documents import Scope
+from services.generate.model.profile import OFF, write_profile
+from services.generate.training.reading.first_weights import set_first_weights
+from services.generate.training.reading.loop import Run, train
+from services.generate.training.reading.measures import fitted_answerability, share_right
+from services.generate.training.reading.network import Network, Shape, llama
+from services.generate.training.reading.stages import stages
+from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
+from services.jobs.interruption import interruptible, resumable
+from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
+from services.jobs.progress import standard_bars
+from services.jobs.publication import check_publication, publish_trained
+
+NAME = "open-facts"
+KIND = "causal-lm"
+STATEMENT = (
+    "Trained on generated documents of one to four short English sentences about people and what they own, do, like and"
+    " are, with ordinary, foreign and invented names, up to ten documents a prompt, and on questions that no document"
+    " answers. It copies its answers from the documents and knows nothing else."
+)
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Train and publish the starter checkpoint of the generate service.",
+)
+
+
+@app.command()
+@interruptible(resumable)
+def reader(
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
+    copy_steps: Annotated[int, typer.Option(min=0, help="Steps on one to three documents of one sentence.")] = 300,
+    choice_steps: Annotated[int, typer.Option(min=0, help="Steps on up to six documents, with refusals.")] = 1200,
+    length_steps: Annotated[int, typer.Option(min=0, help="Steps on up to the most documents.")] = 1300,
+    bias: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Logarithm of how much rarer gold documents are in the middle where names are ambiguous.",
+        ),
+    ] = 5.0,
+    documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Most documents in a prompt.")] = 10,
+    width: Annotated[int, typer.Option(min=96, help="Width of the network; a multiple of 48.")] = 192,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per step, approximately.")] = 4096,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
+    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind to measure the result with.")] = 200,
+    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    store_url: StoreUrl = None,
+) -> None:
+    """Train a small Llama that answers from documents about an open world, and says when they do not tell."""
+    options = dict(locals())
+    check_publication(NAME, store_url, is_wanted=publish)
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    network = Network(Shape(tokenizer.get_vocab_size(), width=width, heads=width // 48, mlp=8 * width // 3))
+    set_first_weights(network, common_tokens(tokenizer), seed)
+    run = Run(
+        output, seed, stages((copy_steps, choice_steps, length_steps), documents, bias), tokens,
+        checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    train(run, network, tokenizer, compiled(network))
+    directory = output / "checkpoint"
+    metrics = finish(network, tokenizer, directory, questions, documents, seed)
+    publish_trained(directory, NAME, KIND, {**options, "statement": STATEMENT}, metrics)
+
+
+def compiled(network: Network) -> Any:
+    """Fuse the network's elementwise steps, which needs a C++ compiler; the network itself without one."""
+    if shutil.which("g++") is None:
+        standard_bars().say("no g++ found: training takes about twice as long")
+        return network
+    return torch.compile(network, dynamic=False)
+
+
+def finish(
+    network: Network, tokenizer: Tokenizer, directory: Path, questions: int, documents: int, seed: int
+) -> dict[str, Any]:
+    """Write the checkpoint with its fitted answerability, and return its measures on questions of other seeds."""
+    model = llama(network)
+    few, many = Scope((1, min(3, documents)), refused=0.3), Scope((documents, documents), refused=0.3)
+    save(model, tokenizer, directory)
+    profile = OFF.model_copy(
+        update={"answerability": fitted_answerability(model, tokenizer, few, 10 * questions, seed)}
+    )
+    write_profile(profile, directory)
+    return {
+        name: share_right(model, tokenizer, scope, questions, random.Random(f"held out {seed} {name}"))
+        for name, scope in (("few_documents", few), ("most_documents", many))
+    }
+
+
+def save(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a folder in transformers' format, with weights in float16 and greedy decoding."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.generation_config.do_sample = False
+    model.to(torch.float16).save_pretrained(directory)
+    model.float()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app()

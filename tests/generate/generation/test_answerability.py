@@ -1,0 +1,84 @@
+"""The probability that documents answer: from the first token of a trained refusal, in answers and in rankings."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.generate.engine import GenerateEngine
+from services.generate.generation.generation import Generation, Progress
+from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.generation.ranking import rank
+from services.generate.generation.relevance import answerable, refusal_log_odds
+from services.generate.model.language_model import LanguageModel
+from services.generate.model.profile import OFF, Answerability, CalibrationProfile, read_profile, write_profile
+from services.generate.prompts.templates import Document
+from tests.generate.tiny_models import tiny_model, tiny_tokenizer
+
+DOCUMENTS = [Document("The keeper was called Ada."), Document("The harbour was built later."), Document("It rains.")]
+QUERY = "who kept the lighthouse?"
+REFUSAL = Answerability(refusal="The documents do not say.", token_id=7, temperature=2.0, offset=-1.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(tiny_model("llama"), tiny_tokenizer())
+
+
+def profile(**changes: object) -> CalibrationProfile:
+    return OFF.model_copy(update={"answerability": REFUSAL.model_copy(update=changes)})
+
+
+def test_the_probability_is_the_equation_s() -> None:
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    p = float(logits.softmax(-1)[7])
+    expected = 1 / (1 + math.exp(-(-1.0 - math.log(p / (1 - p))) / 2.0))
+    assert answerable(profile(), logits) == pytest.approx(expected, rel=1e-6)
+    assert answerable(OFF, logits) is None
+    assert answerable(None, logits) is None
+    assert answerable(profile(token_id=20), logits) is None
+
+
+def test_a_certain_refusal_stays_finite() -> None:
+    logits = torch.full((20,), -200.0)
+    logits[7] = 200.0
+    assert answerable(profile(), logits) == pytest.approx(0.0)
+    assert torch.isfinite(refusal_log_odds(logits, 7))
+
+
+def test_an_answer_s_first_token_tells_the_probability(model: LanguageModel) -> None:
+    engine = GenerateEngine(model, profile(), EngineOptions())
+    options = AnswerOptions(max_tokens=3)
+    generation = engine.processor.prepare_question(QUERY, DOCUMENTS, options)
+    assert isinstance(generation, Generation)
+    ((_, progress, _),) = engine.admit([generation])
+    assert isinstance(progress, Progress)
+    assert progress.facts is not None
+    with torch.no_grad():
+        plain = tiny_model("llama", attention="eager")
+        logits = plain(torch.tensor([generation.prompt.input_ids])).logits[0, -1]
+    assert progress.facts.answerable == pytest.approx(answerable(profile(), logits), abs=1e-4)
+
+
+def test_calibrated_scores_share_the_probability_that_any_document_answers(model: LanguageModel) -> None:
+    known, plain = rank(model, QUERY, DOCUMENTS, "calibrated", profile()), rank(model, QUERY, DOCUMENTS, "calibrated")
+    assert sum(plain.relevance_scores) == pytest.approx(1)
+    total = sum(known.relevance_scores)
+    assert 0 < total < 1
+    assert known.order == plain.order
+    assert [score / total for score in known.relevance_scores] == pytest.approx(plain.relevance_scores)
+    even = rank(model, QUERY, DOCUMENTS, "calibrated", profile(share_temperature=1e6))
+    assert list(even.relevance_scores) == pytest.approx([total / 3] * 3, rel=1e-3)
+
+
+def test_other_methods_keep_their_scores(model: LanguageModel) -> None:
+    for method in ("attention", "query_likelihood"):
+        assert rank(model, QUERY, DOCUMENTS, method, profile()) == rank(model, QUERY, DOCUMENTS, method)
+
+
+def test_a_profile_keeps_its_answerability(tmp_path: Path) -> None:
+    write_profile(profile(share_temperature=0.01), tmp_path)
+    assert read_profile(tmp_path) == profile(share_temperature=0.01)
+    changed = profile().changed({"enabled": True, "layers": [0], "rel_layers": [0]})
+    assert changed.answerability == REFUSAL
