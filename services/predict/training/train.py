@@ -36,7 +36,18 @@ ENOUGH_TEST_ROWS = 100
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
-TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "deductions", "denoising"]
+TaskName = Literal[
+    "esnli",
+    "anli1",
+    "cqa",
+    "svamp",
+    "word-problems",
+    "inferences",
+    "deductions",
+    "denoising",
+    "everyday-problems",
+    "everyday-inferences",
+]
 
 
 @app.command()
