@@ -2,8 +2,8 @@
 
     confidence = σ( logit(p) / T + b )
 
-p is the probability of a label among the labels, or of exactly a text; T > 0 is a temperature and b an offset, fitted by
-the log loss on rows that the student has not learnt from. A p of 0 or 1 counts as EPSILON from it.
+p is the probability of a label among the labels, or of exactly a text; T > 0 is a temperature and b an offset, fitted
+by the log loss on rows that the student has not learnt from. A p of 0 or 1 counts as EPSILON from it.
 """
 
 import math

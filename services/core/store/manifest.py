@@ -39,8 +39,8 @@ class CheckpointInfo(BaseModel):
     """The publisher's information about a checkpoint; all of it enters the version id.
 
     `kind` names the code that can load it (e.g. `focallens-clip`), `base` the checkpoint that it was trained
-    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job, `statement`
-    what the model has seen and knows, in a sentence for its users.
+    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job, and
+    `statement` what the model has seen and knows, in a sentence for its users.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from services.predict.data.claims.inferences import draw_everyday_inference
 from services.predict.data.deductions import DEDUCTIONS, draw_deduction
 from services.predict.data.denoising import DENOISING, denoising_of
 from services.predict.data.drawing import draw_distinct
-from services.predict.data.everyday.inferences import draw_everyday_inference
 from services.predict.data.everyday.problems import draw_everyday_problem
 from services.predict.data.inferences import INFERENCES, draw_inference
 from services.predict.data.problems import WORD_PROBLEMS, draw_problem
@@ -18,7 +18,7 @@ from services.predict.tasks import Task
 Draw = Callable[[random.Random], Row]
 
 # Share of the everyday sets' training rows that have a rationale: a rationale costs more than its label.
-RATIONALE_SHARE = 0.15
+RATIONALE_SHARE = 0.1
 
 
 @dataclass(frozen=True)

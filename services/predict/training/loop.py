@@ -316,7 +316,7 @@ class _Teaching:
         unfinished.replace(self.folder / CHECKPOINT)
 
     def _described(self, model: Any) -> TaskDescription:
-        """Describe the checkpoint, with the confidence that validation examples show, unless inputs have own choices."""
+        """Describe the checkpoint, with the confidence that validation examples show, unless inputs have choices."""
         task, recipe = self.data.task, self.recipe
         description = describe(task, recipe)
         if task.choices is not None or recipe.method == "single-task":

@@ -89,8 +89,9 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
     """Read the examples of a run, whose seed chooses the share of the training rows.
 
     As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only the
-    method "explained" needs a teacher's outputs for validation and test rows. If the task has number slots, the training
-    examples are written with them. Raises BadData for files that are missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
+    method "explained" needs a teacher's outputs for validation and test rows. If the task has number slots, the
+    training examples are written with them. Raises BadData for files that are missing or of another form, or for too
+    few rows, and OutputError for a bad file of rationales.
     """
     if source.is_generated:
         task = GENERATED_TASKS[source.task]

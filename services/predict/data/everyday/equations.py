@@ -32,7 +32,9 @@ class EquationText:
         self.root = ast.parse(text, mode="eval").body
         self.letters = {node.id for node in ast.walk(self.root) if isinstance(node, ast.Name) and len(node.id) == 1}
         self.constants = {
-            Fraction(node.value) for node in ast.walk(self.root) if isinstance(node, ast.Constant) and node.value != 2
+            Fraction(node.value)
+            for node in ast.walk(self.root)
+            if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value != 2
         }
 
     def write(self, numbers: Mapping[str, Fraction]) -> str:

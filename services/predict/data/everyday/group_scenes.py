@@ -1,4 +1,4 @@
-"""Scenes of everyday word problems: equal groups, shares, fractions, times and measures, in the form of `change_scenes`."""
+"""Scenes of everyday word problems: equal groups, shares, fractions and measures, in the form of `change_scenes`."""
 
 SCENES = """
 # groups

@@ -15,6 +15,7 @@ from services.predict.data.everyday.words import (
     THINGS,
     TITLED,
     WOMEN,
+    listed,
     nouns,
     plural_of,
 )
@@ -27,19 +28,28 @@ _FRACTIONS = (
     *(("a fifth", 5), ("one fifth", 5), ("a sixth", 6), ("one sixth", 6), ("an eighth", 8), ("a tenth", 10)),
     *(("one tenth", 10), ("half", 2), ("one half", 2), ("one eighth", 8)),
 )
-_MONTHS = "January February March April May June July August September October November December".split()
-_AWAY = (
-    "the beach,the lake,Paris,London,the mountains,Berlin,the city,the airport,the next town,Rome,the station".split(
-        ","
-    )
-)
+_MONTHS = listed("January February March April May June July August September October November December")
+_AWAY = [
+    "the beach",
+    "the lake",
+    "Paris",
+    "London",
+    "the mountains",
+    "Berlin",
+    "the city",
+    "the airport",
+    "the next town",
+    "Rome",
+    "the station",
+]
 _DISHES = ("cake", "pie", "pizza", "loaf", "pancake", "tart", "batch", "pot")
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+_UNITS = listed(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    " fifteen sixteen seventeen"
     " eighteen nineteen twenty"
-).split()
-_SYLLABLES = (
-    "ba be do du fa fi ga gu ha jo ka ki la li lo ma mi mo na ni no pa po ra ri ro sa si ta ti to va vi za".split()
+)
+_SYLLABLES = listed(
+    "ba be do du fa fi ga gu ha jo ka ki la li lo ma mi mo na ni no pa po ra ri ro sa si ta ti to va vi za"
 )
 
 
@@ -61,7 +71,7 @@ class Names:
 
 def draw_names(generator: random.Random) -> Names:
     """Draw the people, things and places of a problem."""
-    (name, he), (other, him), (third, _), (stranger, _) = (_person(generator) for _ in range(4))
+    (name, he), (other, _), (third, _), (stranger, _) = (_person(generator) for _ in range(4))
     things = [_thing(generator) for _ in range(3)]
     (boxes, box), (peoples, person) = generator.choice(BOXES), generator.choice(PEOPLES)
     adjectives = generator.sample(CLASSES["adj"], 3)
@@ -89,6 +99,15 @@ def draw_names(generator: random.Random) -> Names:
             **(first if generator.random() < FIRST_PERSON_RATE else {}),
         }
     )
+
+
+def choose(template: str, generator: random.Random) -> str:
+    """Choose one of each `[a|b|c]` of a template at random."""
+    before, bracket, rest = template.partition("[")
+    if not bracket:
+        return template
+    inner, _, after = rest.partition("]")
+    return f"{before}{generator.choice(inner.split('|'))}{choose(after, generator)}"
 
 
 def first_person(text: str) -> str:

@@ -4,7 +4,7 @@ A problem takes one to three steps. A sentence or a number that is not needed ma
 problems are written in lower case, with number words or without their last full stop. The rationale names the numbers
 with the words that follow them and works the equation out step by step.
 
-Scenes and things are held out by rule, `is_held_out`: by a digest of a scene's first question and of a word.
+Questions about scenes are held out by rule, `is_held_out`: by a digest of a scene's body and the question.
 """
 
 import random
@@ -21,7 +21,7 @@ from services.predict.data.everyday.naming import Names, draw_names, first_perso
 from services.predict.data.problems import WORD_PROBLEMS
 from services.predict.data.rows import Row, TeacherOutput
 
-HELD_OUT_SHARE = 12  # one scene of so many
+HELD_OUT_SHARE = 23  # one question about a scene of so many
 IRRELEVANT_RATE = 0.2
 FILLER_RATE = 0.06
 LOWER_CASE_RATE = 0.06
@@ -75,7 +75,7 @@ def _parsed(text: str) -> Iterator[Scene]:
         for ask in asks:
             question, equation = re.split(r"\s= (?=[^=]*$)", ask.strip())
             pairs = tuple((more, less) for more, less in _ORDER.findall(flags))
-            held = is_held_out(body)
+            held = is_held_out(f"{body} {question}")
             yield Scene(body, f"{question.strip()}", equation.strip(), pairs, "L" in flags.split(), held)
 
 
@@ -192,9 +192,9 @@ def _draw_numbers(
         is_distinct = len(set(numbers.values()) | tree.constants) == len(numbers) + len(tree.constants)
         in_order = all(numbers[more] > numbers[less] for more, less in scene.orders if {more, less} <= set(letters))
         is_money = any(letter in _MONEY for letter in letters)
-        if is_distinct and in_order and values and all(0 < value < 10**8 for value in values):
-            if all(value.denominator == 1 or (is_money and 100 % value.denominator == 0) for value in values):
-                return numbers
+        is_exact = all(value.denominator == 1 or (is_money and 100 % value.denominator == 0) for value in values)
+        if is_distinct and in_order and is_exact and values and all(0 < value < 10**8 for value in values):
+            return numbers
     return None
 
 

@@ -1,9 +1,10 @@
-"""Claims about two people or two things at once, contrasts within a sentence, and statements that leave a claim open."""
+"""Claims about two subjects at once, contrasts within a sentence, and statements that leave a claim open."""
 
 import random
 
-from services.predict.data.everyday.claims import Claim, person, thing, with_article
-from services.predict.data.everyday.taxonomies import Relation, quality_groups, taxonomy
+from services.predict.data.claims.claim import Claim, person, thing, with_article
+from services.predict.data.claims.taxonomies import Relation, quality_groups, taxonomy
+from services.predict.data.everyday.naming import choose
 from services.predict.data.everyday.words import MEN, THINGS, WOMEN
 
 # What a premise about something else does not tell, about a thing or a person.
@@ -73,8 +74,55 @@ def draw_open(label: Relation, generator: random.Random) -> Claim | None:
     elif generator.random() < 0.3:
         premise = open_statement(subject[0], generator, is_person=is_person)
     else:
-        premise = f"{subject[0]} is {generator.choice(generator.choice(quality_groups('person' if is_person else 'any')).words)}"
+        group = generator.choice(quality_groups("person" if is_person else "any"))
+        premise = f"{subject[0]} is {generator.choice(group.words)}"
     return Claim(premise, open_statement(subject[1], generator, is_person=is_person), label, "that is not told")
+
+
+# A premise, and hypotheses that follow, that are excluded and that stay open.
+_WAYS = (
+    (
+        "{one} and {two} are {first}",
+        ("{either} is {first}", "both {one} and {two} are {first}", "{either} is not {second}"),
+        (
+            "{either} is not {first}",
+            "{either} is {second}",
+            "neither {one} nor {two} is {first}",
+            "only {one} is {first}",
+        ),
+        ("{either} is {other}", "{one} and {two} are {other}"),
+    ),
+    (
+        "neither {one} nor {two} is {first}",
+        ("{either} is not {first}", "{one} and {two} are not {first}"),
+        ("{either} is {first}", "both {one} and {two} are {first}"),
+        ("{either} is {other}", "{one} and {two} are {other}"),
+    ),
+    (
+        "{one} is {first} [but|and|while] {two} is {second}",
+        ("{one} is {first}", "{two} is {second}", "{one} is not {second}", "{two} is not {first}"),
+        ("{one} is {second}", "{two} is {first}", "both are {first}", "{one} is not {first}", "{two} is not {second}"),
+        ("{either} is {other}",),
+    ),
+    (
+        "[{one} is {first}, not {second}|{one} is not {second} but {first}|{one} is not {second}, it is {first}]",
+        ("{one} is {first}", "{one} is not {second}"),
+        ("{one} is {second}", "{one} is not {first}"),
+        ("{one} is {other}", "{two} is {first}", "{two} is {second}"),
+    ),
+    (
+        "either {one} or {two} is {first}",
+        ("{one} or {two} is {first}",),
+        ("neither {one} nor {two} is {first}",),
+        ("{either} is {first}", "{either} is {other}"),
+    ),
+    (
+        "only {one} is {first}",
+        ("{one} is {first}", "{two} is not {first}"),
+        ("{two} is {first}", "{one} is not {first}", "{one} and {two} are {first}"),
+        ("{one} is {other}", "{two} is {other}"),
+    ),
+)
 
 
 def draw_pair(label: Relation, generator: random.Random) -> Claim | None:
@@ -90,63 +138,10 @@ def draw_pair(label: Relation, generator: random.Random) -> Claim | None:
     if group.relation(first, second) != "contradiction" or group.relation(second, first) != "contradiction":
         return None
     other = generator.choice(generator.choice([some for some in quality_groups(kind) if some is not group]).words)
-    either = generator.choice((one, two))
-    rest = two if either == one else one
-    ways: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
-        (
-            f"{one} and {two} are {first}",
-            (f"{either} is {first}", f"both {one} and {two} are {first}", f"{either} is not {second}"),
-            (
-                f"{either} is not {first}",
-                f"{either} is {second}",
-                f"neither {one} nor {two} is {first}",
-                f"only {either} is {first}",
-            ),
-            (f"{either} is {other}", f"{one} and {two} are {other}"),
-        ),
-        (
-            f"neither {one} nor {two} is {first}",
-            (f"{either} is not {first}", f"{one} and {two} are not {first}"),
-            (f"{either} is {first}", f"both {one} and {two} are {first}"),
-            (f"{either} is {other}", f"{one} and {two} are {other}"),
-        ),
-        (
-            f"{one} is {first} {generator.choice(('but', 'and', 'while'))} {two} is {second}",
-            (f"{one} is {first}", f"{two} is {second}", f"{one} is not {second}", f"{two} is not {first}"),
-            (
-                f"{one} is {second}",
-                f"{two} is {first}",
-                f"both are {first}",
-                f"{one} is not {first}",
-                f"{two} is not {second}",
-            ),
-            (f"{either} is {other}", f"{rest} is {other}"),
-        ),
-        (
-            generator.choice(
-                (
-                    f"{one} is {first}, not {second}",
-                    f"{one} is not {second} but {first}",
-                    f"{one} is not {second}, it is {first}",
-                )
-            ),
-            (f"{one} is {first}", f"{one} is not {second}"),
-            (f"{one} is {second}", f"{one} is not {first}"),
-            (f"{one} is {other}", f"{two} is {first}", f"{two} is {second}"),
-        ),
-        (
-            f"either {one} or {two} is {first}",
-            (f"{one} or {two} is {first}",),
-            (f"neither {one} nor {two} is {first}",),
-            (f"{either} is {first}", f"{either} is {other}"),
-        ),
-        (
-            f"only {one} is {first}",
-            (f"{one} is {first}", f"{two} is not {first}"),
-            (f"{two} is {first}", f"{one} is not {first}", f"{one} and {two} are {first}"),
-            (f"{one} is {other}", f"{two} is {other}"),
-        ),
+    names = {"one": one, "two": two, "first": first, "second": second, "other": other}
+    names["either"] = generator.choice((one, two))
+    premise, *hypotheses = generator.choice(_WAYS)
+    said = generator.choice(hypotheses[("entailment", "contradiction", "neutral").index(label)])
+    return Claim(
+        choose(str(premise), generator).format(**names), said.format(**names), label, f"it is told who is {first}"
     )
-    premise, true, false, unknown = generator.choice(ways)
-    hypothesis = generator.choice({"entailment": true, "contradiction": false, "neutral": unknown}[label])
-    return Claim(premise, hypothesis, label, f"it is told who is {first}")

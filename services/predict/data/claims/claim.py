@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.predict.data.everyday.taxonomies import (
+from services.predict.data.claims.taxonomies import (
     SUBJECTS,
     Relation,
     Taxonomy,

@@ -8,13 +8,17 @@ rule, by a digest of the step between them, and other claims by one of their hyp
 import random
 from collections.abc import Callable
 
+from services.predict.data.claims.claim import Claim, draw_action, draw_kind, draw_person_kind, draw_quality
+from services.predict.data.claims.counts import draw_number
+from services.predict.data.claims.denials import draw_denial, draw_share
+from services.predict.data.claims.pairs import draw_open, draw_pair
+from services.predict.data.claims.paraphrases import draw_paraphrase
+from services.predict.data.claims.places import draw_converse, draw_place
+from services.predict.data.claims.relations import draw_relation
+from services.predict.data.claims.taxonomies import Relation
+from services.predict.data.claims.times import draw_time
 from services.predict.data.drawing import capitalised
-from services.predict.data.everyday.claims import Claim, draw_action, draw_kind, draw_person_kind, draw_quality
-from services.predict.data.everyday.measures import draw_converse, draw_number, draw_place, draw_time
-from services.predict.data.everyday.pairs import draw_open, draw_pair
 from services.predict.data.everyday.problems import is_held_out as is_held
-from services.predict.data.everyday.relations import draw_denial, draw_paraphrase, draw_relation, draw_share
-from services.predict.data.everyday.taxonomies import Relation
 from services.predict.data.inferences import INFERENCES
 from services.predict.data.rows import Row, TeacherOutput
 
