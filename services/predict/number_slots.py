@@ -143,6 +143,30 @@ def hide_numbers(text: str) -> HiddenNumbers:
     return HiddenNumbers(_substitute(text, lambda number: signs.get(number.value)), numbers)
 
 
+def in_canonical_order(equation: str) -> str:
+    """Put the operands of + and * in one order: calculations first, then signs in ascending order, then constants.
+
+    `equation` has spaces between all parts, and parentheses around each operation; another text is unchanged. A student
+    then learns one equation for each value instead of several.
+    """
+    stack: list[list[str]] = [[]]
+    for part in equation.split():
+        if part == "(":
+            stack.append([])
+        elif part == ")" and len(stack) > 1 and len(stack[-1]) == 3:
+            left, sign, right = stack.pop()
+            if sign in "+*":
+                left, right = sorted((left, right), key=_rank)
+            stack[-1].append(f"( {left} {sign} {right} )")
+        else:
+            stack[-1].append(part)
+    return stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else equation
+
+
+def _rank(operand: str) -> tuple[int, str]:
+    return (0 if operand.startswith("(") else 1 if operand in SLOTS else 2), operand
+
+
 def _substitute(text: str, sign_of: Callable[[Number], str | None]) -> str:
     """Replace numbers by signs, each between spaces or punctuation."""
     parts, end = [], 0
@@ -181,7 +205,7 @@ def _number(found: re.Match[str]) -> Number:
         return Number(Fraction(int(above), int(below)), written, f"( {above} / {below} )")
     elif found["digits"]:
         value = Fraction(written.replace(",", ""))
-        return Number(value, written, written.replace(",", "").lstrip("0") or "0")
+        return Number(value, written, re.sub(r"^0+(?=[0-9])", "", written.replace(",", "")))
     else:
         value = Fraction(_value_of(written.lower()))
     return Number(value, written, _plain(value))

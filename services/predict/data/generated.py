@@ -46,7 +46,7 @@ class _Everyday:
 
 _EVERYDAY: Mapping[str, _Everyday] = {
     "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.2),
-    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.2),
+    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25),
 }
 _DRAWS: Mapping[str, Draw] = {
     WORD_PROBLEMS.name: draw_problem,

@@ -21,7 +21,7 @@ from services.predict.data.rows import (
     to_examples,
 )
 from services.predict.data.task_file import OwnTask
-from services.predict.number_slots import hide_numbers
+from services.predict.number_slots import hide_numbers, in_canonical_order
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 from services.predict.training.recipe import Method, TeachingData
 
@@ -118,7 +118,7 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
         cure = "extract others" if reason else "give --rationales"
         raise BadData(f"no training row of {source.task} has a rationale{reason}: {cure}, or --method standard")
     if task.numbers == "slots":
-        train = [_hidden(example) for example in train]
+        train = [_hidden(example, task) for example in train]
     return TeachingData(task, train, to_examples(splits.valid), to_examples(splits.test))
 
 
@@ -166,11 +166,14 @@ def _unparsed(source: DataSource) -> str:
     return f" ({problems.total()} of {len(records)} outputs in {path} can't be parsed{f': {told}' if told else ''})"
 
 
-def _hidden(example: Example) -> Example:
+def _hidden(example: Example, task: Task) -> Example:
     """Write an example as a student with number slots sees it."""
     hidden = hide_numbers(example.input)
+    label = hidden.hide_in(example.label)
+    if task.metric == "equal_value":
+        label = in_canonical_order(label)
     rationale = None if example.rationale is None else hidden.hide_in(example.rationale)
-    return Example(hidden.text, hidden.hide_in(example.label), rationale)
+    return Example(hidden.text, label, rationale)
 
 
 def _taught(rows: Sequence[Row], source: DataSource) -> list[Example]:

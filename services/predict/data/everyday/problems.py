@@ -22,7 +22,7 @@ from services.predict.data.problems import WORD_PROBLEMS
 from services.predict.data.rows import Row, TeacherOutput
 
 HELD_OUT_SHARE = 23  # one question about a scene of so many
-IRRELEVANT_RATE = 0.2
+IRRELEVANT_RATE = 0.12
 FILLER_RATE = 0.06
 LOWER_CASE_RATE = 0.06
 TWO_STEP_RATE = 0.3
