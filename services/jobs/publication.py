@@ -28,7 +28,7 @@ def publish_trained(
 ) -> None:
     """Print a training's measurements, and describe and publish its checkpoint folder according to its options.
 
-    The options `seed`, `base` and `licence` have their own fields in the manifest. Raises StoreError.
+    The options `seed`, `base`, `licence` and `statement` have their own fields in the manifest. Raises StoreError.
     """
     kept = {key: value for key, value in options.items() if key not in LOCAL_OPTIONS}
     training = json.loads(json.dumps(kept, default=str))  # paths become strings
@@ -36,6 +36,7 @@ def publish_trained(
         kind=kind,
         base=training.pop("base", None),
         licence=training.pop("licence", "MIT"),
+        statement=training.pop("statement", None),
         training=training,
         seed=training["seed"],
         metrics=dict(metrics),

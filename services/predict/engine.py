@@ -21,6 +21,7 @@ from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.model.scoring import Candidates
 from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainTexts, TaskDescription
+from services.predict.number_slots import HiddenNumbers, hide_numbers
 from services.predict.tasks import EOS, FieldError, FieldValue
 
 # Length of a discarded warm-up answer: later decoding steps make no calls that these do not.
@@ -64,12 +65,14 @@ class Item:
     """A tokenised input: the prompt for its label, the prompt for its rationale if requested, and its candidates.
 
     `answers` is None if the label is free text. `has_probabilities` tells whether all probabilities are requested.
+    `numbers` are those of the input, if the task has equations or number slots.
     """
 
     label_ids: tuple[int, ...]
     rationale_ids: tuple[int, ...] | None
     answers: Answers | None
     has_probabilities: bool = True
+    numbers: HiddenNumbers | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -83,7 +86,9 @@ class Prediction:
 
     `probability` is the label's among the candidates, `probabilities` that of each in order, None if not requested. For
     free text, `probability` is that of exactly these tokens among all texts, and `probabilities` is None. `value` is
-    that of a label which is an equation. `completion_tokens` counts label and rationale with their ends of sequence.
+    that of a label which is an equation, and `unused_numbers` are the input's numbers that do not occur in it, None for
+    other tasks. `confidence` is the probability that the label is right, None if the student is not calibrated.
+    `completion_tokens` counts label and rationale with their ends of sequence.
     """
 
     label: str
@@ -93,6 +98,8 @@ class Prediction:
     value: int | float | None
     prompt_tokens: int
     completion_tokens: int
+    confidence: float | None = None
+    unused_numbers: tuple[int | float, ...] | None = None
 
 
 class PredictEngine:
@@ -107,6 +114,8 @@ class PredictEngine:
         self._student = student
         self._directory: Path | None = None
         self._task = description.to_task()
+        confidence = description.confidence
+        self._calibration = None if confidence is None else confidence.to_calibration()
         self.tokenizer: Any = student.tokenizer
         # A checkpoint's own truncation settings would cut inputs, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()
@@ -131,6 +140,10 @@ class PredictEngine:
     def has_rationales(self) -> bool:
         """Whether the student was trained to give rationales."""
         return self.description.rationale_prefix is not None
+
+    @property
+    def _has_slots(self) -> bool:
+        return self.description.numbers == "slots"
 
     # On any thread
 
@@ -161,19 +174,23 @@ class PredictEngine:
             texts, plain_texts = self._task.candidates(fields), self._task.candidates(plain)
         except FieldError as error:
             raise InvalidField(f"{place}: {error}.", param=f"{place}.{error.field}") from None
+        numbers = None
+        if self._task.metric == "equal_value" or self._has_slots:
+            numbers = hide_numbers(text)
+            text = numbers.text if self._has_slots else text
         label_ids = self._input_ids(self.description.label_prefix, text, place)
         rationale_ids = None
         if rationale and self.description.rationale_prefix is not None:
             rationale_ids = self._input_ids(self.description.rationale_prefix, text, place)
         if texts is None or plain_texts is None or self._answers is not None:
-            return Item(label_ids, rationale_ids, self._answers, probabilities)
+            return Item(label_ids, rationale_ids, self._answers, probabilities, numbers)
         answers = self._answers_of(texts, plain_texts)
         longest = max(map(len, answers.trie.token_ids))
         if longest > self.description.max_target_tokens:
             param = f"{place}.{self.description.choices}"
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
-        return Item(label_ids, rationale_ids, answers, probabilities)
+        return Item(label_ids, rationale_ids, answers, probabilities, numbers)
 
     def cost(self, item: Item) -> int:
         """Number of tokens to run: in the encoder, in the candidates' trie, and at most in generation."""
@@ -323,6 +340,8 @@ class PredictEngine:
             num_tokens = answer.num_tokens
         else:
             label, probability, probabilities = self._text(answer), math.exp(answer.logprob), None
+            if self._has_slots and item.numbers is not None:
+                label = item.numbers.restore_equation(label)
             num_tokens = len(answer.token_ids) + answer.is_finished
         if not math.isfinite(probability):
             raise BrokenModel("a probability is not a number")
@@ -332,11 +351,22 @@ class PredictEngine:
             label,
             probability,
             probabilities,
-            None if rationale is None else self._text(rationale),
+            None if rationale is None else self._rationale(item, rationale),
             self._task.value(label),
             item.prompt_tokens,
             num_tokens,
+            None if self._calibration is None else self._calibration.confidence(probability),
+            self._unused_numbers(item, label),
         )
+
+    def _rationale(self, item: Item, decoded: Decoded) -> str:
+        text = self._text(decoded)
+        return item.numbers.restore_rationale(text) if self._has_slots and item.numbers is not None else text
+
+    def _unused_numbers(self, item: Item, label: str) -> tuple[int | float, ...] | None:
+        if self._task.metric != "equal_value" or item.numbers is None:
+            return None
+        return item.numbers.unused_in(label)
 
     def _text(self, decoded: Decoded) -> str:
         text: str = self.tokenizer.decode(decoded.token_ids, skip_special_tokens=True)

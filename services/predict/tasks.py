@@ -12,6 +12,8 @@ from typing import Literal
 from services.predict.arithmetic import equal_values, evaluate
 
 Metric = Literal["exact_match", "equal_value"]
+# Whether a student reads numbers as they are written, or as the signs of `number_slots`.
+Numbers = Literal["written", "slots"]
 FieldValue = str | Sequence[str]
 
 # T5's end of sequence. Its tokenizer turns these four characters into that token anywhere in a text, so the separator
@@ -53,7 +55,7 @@ class Task:
 
     `labels` are the only answers; None if an answer is one of the input's own choices (those of the field `choices`)
     or free text. `metric` says which predictions are right: "exact_match" those that equal the label, "equal_value"
-    equations that have its value.
+    equations that have its value. `numbers` is how the student reads numbers.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Task:
     labels: tuple[str, ...] | None = None
     choices: str | None = None
     template: str | None = None
+    numbers: Numbers = "written"
 
     @property
     def frame(self) -> str:

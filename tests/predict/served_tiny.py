@@ -20,6 +20,7 @@ REVIEWS = Task("reviews", ("text",), "\n", labels=("good", "bad"))
 TASKS = (ESNLI, CQA, SVAMP, REVIEWS)
 MODELS = ",".join(f"tiny-{task.name}" for task in TASKS)
 METRICS = {"accuracy": 0.5}
+STATEMENT = "It has random weights and knows nothing."
 MAX_INPUT_TOKENS = 120
 
 PAIR = {"premise": "A man is walking a dog.", "hypothesis": "A person is outside."}
@@ -41,7 +42,7 @@ def save_task(folder: Path, task: Task, *, seed: int = 0, max_input_tokens: int 
 
 def publish(store_url: str, folder: Path, task: Task, *, seed: int = 0, **limits: int) -> str:
     """A student as the version `latest` of `tiny-<task>`; returns its id."""
-    info = CheckpointInfo(kind="t5-student", metrics=METRICS)
+    info = CheckpointInfo(kind="t5-student", metrics=METRICS, statement=STATEMENT)
     checkpoint = save_task(folder / f"{task.name}-{seed}", task, seed=seed, **limits)
     return Store.open(store_url).publish(f"tiny-{task.name}", checkpoint, info).id
 

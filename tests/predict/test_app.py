@@ -28,6 +28,7 @@ from tests.predict.served_tiny import (
     PROBLEM,
     QUESTION,
     REVIEWS,
+    STATEMENT,
     publish,
     publish_tiny,
     save_task,
@@ -84,6 +85,8 @@ def shown(index: int, prediction: Prediction) -> dict[str, Any]:
         "probabilities": None if probabilities is None else pytest.approx(probabilities, rel=1e-3),
         "rationale": prediction.rationale,
         "value": prediction.value,
+        "confidence": prediction.confidence,
+        "unused_numbers": None if prediction.unused_numbers is None else list(prediction.unused_numbers),
     }
 
 
@@ -98,6 +101,7 @@ def test_tasks_are_listed_with_their_fields_labels_and_checkpoints(client: TestC
     for task in body["data"]:
         assert re.fullmatch(rf"tiny-{task['id']}@[0-9a-f]{{12}}", task.pop("model"))
         assert task.pop("metrics") == METRICS
+        assert task.pop("statement") == STATEMENT
     assert body["data"] == [
         {"id": "esnli", "fields": ["premise", "hypothesis"], "labels": LABELS, "choices": None, "rationales": True},
         {"id": "cqa", "fields": ["question", "choices"], "labels": None, "choices": "choices", "rationales": True},
@@ -416,6 +420,7 @@ def test_models_are_listed_with_their_limits(client: TestClient) -> None:
     assert model["max_model_len"] == MAX_INPUT_TOKENS
     assert model["limits"] == {"max_inputs": MAX_INPUTS}
     assert model["revision"].startswith(model["version"])
+    assert model["statement"] == STATEMENT
     assert error_of(client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
 
 

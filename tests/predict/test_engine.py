@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.model.student import Student
-from services.predict.model.task_description import TaskDescription
+from services.predict.model.task_description import Confidence, TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task
 from tests.predict.tiny_students import EOS, PAD, constrained_logprobs, save_student, tiny_t5, tiny_tokenizer
 
@@ -277,3 +278,40 @@ def taught(model: Any, answers: dict[str, str]) -> Any:
         loss.backward()
         optimizer.step()
     return model.requires_grad_(False)
+
+
+def test_a_student_with_number_slots_reads_signs_and_answers_with_the_input_s_numbers() -> None:
+    task = replace(SVAMP, numbers="slots")
+    few = {"body": "Each box has five apples.", "question": "How many apples are there in 1,400 boxes?"}
+    many = {"body": "Each box has 61 apples.", "question": "How many apples are there in 73 boxes?"}
+    engine = engine_of(task)
+    items = [engine.prepare(fields, rationale=True) for fields in (few, many)]
+    assert items[0].label_ids == items[1].label_ids
+    assert items[0].numbers is not None and items[0].numbers.text.count("①") == 1
+    written = engine_of(SVAMP).prepare(few)
+    assert written.label_ids != items[0].label_ids
+    for answer in engine.run_batch(items):
+        assert not set("①②") & set(f"{answer.label}{answer.rationale}")
+
+
+def test_equations_tell_which_numbers_they_lack_and_other_tasks_do_not() -> None:
+    engine = engine_of(SVAMP)
+    (answer,) = engine.run_batch([engine.prepare(PROBLEM)])
+    lacking = [number for number in (4, 5) if str(number) not in answer.label]
+    assert list(answer.unused_numbers or ()) == lacking
+    (other,) = engine_of(ESNLI).run_batch([engine_of(ESNLI).prepare(PAIR)])
+    assert other.unused_numbers is None
+
+
+def test_a_calibrated_checkpoint_gives_a_confidence_beside_the_probability() -> None:
+    model = tiny_t5(spread=1.0)
+    plain = engine_of(ESNLI, model)
+    confidence = Confidence(temperature=2.0, offset=-1.0)
+    description = describe(ESNLI).model_copy(update={"confidence": confidence})
+    calibrated = PredictEngine(Student(model, tiny_tokenizer()), description)
+    (answer,) = plain.run_batch([plain.prepare(PAIR)])
+    (same,) = calibrated.run_batch([calibrated.prepare(PAIR)])
+    assert answer.confidence is None
+    assert same.probability == answer.probability
+    logit = math.log(same.probability / (1 - same.probability))
+    assert same.confidence == pytest.approx(1 / (1 + math.exp(1 - logit / 2)))

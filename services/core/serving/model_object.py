@@ -19,6 +19,7 @@ class ModelObject(BaseModel):
     kind: str
     version: str
     revision: str = Field(description="Content digest of the checkpoint.")
+    statement: str | None = Field(None, description="What the model was trained on and what it knows, in a sentence.")
 
 
 ModelT = TypeVar("ModelT", bound=ModelObject)
@@ -34,6 +35,7 @@ def model_fields(served: Served[Any, Any]) -> dict[str, Any]:
         "kind": served.manifest.kind,
         "version": served.version,
         "revision": served.digest,
+        "statement": served.manifest.statement,
     }
 
 

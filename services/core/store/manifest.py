@@ -19,6 +19,7 @@ from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_NAME_LENGTH = 63
+MAX_STATEMENT_LENGTH = 1_000
 VERSION_ID_LENGTH = 12
 
 NAME_PATTERN = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_NAME_LENGTH - 1}}}")
@@ -38,7 +39,8 @@ class CheckpointInfo(BaseModel):
     """The publisher's information about a checkpoint; all of it enters the version id.
 
     `kind` names the code that can load it (e.g. `focallens-clip`), `base` the checkpoint that it was trained
-    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job.
+    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job, and
+    `statement` what the model has seen and knows, in a sentence for its users.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +52,7 @@ class CheckpointInfo(BaseModel):
     metrics: dict[str, JsonValue] = {}
     code_revision: str | None = None
     licence: str | None = None
+    statement: str | None = Field(default=None, min_length=1, max_length=MAX_STATEMENT_LENGTH)
 
 
 class Manifest(CheckpointInfo):
@@ -108,7 +111,7 @@ class Manifest(CheckpointInfo):
         return manifest
 
     def to_json(self) -> bytes:
-        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, allow_nan=False).encode()
+        return json.dumps(_known(self.model_dump(mode="json")), indent=2, sort_keys=True, allow_nan=False).encode()
 
     @property
     def size_bytes(self) -> int:
@@ -121,12 +124,16 @@ def content_digest(info: CheckpointInfo, files: Mapping[str, StoredFile]) -> str
 
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
-    content: dict[str, Any] = {
-        field: value for field, value in info.model_dump(mode="json").items() if field in CheckpointInfo.model_fields
-    }
+    dumped = _known(info.model_dump(mode="json"))
+    content: dict[str, Any] = {field: value for field, value in dumped.items() if field in CheckpointInfo.model_fields}
     content["files"] = sorted([path, file.sha256, file.size_bytes] for path, file in files.items())
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _known(dumped: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a statement that is not given: earlier versions have no such field, and ids stay as they were."""
+    return {field: value for field, value in dumped.items() if field != "statement" or value is not None}
 
 
 def check_model_name(name: str) -> str:

@@ -2,22 +2,62 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
+from services.predict.data.claims.inferences import draw_everyday_inference
 from services.predict.data.deductions import DEDUCTIONS, draw_deduction
 from services.predict.data.denoising import DENOISING, denoising_of
 from services.predict.data.drawing import draw_distinct
+from services.predict.data.everyday.problems import draw_everyday_problem
 from services.predict.data.inferences import INFERENCES, draw_inference
 from services.predict.data.problems import WORD_PROBLEMS, draw_problem
 from services.predict.data.rows import Row, Splits
 from services.predict.tasks import Task
 
-GENERATED_TASKS: Mapping[str, Task] = {task.name: task for task in (WORD_PROBLEMS, INFERENCES, DEDUCTIONS, DENOISING)}
+Draw = Callable[[random.Random], Row]
 
-_DRAWS: Mapping[str, Callable[[random.Random], Row]] = {
+# Share of the everyday sets' training rows that have a rationale: a rationale costs more than its label.
+RATIONALE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class _Everyday:
+    """An everyday data set: a wide generator's rows, with those of a narrow one among them.
+
+    Validation rows are those of the wide one that its rules hold out; test rows are the narrow set's.
+    """
+
+    narrow: Task
+    draw_narrow: Draw
+    draw_wide: Callable[..., Row]
+    narrow_share: float
+
+    @property
+    def task(self) -> Task:
+        return replace(self.narrow, numbers="slots")
+
+    def draw(self, generator: random.Random) -> Row:
+        """Draw a training row."""
+        is_narrow = generator.random() < self.narrow_share
+        row = self.draw_narrow(generator) if is_narrow else self.draw_wide(generator)
+        return row if generator.random() < RATIONALE_SHARE else replace(row, output=None)
+
+
+_EVERYDAY: Mapping[str, _Everyday] = {
+    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.2),
+    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25),
+}
+_DRAWS: Mapping[str, Draw] = {
     WORD_PROBLEMS.name: draw_problem,
     INFERENCES.name: draw_inference,
     DEDUCTIONS.name: draw_deduction,
     DENOISING.name: denoising_of((draw_problem, draw_deduction)),
+}
+# The tasks by data set; the everyday sets are wider rows of tasks that narrow sets have too.
+GENERATED_TASKS: Mapping[str, Task] = {
+    **{task.name: task for task in (WORD_PROBLEMS, INFERENCES, DEDUCTIONS, DENOISING)},
+    **{name: everyday.task for name, everyday in _EVERYDAY.items()},
 }
 
 
@@ -27,12 +67,17 @@ def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int
     Test rows do not depend on the number of other rows, and a smaller number of training rows is a prefix of a larger
     one. Raises KeyError for another task.
     """
-    draw = _DRAWS[task]
     taken: set[str] = set()
 
-    def draw_split(name: str, num_rows: int) -> list[Row]:
-        return draw_distinct(draw, num_rows, random.Random(f"{task} {name} {seed}"), taken)
+    def draw_split(draw: Draw, data: str, name: str, num_rows: int) -> list[Row]:
+        return draw_distinct(draw, num_rows, random.Random(f"{data} {name} {seed}"), taken)
 
-    test = draw_split("test", num_test)
-    valid = draw_split("valid", num_valid)
-    return Splits(draw_split("train", num_train), valid, test)
+    if task in _EVERYDAY:
+        everyday = _EVERYDAY[task]
+        test = draw_split(everyday.draw_narrow, everyday.narrow.name, "test", num_test)
+        valid = draw_split(partial(everyday.draw_wide, is_held_out=True), task, "valid", num_valid)
+        return Splits(draw_split(everyday.draw, task, "train", num_train), valid, test)
+    draw = _DRAWS[task]
+    test = draw_split(draw, task, "test", num_test)
+    valid = draw_split(draw, task, "valid", num_valid)
+    return Splits(draw_split(draw, task, "train", num_train), valid, test)

@@ -68,6 +68,7 @@ def predict_router(service: PredictService) -> APIRouter:
                     choices=description.choices,
                     rationales=description.rationale_prefix is not None,
                     metrics=one.checkpoint.manifest.metrics if one.checkpoint.manifest else {},
+                    statement=one.checkpoint.manifest.statement if one.checkpoint.manifest else None,
                 )
                 for one, description in service.described()
             ]
@@ -154,6 +155,8 @@ def _render(predicted: Predicted) -> bytes:
                 "probabilities": one.probabilities,
                 "rationale": one.rationale,
                 "value": one.value,
+                "confidence": one.confidence,
+                "unused_numbers": one.unused_numbers,
             }
             for index, one in enumerate(predicted.predictions)
         ],
@@ -174,6 +177,7 @@ def _model(service: PredictService, resident: TaskModel) -> Model:
         id=manifest.name,
         created=int(manifest.created.timestamp()),
         kind=manifest.kind,
+        statement=manifest.statement,
         version=manifest.version,
         revision=manifest.digest,
         max_model_len=description.max_input_tokens,

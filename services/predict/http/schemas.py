@@ -53,6 +53,12 @@ class Prediction(BaseModel):
     probabilities: dict[str, float] | None = Field(None, description="Probabilities of all labels, if requested.")
     rationale: str | None = None
     value: int | float | None = Field(None, description="Value of a label that is an equation; null if it has none.")
+    confidence: float | None = Field(
+        None, ge=0, le=1, description="Probability that the label is right; null if the checkpoint is not calibrated."
+    )
+    unused_numbers: list[int | float] | None = Field(
+        None, description="Numbers of the input that an equation does not contain; null for other tasks."
+    )
 
 
 class Usage(BaseModel):
@@ -83,6 +89,7 @@ class TaskObject(BaseModel):
     choices: str | None = Field(description="Field that lists an input's own choices; null if it has none.")
     rationales: bool
     metrics: dict[str, JsonValue] = Field(description="Metrics measured when the checkpoint was trained.")
+    statement: str | None = Field(description="What the model was trained on and what it knows, in a sentence.")
 
 
 class TaskList(BaseModel):

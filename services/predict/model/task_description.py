@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Prefixes, Task
+from services.predict.confidence import Calibration
+from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
 
 TASK_FILE = "task.json"
 MAX_LISTED = 20
@@ -21,6 +22,8 @@ _KINDS = {
 }
 _DEFECTS = {"missing": "is missing", **dict.fromkeys(("too_short", "string_too_short"), "must not be empty")}
 _UNION = ("str", "tuple[str, ...]")
+# Fields that earlier versions do not know.
+_LATER = ("template", "numbers", "confidence")
 FIELD_NAME = re.compile(r"[^\W\d][\w -]*")
 
 
@@ -52,6 +55,7 @@ class TaskFields(StrictFile):
     labels: tuple[str, ...] | None = Field(default=None, min_length=1)
     choices: str | None = None
     metric: Metric = "exact_match"
+    numbers: Numbers = "written"
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -69,7 +73,20 @@ class TaskFields(StrictFile):
 
     def to_task(self) -> Task:
         """Return the task, which turns inputs into texts."""
-        return Task(self.task, self.fields, self.separator, self.metric, self.labels, self.choices, self.template)
+        return Task(
+            self.task, self.fields, self.separator, self.metric, self.labels, self.choices, self.template, self.numbers
+        )
+
+
+class Confidence(StrictFile):
+    """Temperature and offset of `services.predict.confidence`."""
+
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+    offset: float = Field(allow_inf_nan=False)
+
+    def to_calibration(self) -> Calibration:
+        """Return what computes the confidence."""
+        return Calibration(self.temperature, self.offset)
 
 
 class TaskDescription(TaskFields):
@@ -77,12 +94,14 @@ class TaskDescription(TaskFields):
 
     `label_prefix` is put before an input to ask for its label, empty for a student that was only finetuned;
     `rationale_prefix` asks for its rationale, None where the student has none. Tokens count with the end of sequence.
+    `confidence` is None where the student's probabilities are not calibrated.
     """
 
     label_prefix: str = ""
     rationale_prefix: str | None = None
     max_input_tokens: int = Field(default=MAX_INPUT_TOKENS, ge=1)
     max_target_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
+    confidence: Confidence | None = None
 
     @classmethod
     def of(cls, task: Task, prefixes: Prefixes, *, has_rationales: bool, **limits: int) -> "TaskDescription":
@@ -95,6 +114,7 @@ class TaskDescription(TaskFields):
             labels=task.labels,
             choices=task.choices,
             metric=task.metric,
+            numbers=task.numbers,
             label_prefix=prefixes.label,
             rationale_prefix=prefixes.rationale if has_rationales else None,
             **limits,
@@ -114,8 +134,8 @@ class TaskDescription(TaskFields):
             raise BadTask(f"{TASK_FILE}: {complaint_of(error)}") from None
 
     def write(self, directory: Path) -> None:
-        """Write it to a checkpoint folder; earlier versions can read it if it has no template."""
-        unused = {"template"} if self.template is None else None
+        """Write it to a checkpoint folder; earlier versions can read it if it has none of the later fields."""
+        unused = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
         (directory / TASK_FILE).write_text(self.model_dump_json(indent=2, exclude=unused) + "\n")
 
 

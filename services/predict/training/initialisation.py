@@ -103,6 +103,7 @@ SHAPES: Mapping[str, Shape] = {
     # took longer.
     "tiny": Shape(64, 2, 4, 256, d_kv=16, dropout=0.0),
     "mini": Shape(128, 3, 4, 384, d_kv=32, dropout=0.0),
+    "micro": Shape(128, 3, 4, 512, d_kv=32, dropout=0.0),
     "small": Shape(512, 6, 8, 2048),
     "base": Shape(768, 12, 12, 3072),
     "small-v1.1": Shape(512, 8, 6, 1024, is_gated=True),

@@ -30,11 +30,11 @@ from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.model.student import Student
-from services.predict.model.task_description import TaskDescription
+from services.predict.model.task_description import Confidence, TaskDescription
 from services.predict.tasks import Task
 from services.predict.training.initialisation import add_lora, merged_copy
 from services.predict.training.lessons import Batch, Lesson, Lessons
-from services.predict.training.marking import accuracy
+from services.predict.training.marking import accuracy, fit_confidence
 from services.predict.training.recipe import Evaluation, Method, Outcome, Recipe, TeachingData
 from services.predict.training.state import Progress, arguments_of, load_weights
 
@@ -311,9 +311,20 @@ class _Teaching:
             model.save_pretrained(unfinished)
         self.tokenizer.save_pretrained(unfinished)
         if recipe.method != "explained":
-            describe(self.data.task, recipe).write(unfinished)
+            self._described(model).write(unfinished)
         shutil.rmtree(self.folder / CHECKPOINT, ignore_errors=True)
         unfinished.replace(self.folder / CHECKPOINT)
+
+    def _described(self, model: Any) -> TaskDescription:
+        """Describe the checkpoint, with the confidence that validation examples show, unless inputs have choices."""
+        task, recipe = self.data.task, self.recipe
+        description = describe(task, recipe)
+        if task.choices is not None or recipe.method == "single-task":
+            return description
+        examples = self.data.valid[: recipe.max_evaluated]
+        found = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
+        confidence = Confidence(temperature=found.temperature, offset=found.offset)
+        return description.model_copy(update={"confidence": confidence})
 
 
 def _dropout_seed(*numbers: int) -> int:

@@ -1,9 +1,14 @@
-"""Accuracy of a student on examples, by greedy decoding."""
+"""Accuracy of a student on examples, by greedy decoding, and the confidence of its answers."""
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from services.predict.confidence import Calibration, fit_calibration
 from services.predict.data.rows import Example
+from services.predict.model.scoring import Candidates
 from services.predict.model.student import Student
+from services.predict.number_slots import hide_numbers
 from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised
 from services.predict.training.recipe import Recipe
@@ -21,7 +26,7 @@ def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: 
     """
     if not examples:
         raise ValueError("there are no examples to mark")
-    answers = predictions(student, examples, recipe)
+    answers = predictions(student, task, examples, recipe)
     labels = [
         _text(student, ids)
         for ids in tokenised(student.tokenizer, [example.label for example in examples], recipe.max_target_tokens)
@@ -30,14 +35,55 @@ def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: 
     return right / len(examples)
 
 
-def predictions(student: Student, examples: Sequence[Example], recipe: Recipe) -> list[str]:
+def fit_confidence(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> Calibration:
+    """Fit the confidence of answers to examples that the student has not learnt from.
+
+    Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
+    Raises ValueError for no examples.
+    """
+    hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]
+    prefix = recipe.used_prefixes.label
+    texts = [
+        prefix + (example.input if one is None else one.text) for example, one in zip(examples, hidden, strict=True)
+    ]
+    inputs = tokenised(student.tokenizer, texts, recipe.max_input_tokens)
+    trie = None
+    if task.labels is not None:
+        label_ids = tokenised(student.tokenizer, task.labels, recipe.max_target_tokens)
+        trie = Candidates(label_ids, student.config.decoder_start_token_id)
+    probabilities, is_right = [0.0] * len(examples), [False] * len(examples)
+    for places in _together(inputs):
+        encoded = student.encode([inputs[place] for place in places])
+        if trie is not None and task.labels is not None:
+            for place, scores in zip(places, student.score(encoded, [trie] * len(places)), strict=True):
+                shares = scores.double().softmax(dim=0).tolist()
+                best = max(range(len(shares)), key=shares.__getitem__)
+                probabilities[place], is_right[place] = shares[best], task.labels[best] == examples[place].label
+            continue
+        for place, decoded in zip(places, student.decode_scored(encoded, recipe.max_answer_tokens), strict=True):
+            answer, own = _text(student, decoded.token_ids).strip(), hidden[place]
+            answer = answer if own is None else own.restore_equation(answer)
+            probabilities[place] = math.exp(decoded.logprob)
+            is_right[place] = task.is_right(answer, examples[place].label)
+    return fit_calibration(probabilities, is_right)
+
+
+def predictions(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> list[str]:
     """Predict the labels of examples; empty if a single-task answer has none after its marker."""
-    inputs = tokenised(student.tokenizer, [recipe.input_text(example) for example in examples], recipe.max_input_tokens)
+    hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]
+    read = [
+        example if one is None else replace(example, input=one.text)
+        for example, one in zip(examples, hidden, strict=True)
+    ]
+    inputs = tokenised(student.tokenizer, [recipe.input_text(example) for example in read], recipe.max_input_tokens)
     answers = [""] * len(examples)
     for places in _together(inputs):
         encoded = student.encode([inputs[place] for place in places])
         for place, ids in zip(places, student.decode(encoded, recipe.max_answer_tokens), strict=True):
             answers[place] = _text(student, ids)
+    answers = [
+        answer if one is None else one.restore_equation(answer) for answer, one in zip(answers, hidden, strict=True)
+    ]
     if recipe.method == "single-task":
         return [split_joint(answer)[1] or "" for answer in answers]
     return answers

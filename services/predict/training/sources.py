@@ -21,6 +21,7 @@ from services.predict.data.rows import (
     to_examples,
 )
 from services.predict.data.task_file import OwnTask
+from services.predict.number_slots import hide_numbers, in_canonical_order
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 from services.predict.training.recipe import Method, TeachingData
 
@@ -88,8 +89,9 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
     """Read the examples of a run, whose seed chooses the share of the training rows.
 
     As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only the
-    method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files that are missing
-    or of another form, or for too few rows, and OutputError for a bad file of rationales.
+    method "explained" needs a teacher's outputs for validation and test rows. If the task has number slots, the
+    training examples are written with them. Raises BadData for files that are missing or of another form, or for too
+    few rows, and OutputError for a bad file of rationales.
     """
     if source.is_generated:
         task = GENERATED_TASKS[source.task]
@@ -115,6 +117,8 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
         reason = _unparsed(source)
         cure = "extract others" if reason else "give --rationales"
         raise BadData(f"no training row of {source.task} has a rationale{reason}: {cure}, or --method standard")
+    if task.numbers == "slots":
+        train = [_hidden(example, task) for example in train]
     return TeachingData(task, train, to_examples(splits.valid), to_examples(splits.test))
 
 
@@ -160,6 +164,16 @@ def _unparsed(source: DataSource) -> str:
     problems = Counter(record.problem for record in records if record.problem is not None)
     told = ", ".join(f"{problem}: {number}" for problem, number in problems.most_common())
     return f" ({problems.total()} of {len(records)} outputs in {path} can't be parsed{f': {told}' if told else ''})"
+
+
+def _hidden(example: Example, task: Task) -> Example:
+    """Write an example as a student with number slots sees it."""
+    hidden = hide_numbers(example.input)
+    label = hidden.hide_in(example.label)
+    if task.metric == "equal_value":
+        label = in_canonical_order(label)
+    rationale = None if example.rationale is None else hidden.hide_in(example.rationale)
+    return Example(hidden.text, label, rationale)
 
 
 def _taught(rows: Sequence[Row], source: DataSource) -> list[Example]:

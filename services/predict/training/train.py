@@ -36,7 +36,18 @@ ENOUGH_TEST_ROWS = 100
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
-TaskName = Literal["esnli", "anli1", "cqa", "svamp", "word-problems", "inferences", "deductions", "denoising"]
+TaskName = Literal[
+    "esnli",
+    "anli1",
+    "cqa",
+    "svamp",
+    "word-problems",
+    "inferences",
+    "deductions",
+    "denoising",
+    "everyday-problems",
+    "everyday-inferences",
+]
 
 
 @app.command()
@@ -99,6 +110,9 @@ def distill(
     ] = StudentRun.vocab_size,
     name: Annotated[str | None, typer.Option(help="Name in the model store.", show_default="the task's")] = None,
     licence: Annotated[str | None, typer.Option(help="Licence of the published checkpoint.")] = None,
+    statement: Annotated[
+        str | None, typer.Option(help="What the student has seen and knows, in a sentence for its users.")
+    ] = None,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:

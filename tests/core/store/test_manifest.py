@@ -28,12 +28,22 @@ def test_the_id_depends_on_the_content_alone() -> None:
         {"metrics": {"accuracy": 0.25}},
         {"code_revision": "abc"},
         {"licence": None},
+        {"statement": "It knows colors."},
     ],
 )
 def test_every_field_of_the_description_changes_the_id(change: dict[str, object]) -> None:
     changed = INFO.model_copy(update=change)
 
     assert Manifest.describe("toy", changed, FILES).digest != Manifest.describe("toy", INFO, FILES).digest
+
+
+def test_a_version_without_a_statement_is_what_it_was_before_there_were_any() -> None:
+    manifest = Manifest.describe("toy", INFO, FILES)
+
+    assert b"statement" not in manifest.to_json()
+    assert Manifest.parse(manifest.to_json(), name="toy", version=manifest.version) == manifest
+    told = Manifest.describe("toy", INFO.model_copy(update={"statement": "It knows colors."}), FILES)
+    assert Manifest.parse(told.to_json(), name="toy", version=told.version).statement == "It knows colors."
 
 
 def test_path_digest_and_size_of_every_file_change_the_id() -> None:

@@ -1,0 +1,71 @@
+"""Everyday inferences: two short sentences, and whether the first implies, excludes or leaves open the second.
+
+They are about qualities, kinds of things, what people are and do, numbers, places, times, relations, denials, parts of
+a whole, and the same in other words. The three labels are equally likely for each. Pairs of words are held out by
+rule, by a digest of the step between them, and other claims by one of their hypothesis.
+"""
+
+import random
+from collections.abc import Callable
+
+from services.predict.data.claims.claim import Claim, draw_action, draw_kind, draw_person_kind, draw_quality
+from services.predict.data.claims.counts import draw_number
+from services.predict.data.claims.denials import draw_denial, draw_share
+from services.predict.data.claims.pairs import draw_open, draw_pair
+from services.predict.data.claims.paraphrases import draw_paraphrase
+from services.predict.data.claims.places import draw_converse, draw_place
+from services.predict.data.claims.relations import draw_relation
+from services.predict.data.claims.taxonomies import Relation
+from services.predict.data.claims.times import draw_time
+from services.predict.data.drawing import capitalised
+from services.predict.data.everyday.problems import is_held_out as is_held
+from services.predict.data.inferences import INFERENCES
+from services.predict.data.rows import Row, TeacherOutput
+
+DRAWS: tuple[tuple[Callable[[Relation, random.Random], Claim | None], int], ...] = (
+    (draw_quality, 5),
+    (draw_kind, 4),
+    (draw_person_kind, 2),
+    (draw_action, 3),
+    (draw_number, 3),
+    (draw_place, 3),
+    (draw_converse, 1),
+    (draw_time, 3),
+    (draw_relation, 3),
+    (draw_denial, 3),
+    (draw_share, 1),
+    (draw_paraphrase, 3),
+    (draw_pair, 2),
+    (draw_open, 2),
+)
+_LABELS: tuple[Relation, ...] = ("entailment", "neutral", "contradiction")
+_ENDS = {
+    "entailment": ("So it is true", "So it follows"),
+    "neutral": ("So it may be true or not", "So it is left open"),
+    "contradiction": ("So it is false", "So it cannot be true"),
+}
+HELD_OUT_SHARE = 12
+LOWER_CASE_RATE = 0.05
+
+
+def draw_everyday_inference(generator: random.Random, *, is_held_out: bool = False) -> Row:
+    """Draw an inference whose pair of sentences is held out, or one that is not."""
+    draws, weights = zip(*DRAWS, strict=True)
+    while True:
+        draw, label = generator.choices(draws, weights)[0], generator.choice(_LABELS)
+        claim = draw(label, generator)
+        if claim is None:
+            continue
+        key = claim.reason if claim.reason.startswith("what is ") else claim.hypothesis
+        if is_held(key, HELD_OUT_SHARE) == is_held_out:
+            return _row(claim, generator)
+
+
+def _row(claim: Claim, generator: random.Random) -> Row:
+    end = "" if generator.random() < 0.05 else "."
+    premise, hypothesis = f"{capitalised(claim.premise)}{end}", f"{capitalised(claim.hypothesis)}{end}"
+    if generator.random() < LOWER_CASE_RATE:
+        premise, hypothesis = premise.lower(), hypothesis.lower()
+    rationale = f"{capitalised(claim.reason)}. {generator.choice(_ENDS[claim.label])}."
+    text = INFERENCES.input_text({"premise": " ".join(premise.split()), "hypothesis": " ".join(hypothesis.split())})
+    return Row(text, claim.label, TeacherOutput(f"{rationale} So the answer is {claim.label}.", rationale, claim.label))
