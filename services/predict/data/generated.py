@@ -45,7 +45,7 @@ class _Everyday:
 
 
 _EVERYDAY: Mapping[str, _Everyday] = {
-    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.2, 0.1),
+    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
     "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.12),
 }
 _DRAWS: Mapping[str, Draw] = {
