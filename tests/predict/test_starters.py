@@ -79,7 +79,9 @@ def test_reasons_are_sentences_and_equations_have_values(
         ("word-problems", {"body": "Leo has 1,250 stamps and buys 75 more.", "question": "How many has he now?"}, 1325),
     ],
 )
-def test_what_the_readme_shows_survives_a_visitor_s_first_change(task: str, values: dict[str, str], answer: object) -> None:
+def test_what_the_readme_shows_survives_a_visitor_s_first_change(
+    task: str, values: dict[str, str], answer: object
+) -> None:
     engine = PredictEngine.load(SERVICES / "predict" / "starter" / task, DeviceOptions(device="cpu", dtype="float32"))
     (found,) = engine.run_batch([engine.prepare(values)])
     assert answer in (found.value, found.label)

@@ -18,7 +18,6 @@ from services.predict.tasks import Task
 Draw = Callable[[random.Random], Row]
 
 
-
 @dataclass(frozen=True)
 class _Everyday:
     """An everyday data set: a wide generator's rows, with those of a narrow one among them.
