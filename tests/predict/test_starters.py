@@ -44,7 +44,7 @@ def test_a_starter_is_packaged_with_a_description_that_says_what_it_is(starter: 
     description = read_description(starter)
     assert (description.name, description.kind, description.licence) == (starter.name, "t5-student", "MIT")
     assert description.training["method"] == "step-by-step"
-    assert description.statement is not None and "guess" in description.statement
+    assert description.statement is not None and "generated" in description.statement
     assert sum(path.stat().st_size for path in starter.iterdir()) < 25_000_000
 
 
@@ -77,11 +77,11 @@ def test_reasons_are_sentences_and_equations_have_values(
     [
         ("word-problems", {"body": "Dora split 63 spoons evenly into 9 bags.", "question": README_QUESTION}, 7),
         ("word-problems", {"body": "Leo has 1,250 stamps and buys 75 more.", "question": "How many has he now?"}, 1325),
-        ("inferences", {"premise": "The car is red.", "hypothesis": "The car is blue."}, "contradiction"),
-        ("inferences", {"premise": "The car is red.", "hypothesis": "The car is not blue."}, "entailment"),
     ],
 )
-def test_what_the_readme_shows_survives_a_visitor_s_first_change(task: str, values: dict[str, str], answer: object) -> None:
+def test_what_the_readme_shows_survives_a_visitor_s_first_change(
+    task: str, values: dict[str, str], answer: object
+) -> None:
     engine = PredictEngine.load(SERVICES / "predict" / "starter" / task, DeviceOptions(device="cpu", dtype="float32"))
     (found,) = engine.run_batch([engine.prepare(values)])
     assert answer in (found.value, found.label)

@@ -17,21 +17,20 @@ from services.predict.tasks import Task
 
 Draw = Callable[[random.Random], Row]
 
-# Share of the everyday sets' training rows that have a rationale: a rationale costs more than its label.
-RATIONALE_SHARE = 0.1
-
 
 @dataclass(frozen=True)
 class _Everyday:
     """An everyday data set: a wide generator's rows, with those of a narrow one among them.
 
-    Validation rows are those of the wide one that its rules hold out; test rows are the narrow set's.
+    Validation rows are those of the wide one that its rules hold out; test rows are the narrow set's. Only a share of
+    the training rows has a rationale, which costs more than its label.
     """
 
     narrow: Task
     draw_narrow: Draw
     draw_wide: Callable[..., Row]
     narrow_share: float
+    rationale_share: float
 
     @property
     def task(self) -> Task:
@@ -41,12 +40,12 @@ class _Everyday:
         """Draw a training row."""
         is_narrow = generator.random() < self.narrow_share
         row = self.draw_narrow(generator) if is_narrow else self.draw_wide(generator)
-        return row if generator.random() < RATIONALE_SHARE else replace(row, output=None)
+        return row if generator.random() < self.rationale_share else replace(row, output=None)
 
 
 _EVERYDAY: Mapping[str, _Everyday] = {
-    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.2),
-    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25),
+    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
+    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.12),
 }
 _DRAWS: Mapping[str, Draw] = {
     WORD_PROBLEMS.name: draw_problem,

@@ -42,6 +42,22 @@ def test_an_untrained_student_is_close_to_certain_of_nothing() -> None:
     assert loss == pytest.approx(torch.tensor(300.0).log(), rel=0.25)
 
 
+def test_half_of_the_heads_of_a_micro_begin_by_matching_equal_tokens() -> None:
+    model = create_t5("micro", 300, 0)
+    for block in model.encoder.block:
+        attention = block.layer[0].SelfAttention
+        same = torch.nn.functional.cosine_similarity(attention.q.weight, attention.k.weight, dim=1)
+        assert same[:64].min() > 0.999
+        assert same[64:].abs().max() < 0.5
+        logits = (
+            (model.shared.weight[:50] / 8)
+            @ attention.q.weight[:64].T
+            @ attention.k.weight[:64]
+            @ model.shared.weight[:50].T
+        )
+        assert (logits.argmax(dim=1) == torch.arange(50)).float().mean() > 0.95
+
+
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(KeyError):
         create_t5("gigantic", 300, 0)

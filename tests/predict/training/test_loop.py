@@ -287,6 +287,7 @@ def test_the_checkpoint_is_one_that_the_service_reads(tmp_path: Path) -> None:
     (prediction,) = engine.run_batch([engine.prepare({"text": "a man in milk"}, rationale=True)])
     assert prediction.label in ("entailment", "neutral")
     assert prediction.rationale is not None
+    assert prediction.confidence is not None and 0 < prediction.confidence < 1
 
 
 def test_only_step_by_step_students_give_rationales(tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ def test_only_step_by_step_students_give_rationales(tmp_path: Path) -> None:
     assert description.labels == TOY.labels
     taught(tmp_path / "b", toy_recipe(method="single-task"))
     description = TaskDescription.read(tmp_path / "b" / CHECKPOINT)
-    assert (description.labels, description.max_target_tokens) == (None, 24)
+    assert (description.labels, description.max_target_tokens, description.confidence) == (None, 24, None)
     taught(tmp_path / "c", toy_recipe(method="explained"))
     assert not (tmp_path / "c" / CHECKPOINT / "task.json").exists()
 

@@ -132,7 +132,7 @@ def draw_by_frames(
         found = judged(words, told, said, is_told=is_told, is_said=is_said, is_exclusive=frame.is_exclusive)
         if found == "contradiction" and is_unclear(told, said):
             continue
-        if found != label or (told == said and is_told == is_said and generator.random() < 0.7):
+        if found != label or (told == said and is_told == is_said and generator.random() < 0.4):
             continue
         premise = frame.premise if is_told else frame.denied_premise or ""
         hypothesis = frame.hypothesis if is_said else frame.denied_hypothesis or ""
