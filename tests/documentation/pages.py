@@ -19,6 +19,7 @@ WRITERS: dict[str, Writer] = {
     "routes of the gateway": partial(api.routes_of, "models", "health"),
     "retrieval": results.retrieval_table,
     "scenes": benchmark_figures.scenes_table,
+    "reader": results.reader_table,
     "answers": results.accuracy_table,
     "answers by seed": results.seeds_table,
     "recall": results.recall_table,

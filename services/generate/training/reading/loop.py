@@ -27,7 +27,7 @@ from services.nn.refusals import Refused
 
 STATE_FILE = "resume.pt"
 # Rate of what has useful first weights, relative to the rest: at full rate it is lost before the rest can use it.
-SLOWNESS = 0.15
+SLOWNESS = 0.3
 # Options of `fovea train reader`, by an argument's name or its last part.
 OPTIONS = {
     "seed": "--seed",

@@ -15,7 +15,7 @@ from services.generate.data.world.documents import Scope
 from services.generate.model.profile import OFF, write_profile
 from services.generate.training.reading.first_weights import set_first_weights
 from services.generate.training.reading.loop import Run, train
-from services.generate.training.reading.measures import fitted_answerability, share_right
+from services.generate.training.reading.measures import fitted_answerability, reading_measures
 from services.generate.training.reading.network import Network, Shape, llama
 from services.generate.training.reading.stages import stages
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
@@ -95,12 +95,10 @@ def finish(
     model = llama(network)
     few, many = Scope((1, min(3, documents)), refused=0.3), Scope((documents, documents), refused=0.3)
     save(model, tokenizer, directory)
-    profile = OFF.model_copy(
-        update={"answerability": fitted_answerability(model, tokenizer, few, 10 * questions, seed)}
-    )
-    write_profile(profile, directory)
+    fitted = fitted_answerability(model, tokenizer, Scope((1, documents), refused=0.3), 3 * questions, seed)
+    write_profile(OFF.model_copy(update={"answerability": fitted}), directory)
     return {
-        name: share_right(model, tokenizer, scope, questions, random.Random(f"held out {seed} {name}"))
+        name: reading_measures(model, tokenizer, scope, questions, random.Random(f"held out {seed} {name}"), fitted)
         for name, scope in (("few_documents", few), ("most_documents", many))
     }
 

@@ -17,7 +17,7 @@ from services.generate.prompts.templates import QUERY_AWARE
 from services.generate.training.initialisation import BOS_ID
 from services.generate.training.reading.first_weights import set_first_weights
 from services.generate.training.reading.loop import Run, draw_batch
-from services.generate.training.reading.measures import fit_logistic
+from services.generate.training.reading.measures import calibration_error, fit_logistic
 from services.generate.training.reading.network import Network, Shape, llama
 from services.generate.training.reading.stages import stages
 from services.generate.training.reading.texts import FIRST_WEIGHT, Mixture, draw_rows, draw_text, prompt_text
@@ -116,6 +116,12 @@ def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
     temperature, offset = fit_logistic(scores, outcomes)
     assert temperature == pytest.approx(3, rel=0.15)
     assert offset == pytest.approx(2, abs=0.5)
+
+
+def test_the_calibration_error_is_the_mean_gap_of_the_bins() -> None:
+    assert calibration_error([0.9, 0.9, 0.2, 0.2], [True, False, False, False]) == pytest.approx(0.3)
+    assert calibration_error([1.0, 0.0], [True, False]) == 0
+    assert calibration_error([], []) == 0
 
 
 def test_the_chat_template_keeps_system_prompt_and_history() -> None:
