@@ -53,9 +53,9 @@ def test_the_starter_checks_itself(engine: GenerateEngine) -> None:
 
 
 def test_a_name_that_nobody_has_is_copied(engine: GenerateEngine) -> None:
-    documents = [Document("Bruntle Vekko owns the red lamp."), Document("Tamsi Orlubek owns the old kite.")]
-    found, relevance = answer(engine, "What does Tamsi Orlubek own?", documents)
-    assert found == "old kite"
+    documents = [Document("Bruntle Vekko lives in Rome."), Document("Tamsi Orlubek lives in Bergen.")]
+    found, relevance = answer(engine, "Where does Tamsi Orlubek live?", documents)
+    assert found == "Bergen"
     assert relevance is not None
     assert relevance > 0.5
 

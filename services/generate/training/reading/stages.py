@@ -13,7 +13,7 @@ def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tupl
     short = Mixture(Scope((1, some), 3), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08, bias=bias)
     long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.15, bias=bias)
     return (
-        Stage(steps[0], ((128, copy),)),
-        Stage(steps[1], ((256, choose),)),
-        Stage(steps[2], ((512, long), (256, short)), final=0.05),
+        Stage(steps[0], ((128, copy),), finding=0.05),
+        Stage(steps[1], ((256, choose),), finding=0.15),
+        Stage(steps[2], ((512, long), (256, short)), finding=0.3, final=0.05),
     )
