@@ -155,6 +155,7 @@ def _known(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # compiles the network
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler, when it is imported
 def test_a_job_publishes_a_reader_with_its_fitted_refusal(tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
     arguments = ["--copy-steps", "1", "--choice-steps", "0", "--length-steps", "1", "--documents", "2"]
