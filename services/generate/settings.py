@@ -12,7 +12,7 @@ class GenerateSettings(ModelSettings):
     model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
 
     port: int = Field(8102, ge=0, le=65535)
-    model: str = Field("litm-facts")
+    model: str = Field("open-facts")
     max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")

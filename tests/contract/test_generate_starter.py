@@ -74,7 +74,8 @@ def test_curl_gets_one_answer_from_service_and_gateway_whole_and_streamed(system
         whole = posted(url, asked(QUESTIONS[0], **fields))
         assert whole.status == 200, whole.content
         body = whole.json
-        assert set(body) == {"id", "object", "model", "answer", "finish_reason", "documents", "usage"}
+        assert next(iter(body)) == "answer"
+        assert set(body) == {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"}
         assert body["object"] == "fovea.generation"
         assert body["model"].startswith(f"{MODEL}@")
         usage = body["usage"]

@@ -20,6 +20,7 @@ WRITERS: dict[str, Writer] = {
     "retrieval": results.retrieval_table,
     "wordings": results.wordings_table,
     "scenes": benchmark_figures.scenes_table,
+    "reader": results.reader_table,
     "answers": results.accuracy_table,
     "answers by seed": results.seeds_table,
     "recall": results.recall_table,

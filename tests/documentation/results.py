@@ -75,6 +75,22 @@ def wordings_table() -> str:
     return table(("asked for the", *heads), rows)
 
 
+def reader_table() -> str:
+    """The reader's measures on generated questions of other seeds, in percent."""
+    metrics = described("generate", "open-facts")["metrics"]
+    columns = {
+        "answered": "right, of answerable",
+        "falsely_refused": "refused, of answerable",
+        "refused": "refused, of unanswerable",
+        "calibration_error": "calibration error of `relevance`",
+    }
+    rows = [
+        (title, *(f"{100 * metrics[name][column]:.1f}" for column in columns))
+        for title, name in (("1 to 3", "few_documents"), ("10", "most_documents"))
+    ]
+    return table(("documents", *columns.values()), rows)
+
+
 def litm_results() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((RESULTS / "litm.json").read_text())
     return found

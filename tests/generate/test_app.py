@@ -140,7 +140,7 @@ def test_a_question_over_documents_is_answered_as_the_engine_answers_it(
     body = client.post(path, json=asked()).json()
     text, facts, finish_reason = of_engine(engine, AnswerOptions(max_tokens=12))
 
-    assert set(body) == {"id", "object", "model", "answer", "finish_reason", "documents", "usage"}
+    assert set(body) == {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"}
     assert body["object"] == "fovea.generation"
     assert re.fullmatch(rf"{MODEL}@[0-9a-f]{{12}}", body["model"])
     assert body["answer"] == text
@@ -416,7 +416,8 @@ def test_a_misspelt_field_is_refused_with_the_nearest_name(
 
 
 def test_an_answer_has_its_fields_in_the_order_of_the_guide(client: TestClient) -> None:
-    assert list(answer_to(client)) == ["id", "object", "model", "answer", "finish_reason", "documents", "usage"]
+    fields = ["answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"]
+    assert list(answer_to(client)) == fields
 
 
 def test_a_field_that_is_like_none_is_told_which_there_are(client: TestClient) -> None:

@@ -49,7 +49,7 @@ class Scope:
     documents: tuple[int, int] = (1, 10)
     sentences: int = 4
     reversed: float = 0.4
-    refused: float = 0.22
+    refused: float = 0.28
     titled: float = 0.3
     similar: float = 0.3
     mixed: float = 0.3
@@ -125,7 +125,7 @@ def draw_world(generator: random.Random, scope: Scope, num_documents: int | None
     form = generator.choice(shared.forms) if shared is not None else None
     statement = generator.choice(form.statements) if form is not None else None
     things = values(generator, shared.value, count, is_similar=is_similar) if shared is not None else [""] * count
-    most = generator.choice((1, generator.randint(1, scope.sentences)))
+    most = generator.choice((1, scope.sentences, generator.randint(1, scope.sentences)))
     is_titled = generator.random() < scope.titled
     articles = []
     for name, thing in zip(known, things, strict=True):
@@ -226,7 +226,7 @@ def _unanswerable(generator: random.Random, world: World, told: Sequence[int]) -
     """Ask about somebody else, about another thing, or for something that nobody tells about the name."""
     draw = generator.random()
     relation = world.shared or generator.choice(RELATIONS)
-    if draw < 0.4 and told:  # a known name, and something that its document does not tell
+    if draw < 0.6 and told:  # a known name, and something that its document does not tell
         article = world.articles[generator.choice(told)]
         taken = {_group(one.relation) for one in article.told}
         relation = generator.choice([one for one in RELATIONS if _group(one) not in taken])
@@ -240,7 +240,7 @@ def _unanswerable(generator: random.Random, world: World, told: Sequence[int]) -
     form = generator.choice(relation.forms)
     (value,) = values(generator, relation.value, 1)
     is_known = any(value in document.text for document in world.documents)
-    if draw > 0.75 and form.reverse and not is_known:  # a thing that nobody has
+    if draw > 0.83 and form.reverse and not is_known:  # a thing that nobody has
         template = generator.choice(form.reverse)
         return Asked(filled(template, name, value), REFUSAL, None, template, is_reversed=True)
     template = generator.choice(form.questions)

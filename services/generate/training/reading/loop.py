@@ -26,8 +26,6 @@ from services.jobs.resumption import differences, flat
 from services.nn.refusals import Refused
 
 STATE_FILE = "resume.pt"
-# Rate of what has useful first weights, relative to the rest: at full rate it is lost before the rest can use it.
-SLOWNESS = 0.15
 # Options of `fovea train reader`, by an argument's name or its last part.
 OPTIONS = {
     "seed": "--seed",
@@ -44,11 +42,13 @@ OPTIONS = {
 class Stage:
     """Steps on texts of some mixtures; `learning_rate` multiplies both optimizers' rates and falls to `final`.
 
-    Each step's rows have the length T of one of `kinds`, in turn, and are drawn from its mixture.
+    Each step's rows have the length T of one of `kinds`, in turn, and are drawn from its mixture. `finding` is the rate
+    of what has useful first weights, relative to the rest: at full rate it is lost before the rest can use it.
     """
 
     num_steps: int
     kinds: tuple[tuple[int, Mixture], ...]
+    finding: float = 1.0
     learning_rate: float = 1.0
     final: float = 1.0
 
@@ -97,7 +97,7 @@ def train(run: Run, network: Network, tokenizer: Tokenizer, forward: Callable[..
     """
     compute = network if forward is None else forward
     muon, slow = Muon(network.matrices()), Muon(network.finders())
-    groups = [{"params": [network.embeddings], "scale": SLOWNESS}, {"params": network.vectors(), "scale": 0.2}]
+    groups = [{"params": [network.embeddings], "scale": 1.0}, {"params": network.vectors(), "scale": 0.2}]
     adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     network.train()
     first = _resume(run, network, (muon, slow), adam)
@@ -105,13 +105,14 @@ def train(run: Run, network: Network, tokenizer: Tokenizer, forward: Callable[..
         standard_bars().say(f"continuing at step {first} of {run.num_steps}")
     with standard_bars().bar("training", total=run.num_steps, done=first) as bar, Stopping() as stopping:
         for step in range(first, run.num_steps):
-            _, factor = run.stage_at(step)
+            stage, factor = run.stage_at(step)
+            adam.param_groups[0]["scale"] = stage.finding
             for group in adam.param_groups:
                 group["lr"] = run.adam_rate * factor * group["scale"]
             loss, right = _loss(compute, draw_batch(run, step, tokenizer))
             loss.backward()  # type: ignore[no-untyped-call]
             muon.step(run.muon_rate * factor)
-            slow.step(run.muon_rate * factor * SLOWNESS)
+            slow.step(run.muon_rate * factor * stage.finding)
             adam.step()
             adam.zero_grad()
             bar.advance(told=f"loss {loss.item():.3f} right {right:.3f}")

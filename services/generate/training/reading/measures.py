@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from services.generate.data.world.documents import REFUSAL, Asked, Scope, draw_world
+from services.generate.generation.relevance import answerable as probability_of_answer
 from services.generate.generation.relevance import refusal_log_odds
-from services.generate.model.profile import Answerability
+from services.generate.model.profile import OFF, Answerability
 from services.generate.prompts.templates import QUERY_AWARE
 from services.generate.training.initialisation import BOS_ID, EOS_ID
 from services.generate.training.reading.texts import prompt_text
@@ -34,30 +35,51 @@ def draw_prompts(generator: random.Random, scope: Scope, count: int) -> list[Dra
 
 
 @torch.no_grad()
-def share_right(
-    model: Any, tokenizer: Tokenizer, scope: Scope, num_questions: int, generator: random.Random
+def reading_measures(
+    model: Any,
+    tokenizer: Tokenizer,
+    scope: Scope,
+    num_questions: int,
+    generator: random.Random,
+    answerability: Answerability,
 ) -> dict[str, float]:
     """Compute the shares of answerable questions answered exactly, refused, and of unanswerable ones refused.
 
     Each takes one pass: greedy decoding gives the answer if and only if each of its tokens is the most likely one after
-    the right ones before it.
+    the right ones before it. `calibration_error` is that of the probability that the documents answer.
     """
+    profile = OFF.model_copy(update={"answerability": answerability})
     right: list[bool] = []
     refused: list[bool] = []
     answerable: list[bool] = []
-    start = int(refusal_ids(tokenizer)[0])
+    probabilities: list[float] = []
     for prompt, asked in watched(draw_prompts(generator, scope, num_questions), "questions", num_questions):
         ids = [BOS_ID, *tokenizer.encode(prompt, add_special_tokens=False).ids]
         answer = [*tokenizer.encode(f" {asked.answer}", add_special_tokens=False).ids, EOS_ID]
-        choices = model(torch.tensor([ids + answer])).logits[0, len(ids) - 1 : -1].argmax(-1).tolist()
+        logits = model(torch.tensor([ids + answer])).logits[0, len(ids) - 1 : -1]
+        choices = logits.argmax(-1).tolist()
         right.append(choices == answer)
-        refused.append(choices[0] == start)
+        refused.append(choices[0] == answerability.token_id)
         answerable.append(asked.gold is not None)
+        probabilities.append(probability_of_answer(profile, logits[0]) or 0.0)
     return {
         "answered": _share(right, answerable),
         "falsely_refused": _share(refused, answerable),
         "refused": _share(right, [not one for one in answerable]),
+        "calibration_error": round(calibration_error(probabilities, answerable), 4),
     }
+
+
+def calibration_error(probabilities: Sequence[float], outcomes: Sequence[bool], num_bins: int = 10) -> float:
+    """Compute the expected calibration error Σ_b n_b / n · |share_b − mean probability_b| over bins of equal width.
+
+    0 without probabilities.
+    """
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for probability, outcome in zip(probabilities, outcomes, strict=True):
+        bins.setdefault(min(int(probability * num_bins), num_bins - 1), []).append((probability, outcome))
+    gaps = (abs(sum(outcome - probability for probability, outcome in those)) for those in bins.values())
+    return sum(gaps) / max(1, len(probabilities))
 
 
 def _share(held: Sequence[bool], among: Sequence[bool]) -> float:

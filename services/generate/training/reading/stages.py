@@ -11,9 +11,9 @@ def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tupl
     copy = Mixture(Scope((min(2, few), few), 1, reversed=0.5, refused=0.0, titled=0.2, similar=0.2, mixed=0.2))
     choose = Mixture(Scope((1, some), 3), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08)
     short = Mixture(Scope((1, some), 3), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08, bias=bias)
-    long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.25, bias=bias)
+    long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.15, bias=bias)
     return (
-        Stage(steps[0], ((128, copy),)),
-        Stage(steps[1], ((256, choose),)),
-        Stage(steps[2], ((512, long), (256, short)), final=0.05),
+        Stage(steps[0], ((128, copy),), finding=0.05),
+        Stage(steps[1], ((256, choose),), finding=0.15),
+        Stage(steps[2], ((512, long), (256, short)), finding=0.3, final=0.05),
     )

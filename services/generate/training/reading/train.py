@@ -15,7 +15,7 @@ from services.generate.data.world.documents import Scope
 from services.generate.model.profile import OFF, write_profile
 from services.generate.training.reading.first_weights import set_first_weights
 from services.generate.training.reading.loop import Run, train
-from services.generate.training.reading.measures import fitted_answerability, share_right
+from services.generate.training.reading.measures import fitted_answerability, reading_measures
 from services.generate.training.reading.network import Network, Shape, llama
 from services.generate.training.reading.stages import stages
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
@@ -43,9 +43,9 @@ app = typer.Typer(
 @interruptible(resumable)
 def reader(
     output: Annotated[Path, typer.Option(callback=output_folder, help="Where the checkpoint and the resume state go.")],
-    copy_steps: Annotated[int, typer.Option(min=0, help="Steps on one to three documents of one sentence.")] = 300,
-    choice_steps: Annotated[int, typer.Option(min=0, help="Steps on up to six documents, with refusals.")] = 1200,
-    length_steps: Annotated[int, typer.Option(min=0, help="Steps on up to the most documents.")] = 1300,
+    copy_steps: Annotated[int, typer.Option(min=0, help="Steps on two to four documents of one sentence.")] = 450,
+    choice_steps: Annotated[int, typer.Option(min=0, help="Steps on up to six documents, with refusals.")] = 800,
+    length_steps: Annotated[int, typer.Option(min=0, help="Steps on up to the most documents.")] = 1000,
     bias: Annotated[
         float,
         typer.Option(
@@ -55,7 +55,6 @@ def reader(
         ),
     ] = 5.0,
     documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Most documents in a prompt.")] = 10,
-    width: Annotated[int, typer.Option(min=96, help="Width of the network; a multiple of 48.")] = 192,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per step, approximately.")] = 4096,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
@@ -68,7 +67,7 @@ def reader(
     check_publication(NAME, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    network = Network(Shape(tokenizer.get_vocab_size(), width=width, heads=width // 48, mlp=8 * width // 3))
+    network = Network(Shape(tokenizer.get_vocab_size()))
     set_first_weights(network, common_tokens(tokenizer), seed)
     run = Run(
         output, seed, stages((copy_steps, choice_steps, length_steps), documents, bias), tokens,
@@ -95,12 +94,10 @@ def finish(
     model = llama(network)
     few, many = Scope((1, min(3, documents)), refused=0.3), Scope((documents, documents), refused=0.3)
     save(model, tokenizer, directory)
-    profile = OFF.model_copy(
-        update={"answerability": fitted_answerability(model, tokenizer, few, 10 * questions, seed)}
-    )
-    write_profile(profile, directory)
+    fitted = fitted_answerability(model, tokenizer, Scope((1, documents), refused=0.3), 3 * questions, seed)
+    write_profile(OFF.model_copy(update={"answerability": fitted}), directory)
     return {
-        name: share_right(model, tokenizer, scope, questions, random.Random(f"held out {seed} {name}"))
+        name: reading_measures(model, tokenizer, scope, questions, random.Random(f"held out {seed} {name}"), fitted)
         for name, scope in (("few_documents", few), ("most_documents", many))
     }
 

@@ -17,7 +17,7 @@ from services.generate.prompts.templates import QUERY_AWARE
 from services.generate.training.initialisation import BOS_ID
 from services.generate.training.reading.first_weights import set_first_weights
 from services.generate.training.reading.loop import Run, draw_batch
-from services.generate.training.reading.measures import fit_logistic
+from services.generate.training.reading.measures import calibration_error, fit_logistic
 from services.generate.training.reading.network import Network, Shape, llama
 from services.generate.training.reading.stages import stages
 from services.generate.training.reading.texts import FIRST_WEIGHT, Mixture, draw_rows, draw_text, prompt_text
@@ -118,6 +118,12 @@ def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
     assert offset == pytest.approx(2, abs=0.5)
 
 
+def test_the_calibration_error_is_the_mean_gap_of_the_bins() -> None:
+    assert calibration_error([0.9, 0.9, 0.2, 0.2], [True, False, False, False]) == pytest.approx(0.3)
+    assert calibration_error([1.0, 0.0], [True, False]) == 0
+    assert calibration_error([], []) == 0
+
+
 def test_the_chat_template_keeps_system_prompt_and_history() -> None:
     from services.generate.training.reading.tokenizer import tokenizer_config
     from services.nn.loading import transformers
@@ -149,6 +155,7 @@ def _known(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # compiles the network
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler, when it is imported
 def test_a_job_publishes_a_reader_with_its_fitted_refusal(tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
     arguments = ["--copy-steps", "1", "--choice-steps", "0", "--length-steps", "1", "--documents", "2"]
