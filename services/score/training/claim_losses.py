@@ -118,7 +118,7 @@ class StemSeeing(nn.Module):
 
 
 class PictureSeeing(nn.Module):
-    """Supervision of patches and class token by the facts of pictures. The heads are discarded."""
+    """Supervision of patches and pooled token by the facts of pictures. The heads are discarded."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -129,9 +129,9 @@ class PictureSeeing(nn.Module):
     def pixels(self, batch: PictureBatch) -> Tensor:
         return self.transform.normalise(batch.pixels)
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: PictureBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: PictureBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
-        loss: Tensor = self.centered(patches, batch) + self.seen(cls, batch)
+        loss: Tensor = self.centered(patches, batch) + self.seen(pooled, batch)
         return loss
 
 
@@ -161,13 +161,13 @@ class ClaimChoice(nn.Module):
     def pixels(self, batch: ClaimBatch) -> Tensor:
         return self.seeing.pixels(batch.pictures)
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: ClaimBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: ClaimBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
         projection = self.clip.visual.proj
-        images = ImageFeatures(F.normalize((cls @ projection).float(), dim=-1), patches @ projection)
+        images = ImageFeatures(F.normalize((pooled @ projection).float(), dim=-1), patches @ projection)
         texts = encode_by_length(self.clip, batch.input_ids)
         loss = claim_loss(images, texts, batch.is_true, clamped_scale(self.clip.logit_scale))
-        named = self.said(ends(texts), batch.said) + self.seeing.of_states(cls, patches, batch.pictures)
+        named = self.said(ends(texts), batch.said) + self.seeing.of_states(pooled, patches, batch.pictures)
         total: Tensor = loss + NAMED * named
         return total
 
@@ -178,15 +178,16 @@ def ends(texts: TextFeatures) -> Tensor:
 
 
 def image_states(visual: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute class token (B, D) and patches (B, P, D) from normalised pixels, after the last layer norm and before
-    the projection to the shared space."""
+    """Compute the pooled token (B, D) and the patches (B, P, D) from normalised pixels, after the last layer norm and
+    before the projection to the shared space."""
     tokens = visual.forward_intermediates(
         pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NLC",
         output_extra_tokens=True,
     )  # fmt: skip
-    cls: Tensor = tokens["image_intermediates_prefix"][-1][:, 0]
     patches: Tensor = tokens["image_intermediates"][-1]
-    return cls, patches
+    is_mean = visual.pool_type == "avg"
+    pooled: Tensor = patches.mean(dim=1) if is_mean else tokens["image_intermediates_prefix"][-1][:, 0]
+    return pooled, patches
 
 
 def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scale: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class SceneCaptions:
 
 
 class SceneWarmup(nn.Module):
-    """Supervision of each patch token and of the class token by a scene. The heads are discarded."""
+    """Supervision of each patch token and of the pooled token by a scene. The heads are discarded."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -89,15 +89,15 @@ class SceneWarmup(nn.Module):
     def pixels(self, batch: SceneBatch) -> Tensor:
         return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: SceneBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: SceneBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
         scenes, objects = batch.scenes, batch.scenes.objects
         slot = covering_objects(objects, self.visual.grid_size[0])
-        loss = torch.zeros((), device=cls.device)
+        loss = torch.zeros((), device=pooled.device)
         for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
             target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
             loss = loss + _cross_entropy(head(patches).flatten(0, 1), target.flatten())
-        of_scene: Tensor = self.heads(cls, scenes, torch.ones_like(batch.is_said))
+        of_scene: Tensor = self.heads(pooled, scenes, torch.ones_like(batch.is_said))
         return loss + of_scene
 
 
@@ -166,9 +166,9 @@ class SceneContrast(nn.Module):
     def pixels(self, batch: SceneBatch) -> Tensor:
         return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
 
-    def of_states(self, cls: Tensor, _patches: Tensor, batch: SceneBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, _patches: Tensor, batch: SceneBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
-        images = cls @ self.clip.visual.proj
+        images = pooled @ self.clip.visual.proj
         num_images = len(images)
         texts = encode_text(self.clip, torch.cat([batch.input_ids, batch.detailed_ids]))
         image_features = gather(F.normalize(images, dim=-1))
@@ -199,7 +199,10 @@ def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 4) -> 
     merges = learn_merges([*scene_vocabulary(), *claim_vocabulary()])
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
-    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
+    vision = {
+        "image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH,
+        "pool_type": "avg",
+    }  # fmt: skip
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
     model = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
     config = {
