@@ -29,10 +29,16 @@ RARITY = 4.0  # weight of what is there, beside the many things that are not
 
 
 class CenteredThings(nn.Module):
-    """Heads that name the thing whose centre lies in a patch, from the patches' features (B, P, D)."""
+    """Heads that name the thing whose centre lies in a patch, from the patches' features (B, P, D).
 
-    def __init__(self, width: int) -> None:
+    With `binds`, they also name each two of its colour, finish and shape at once, so that the features do too, and a
+    mean of the patches still tells which belong together.
+    """
+
+    def __init__(self, width: int, *, binds: bool = False) -> None:
         super().__init__()
+        bound = BOUND[:3] if binds else ()
+        self.bound = nn.ModuleList([nn.Linear(width, NUM_VALUES[a] * NUM_VALUES[b]) for a, b in bound])
         self.attributes = nn.ModuleList([nn.Linear(width, size) for size in NUM_VALUES[1:]])
         self.place = nn.Linear(width, 4)
 
@@ -46,6 +52,10 @@ class CenteredThings(nn.Module):
         loss = F.binary_cross_entropy_with_logits(place[..., 0], is_there.float())
         for head, attribute in zip(self.attributes, (COLOR, FINISH, SHAPE), strict=True):
             target = batch.attributes[..., attribute].gather(1, index)[is_there]
+            loss = loss + F.cross_entropy(head(patches[is_there]).float(), target)
+        codes = batch.attributes.gather(1, index[..., None].expand(-1, -1, 4))[is_there]
+        for head, (a, b) in zip(self.bound, BOUND, strict=False):
+            target = codes[:, a] * NUM_VALUES[b] + codes[:, b]
             loss = loss + F.cross_entropy(head(patches[is_there]).float(), target)
         known = batch.places.nan_to_num(0.0).gather(1, index[..., None].expand(-1, -1, 3))[is_there]
         where = torch.cat([(known[:, :2] * grid_side).frac(), 4 * known[:, 2:]], dim=1)
@@ -124,7 +134,7 @@ class PictureSeeing(nn.Module):
         super().__init__()
         self.visual, self.transform = visual, transform
         width = visual.class_embedding.shape[0]
-        self.centered, self.seen = CenteredThings(width), SeenThings(width)
+        self.centered, self.seen = CenteredThings(width, binds=True), SeenThings(width)
 
     def pixels(self, batch: PictureBatch) -> Tensor:
         return self.transform.normalise(batch.pixels)

@@ -8,6 +8,7 @@ compared as bags of words.
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
 """
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, de
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
 IMAGE_SIDE = 64
-HEAD_WIDTH = 32
+HEAD_WIDTH, MAX_HEAD_WIDTH = 32, 64
 # Shares of scenes with two groups: in the image tower's warm-up, the text tower's, and the contrastive training.
 SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
 # Weight of the supervised losses during contrastive training.
@@ -194,14 +195,14 @@ def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_i
     return (F.cross_entropy(logits, index) - to_image.mean()) / 2
 
 
-def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 4) -> ClipModel:
+def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 2) -> ClipModel:
     """Create a randomly initialised model with its own vocabulary, which is written to `directory`."""
     merges = learn_merges([*scene_vocabulary(), *claim_vocabulary()])
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
     vision = {
-        "image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH,
-        "pool_type": "avg",
+        "image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers, "pool_type": "avg",
+        "head_width": math.gcd(width, MAX_HEAD_WIDTH),
     }  # fmt: skip
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
     model = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
