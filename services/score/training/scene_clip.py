@@ -195,13 +195,13 @@ def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_i
     return (F.cross_entropy(logits, index) - to_image.mean()) / 2
 
 
-def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 2) -> ClipModel:
+def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 3) -> ClipModel:
     """Create a randomly initialised model with its own vocabulary, which is written to `directory`."""
     merges = learn_merges([*scene_vocabulary(), *claim_vocabulary()])
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
     vision = {
-        "image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers, "pool_type": "avg",
+        "image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers,
         "head_width": math.gcd(width, MAX_HEAD_WIDTH),
     }  # fmt: skip
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}

@@ -93,7 +93,7 @@ def clip_scenes(
     num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 200,
     width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 256,
-    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 2,
+    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 3,
     num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task for the evaluation.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
