@@ -184,13 +184,15 @@ class ResidualConvolutions(nn.Module):
 
 def _conv_stem(channels: Sequence[int], blocks: int | Sequence[int], visual: Any) -> nn.Sequential:
     """Return 3 × 3 convolutions of stride 2 from RGB to the ViT's width, all but the last with batch norm and ReLU and
-    followed by residual `blocks`: a number after each of these, or one number after the last of these.
+    followed by residual `blocks`: a number after each of these, or one number after the last of these. The last one has
+    stride 1 if the others make patches of the right size.
 
     Raises ValueError if the product of their strides is not the patch size.
     """
-    if 2 ** (len(channels) + 1) != visual.patch_size[0]:
+    patch_size = visual.patch_size[0]
+    if patch_size not in (2 ** len(channels), 2 ** (len(channels) + 1)):
         raise ValueError(
-            f"conv_stem {list(channels)} makes patches of {2 ** (len(channels) + 1)} pixels, not {visual.patch_size[0]}"
+            f"conv_stem {list(channels)} makes patches of {2 ** (len(channels) + 1)} pixels, not {patch_size}"
         )
     layers: list[nn.Module] = []
     if isinstance(blocks, int):
@@ -200,7 +202,8 @@ def _conv_stem(channels: Sequence[int], blocks: int | Sequence[int], visual: Any
         layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         layers += [ResidualConvolutions(outputs) for _ in range(num_blocks)]
         inputs = outputs
-    return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, 2, 1))
+    stride = patch_size // 2 ** len(channels)
+    return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, stride, 1))
 
 
 def _tokenizer(text_config: dict[str, Any], merges: Path | None) -> Tokenizer:

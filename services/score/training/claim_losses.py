@@ -20,19 +20,26 @@ from services.score.training.objectives import encode_by_length
 K = 1 + NUM_ALTERNATIVES
 SIZE, COLOR, FINISH, SHAPE = range(4)
 NUM_VALUES = tuple(len(VALUES[name]) for name in ATTRIBUTES)
-# Weights: of the choice among a picture's own claims, of that among all pictures' claims, of finding a claim's
-# pictures, of the local similarity in a picture's own score, and of naming facts.
-OWN, ALL, FOUND, LOCAL, NAMED = 1.0, 0.7, 0.5, 0.1, 0.3
+# Weights: of the choice among a picture's own claims by pooled features and by words, of that among all pictures'
+# claims, of finding a claim's pictures, and of naming facts.
+OWN, LOCAL, ALL, FOUND, NAMED = 1.0, 1.0, 0.7, 0.5, 0.3
 # Pairs of attributes whose presence in one thing is asked.
 BOUND = ((COLOR, SHAPE), (FINISH, SHAPE), (FINISH, COLOR), (SIZE, SHAPE), (SIZE, COLOR))
-RARITY = 4.0  # weight of what is there, beside the many things that are not
+# Weights of numbers, most of which are 0, and of places, whose errors are small.
+COUNTED, PLACED = 5.0, 50.0
 
 
 class CenteredThings(nn.Module):
-    """Heads that name the thing whose centre lies in a patch, from the patches' features (B, P, D)."""
+    """Heads that name the thing whose centre lies in a patch, from the patches' features (B, P, D).
 
-    def __init__(self, width: int) -> None:
+    With `binds`, they also name each two of its colour, finish and shape at once, so that the features do too, and a
+    mean of the patches still tells which belong together.
+    """
+
+    def __init__(self, width: int, *, binds: bool = False) -> None:
         super().__init__()
+        bound = BOUND[:3] if binds else ()
+        self.bound = nn.ModuleList([nn.Linear(width, NUM_VALUES[a] * NUM_VALUES[b]) for a, b in bound])
         self.attributes = nn.ModuleList([nn.Linear(width, size) for size in NUM_VALUES[1:]])
         self.place = nn.Linear(width, 4)
 
@@ -46,6 +53,10 @@ class CenteredThings(nn.Module):
         loss = F.binary_cross_entropy_with_logits(place[..., 0], is_there.float())
         for head, attribute in zip(self.attributes, (COLOR, FINISH, SHAPE), strict=True):
             target = batch.attributes[..., attribute].gather(1, index)[is_there]
+            loss = loss + F.cross_entropy(head(patches[is_there]).float(), target)
+        codes = batch.attributes.gather(1, index[..., None].expand(-1, -1, 4))[is_there]
+        for head, (a, b) in zip(self.bound, BOUND, strict=False):
+            target = codes[:, a] * NUM_VALUES[b] + codes[:, b]
             loss = loss + F.cross_entropy(head(patches[is_there]).float(), target)
         known = batch.places.nan_to_num(0.0).gather(1, index[..., None].expand(-1, -1, 3))[is_there]
         where = torch.cat([(known[:, :2] * grid_side).frac(), 4 * known[:, 2:]], dim=1)
@@ -74,16 +85,17 @@ class SeenThings(nn.Module):
             for a in range(4)
         ]  # (B, T, values) each
         for head, (a, b) in zip(self.bound, BOUND, strict=True):
-            target = (onehot[a].float().mT @ onehot[b].float()).flatten(1).clamp(max=1)
-            weight = 1 + (RARITY - 1) * target
-            loss = loss + 4 * F.binary_cross_entropy_with_logits(head(x).float(), target, weight)
+            target = (onehot[a].float().mT @ onehot[b].float()).flatten(1)  # how many of each
+            known = target.sum(dim=1) > 0
+            shares = target[known] / target[known].sum(dim=1, keepdim=True)
+            loss = loss + F.cross_entropy(head(x[known]).float(), shares)
         for head, a in zip(self.counts, (COLOR, SHAPE), strict=True):
             logits = head(x).float().view(-1, MAX_THINGS + 1)
-            loss = loss + F.cross_entropy(logits, onehot[a].sum(dim=1).flatten())
+            loss = loss + COUNTED * F.cross_entropy(logits, onehot[a].sum(dim=1).flatten())
         for head, a in zip(self.places, (COLOR, FINISH, SHAPE), strict=True):
             where = onehot[a].float().mT @ batch.places.nan_to_num(0.0)
             guess = head(x).float().view(len(x), NUM_VALUES[a], 3)
-            loss = loss + 10 * (guess - where)[onehot[a].sum(dim=1) == 1].square().mean()
+            loss = loss + PLACED * (guess - where)[onehot[a].sum(dim=1) == 1].square().mean()
         return loss
 
 
@@ -118,20 +130,20 @@ class StemSeeing(nn.Module):
 
 
 class PictureSeeing(nn.Module):
-    """Supervision of patches and class token by the facts of pictures. The heads are discarded."""
+    """Supervision of patches and pooled token by the facts of pictures. The heads are discarded."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
         self.visual, self.transform = visual, transform
         width = visual.class_embedding.shape[0]
-        self.centered, self.seen = CenteredThings(width), SeenThings(width)
+        self.centered, self.seen = CenteredThings(width, binds=True), SeenThings(width)
 
     def pixels(self, batch: PictureBatch) -> Tensor:
         return self.transform.normalise(batch.pixels)
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: PictureBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: PictureBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
-        loss: Tensor = self.centered(patches, batch) + self.seen(cls, batch)
+        loss: Tensor = self.centered(patches, batch) + self.seen(pooled, batch)
         return loss
 
 
@@ -150,7 +162,7 @@ class ClaimReading(nn.Module):
 
 
 class ClaimChoice(nn.Module):
-    """Choice among claims by the served score, and the naming of facts by both towers, whose heads are discarded."""
+    """Choice among claims by both similarities, and the naming of facts by both towers, whose heads are discarded."""
 
     def __init__(self, clip: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -161,13 +173,13 @@ class ClaimChoice(nn.Module):
     def pixels(self, batch: ClaimBatch) -> Tensor:
         return self.seeing.pixels(batch.pictures)
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: ClaimBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: ClaimBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
         projection = self.clip.visual.proj
-        images = ImageFeatures(F.normalize((cls @ projection).float(), dim=-1), patches @ projection)
+        images = ImageFeatures(F.normalize((pooled @ projection).float(), dim=-1), patches @ projection)
         texts = encode_by_length(self.clip, batch.input_ids)
         loss = claim_loss(images, texts, batch.is_true, clamped_scale(self.clip.logit_scale))
-        named = self.said(ends(texts), batch.said) + self.seeing.of_states(cls, patches, batch.pictures)
+        named = self.said(ends(texts), batch.said) + self.seeing.of_states(pooled, patches, batch.pictures)
         total: Tensor = loss + NAMED * named
         return total
 
@@ -178,27 +190,27 @@ def ends(texts: TextFeatures) -> Tensor:
 
 
 def image_states(visual: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute class token (B, D) and patches (B, P, D) from normalised pixels, after the last layer norm and before
-    the projection to the shared space."""
+    """Compute the pooled token (B, D) and the patches (B, P, D) from normalised pixels, after the last layer norm and
+    before the projection to the shared space."""
     tokens = visual.forward_intermediates(
         pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NLC",
         output_extra_tokens=True,
     )  # fmt: skip
-    cls: Tensor = tokens["image_intermediates_prefix"][-1][:, 0]
     patches: Tensor = tokens["image_intermediates"][-1]
-    return cls, patches
+    is_mean = visual.pool_type == "avg"
+    pooled: Tensor = patches.mean(dim=1) if is_mean else tokens["image_intermediates_prefix"][-1][:, 0]
+    return pooled, patches
 
 
 def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scale: Tensor) -> Tensor:
     """Cross-entropies of the true claims; `is_true` (A, B) tells of which pictures.
 
-    Each of the first G pictures chooses among the claims of its own group by the served score, and each picture among
-    those of any group with true and false claims by the pooled features; each claim chooses among all pictures. All
-    right choices share the probability.
+    Each of the first G pictures chooses among the claims of its own group, by the pooled features and again by the
+    local similarity, and each picture among those of any group with true and false claims; each claim chooses among all
+    pictures. All right choices share the probability.
     """
-    with torch.autocast(
-        is_true.device.type, enabled=False
-    ):  # a caption differs from another by less than bfloat16 shows
+    # a caption differs from another by less than bfloat16 shows
+    with torch.autocast(is_true.device.type, enabled=False):
         logits = scale * texts.pooled @ images.pooled.T  # (A, B)
         num_groups, num_pictures = len(logits) // K, logits.shape[1]
         groups, right = logits.view(num_groups, K, num_pictures), is_true.reshape(num_groups, K, num_pictures)
@@ -206,10 +218,10 @@ def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scal
         words = texts.tokens.reshape(num_groups, -1, texts.tokens.shape[-1])  # (G, K W, E)
         cosines = token_cosines(images.tokens[:num_groups], words).view(num_groups, K, -1)
         local = mean_local_similarity(cosines, texts.mask.reshape(num_groups, K, -1))
-        own = torch.lerp(groups[number, :, number], scale * local, LOCAL)
+        own = right[number, :, number]
+        of_own = OWN * _choice(groups[number, :, number], own) + LOCAL * _choice(scale * local, own)
         of_all = _choice(groups.mT.flatten(0, 1), right.mT.flatten(0, 1))
-        total: Tensor = OWN * _choice(own, right[number, :, number]) + ALL * of_all + FOUND * _choice(logits, is_true)
-        return total
+        return of_own + ALL * of_all + FOUND * _choice(logits, is_true)
 
 
 def _choice(logits: Tensor, is_right: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class StateLoss(Protocol):
 
     def pixels(self, batch: Any) -> Tensor: ...
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: Any) -> Tensor: ...
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: Any) -> Tensor: ...
 
 
 class MixedLoss(nn.Module):
@@ -55,10 +55,10 @@ class MixedLoss(nn.Module):
 
     def forward(self, batch: MixedBatch) -> Tensor:
         scenes, pictures = self.of_scenes.pixels(batch.scenes), self.of_pictures.pixels(batch.pictures)
-        cls, patches = image_states(self.visual, torch.cat([scenes, pictures]))
+        pooled, patches = image_states(self.visual, torch.cat([scenes, pictures]))
         count = len(scenes)
-        of_scenes = self.of_scenes.of_states(cls[:count], patches[:count], batch.scenes)
-        return of_scenes + self.of_pictures.of_states(cls[count:], patches[count:], batch.pictures)
+        of_scenes = self.of_scenes.of_states(pooled[:count], patches[:count], batch.scenes)
+        return of_scenes + self.of_pictures.of_states(pooled[count:], patches[count:], batch.pictures)
 
 
 class MixedReading(nn.Module):

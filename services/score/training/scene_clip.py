@@ -8,6 +8,7 @@ compared as bags of words.
 Shapes: B scenes, A distinct captions, P patches, W text tokens, E embedding width.
 """
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, de
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
 
 IMAGE_SIDE = 64
-HEAD_WIDTH = 32
+HEAD_WIDTH, MAX_HEAD_WIDTH = 32, 64
 # Shares of scenes with two groups: in the image tower's warm-up, the text tower's, and the contrastive training.
 SEEN_PAIRS, READ_PAIRS, CAPTION_PAIRS = 0.5, 0.7, 0.4
 # Weight of the supervised losses during contrastive training.
@@ -76,7 +77,7 @@ class SceneCaptions:
 
 
 class SceneWarmup(nn.Module):
-    """Supervision of each patch token and of the class token by a scene. The heads are discarded."""
+    """Supervision of each patch token and of the pooled token by a scene. The heads are discarded."""
 
     def __init__(self, visual: Any, transform: ImageTransform) -> None:
         super().__init__()
@@ -89,15 +90,15 @@ class SceneWarmup(nn.Module):
     def pixels(self, batch: SceneBatch) -> Tensor:
         return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
 
-    def of_states(self, cls: Tensor, patches: Tensor, batch: SceneBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, patches: Tensor, batch: SceneBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
         scenes, objects = batch.scenes, batch.scenes.objects
         slot = covering_objects(objects, self.visual.grid_size[0])
-        loss = torch.zeros((), device=cls.device)
+        loss = torch.zeros((), device=pooled.device)
         for head, labels in zip(self.patch_heads, (objects.color, objects.shape), strict=True):
             target = labels.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, -100)
             loss = loss + _cross_entropy(head(patches).flatten(0, 1), target.flatten())
-        of_scene: Tensor = self.heads(cls, scenes, torch.ones_like(batch.is_said))
+        of_scene: Tensor = self.heads(pooled, scenes, torch.ones_like(batch.is_said))
         return loss + of_scene
 
 
@@ -166,9 +167,9 @@ class SceneContrast(nn.Module):
     def pixels(self, batch: SceneBatch) -> Tensor:
         return self.transform.normalise(render_scenes(batch.scenes, self.transform.size[0]))
 
-    def of_states(self, cls: Tensor, _patches: Tensor, batch: SceneBatch) -> Tensor:
+    def of_states(self, pooled: Tensor, _patches: Tensor, batch: SceneBatch) -> Tensor:
         """The loss of the image tower's states: (B, D) and (B, P, D)."""
-        images = cls @ self.clip.visual.proj
+        images = pooled @ self.clip.visual.proj
         num_images = len(images)
         texts = encode_text(self.clip, torch.cat([batch.input_ids, batch.detailed_ids]))
         image_features = gather(F.normalize(images, dim=-1))
@@ -194,12 +195,15 @@ def distinct_caption_loss(image_features: Tensor, text_features: Tensor, input_i
     return (F.cross_entropy(logits, index) - to_image.mean()) / 2
 
 
-def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 4) -> ClipModel:
+def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 3) -> ClipModel:
     """Create a randomly initialised model with its own vocabulary, which is written to `directory`."""
     merges = learn_merges([*scene_vocabulary(), *claim_vocabulary()])
     directory.mkdir(parents=True, exist_ok=True)
     write_merges(merges, directory / MERGES)
-    vision = {"image_size": IMAGE_SIDE, "patch_size": 16, "width": width, "layers": layers, "head_width": HEAD_WIDTH}
+    vision = {
+        "image_size": IMAGE_SIDE, "patch_size": 8, "width": width, "layers": layers,
+        "head_width": math.gcd(width, MAX_HEAD_WIDTH),
+    }  # fmt: skip
     text = {"context_length": 77, "vocab_size": vocabulary_size(merges), "width": width, "heads": 4, "layers": 3}
     model = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
     config = {

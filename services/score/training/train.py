@@ -83,16 +83,17 @@ def clip_scenes(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 3000,
     batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 64,
     pictures: Annotated[int, typer.Option(min=2, help="Pictures of any kind per step, in each process.")] = 128,
-    warmup_batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step of both warm-ups.")] = 64,
+    warmup_batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step of both warm-ups.")] = 32,
     learning_rate: Annotated[
-        float, typer.Option(callback=positive, help="Peak learning rate. That of the warm-ups is 1.5 times as high.")
+        float,
+        typer.Option(callback=positive, help="Peak learning rate. That of the convolutions alone is twice as high."),
     ] = 1e-3,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
     num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 200,
     width: Annotated[int, typer.Option(callback=multiple_of(HEAD_WIDTH), help="Width of both towers.")] = 256,
-    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Number of blocks of the ViT.")] = 3,
     num_evaluated: Annotated[int, typer.Option(min=1, help="Scenes of each task for the evaluation.")] = 1000,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
@@ -104,7 +105,7 @@ def clip_scenes(
         output, steps, batch_size, learning_rate, 0.1, 0.05, seed, stage="contrastive",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
-    warmup = replace(run, batch_size=warmup_batch_size, learning_rate=1.5 * learning_rate)
+    warmup = replace(run, batch_size=warmup_batch_size)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     model = create_scene_clip(output, width=width, layers=layers)

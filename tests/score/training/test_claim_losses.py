@@ -8,7 +8,16 @@ import torch.nn.functional as F
 
 from services.score.data.claimed_pictures import ClaimedPictures, Pictures
 from services.score.fsc_clip import ImageFeatures, TextFeatures
-from services.score.training.claim_losses import ALL, FOUND, OWN, CenteredThings, SaidThings, SeenThings, claim_loss
+from services.score.training.claim_losses import (
+    ALL,
+    FOUND,
+    LOCAL,
+    OWN,
+    CenteredThings,
+    SaidThings,
+    SeenThings,
+    claim_loss,
+)
 from tests.score.tiny import tiny_clip
 
 SCALE = torch.tensor(20.0)
@@ -38,7 +47,7 @@ def test_a_model_without_knowledge_has_the_loss_of_a_guess() -> None:
     is_true = torch.zeros(8, 4, dtype=torch.bool)
     is_true[0, 0] = is_true[4, 1] = True
     loss = claim_loss(*features(torch.zeros(8, 4)), is_true, SCALE)
-    assert float(loss) == pytest.approx((OWN + ALL) * math.log(4) + FOUND * math.log(4), rel=1e-4)
+    assert float(loss) == pytest.approx((OWN + LOCAL + ALL) * math.log(4) + FOUND * math.log(4), rel=1e-4)
 
 
 def test_claims_that_are_true_or_false_of_all_teach_nothing() -> None:
