@@ -124,10 +124,11 @@ def draw_unrelated(random: Random, *, held_out: bool = False) -> str:
     nouns = unrelated_nouns(held_out=held_out)
     first, second = random.choice(nouns), random.choice(nouns)
     kind = random.random()
-    if kind < 0.55:
+    if kind < 0.65:
         noun = (first, f"{first}s")
-        if random.random() < 0.4:
-            thing = random.choice((*THINGS, "background", second))
+        if random.random() < 0.6:
+            # the background is an attribute too: what is asked of it decides
+            thing = "background" if random.random() < 0.4 else random.choice((*THINGS, second))
             noun = (f"{first} of the {thing}", f"{first}s of the {thing}")
         text = _english(noun, random, held_out=held_out)
     elif kind < 0.9:
