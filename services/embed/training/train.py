@@ -173,8 +173,6 @@ def focallens(
     set_seed(seed)
     clip, base_reference = load_base(base, pretrained, store_url)
     model = FocalLens(clip.model, condition_layer=condition_layer, visibility=visibility)
-    if start is not None:
-        model.load_state_dict(load_focallens(start).model.state_dict())
     records = None if llava is None else LlavaData(llava, image_folder)
     answers = None
     if bank and records is None:
@@ -182,7 +180,10 @@ def focallens(
             answers = model.encode_texts(clip.tokenizer(all_answers(unseen)))
     model.clip.logit_scale.requires_grad_(scale == 0)
     data = TripletData(clip.tokenizer, clip.transform, seed, run.num_examples, asked, records)
-    train(run, TripletLoss((model, clip.transform), answers, scale or None, plain_weight), data)
+    loss = TripletLoss((model, clip.transform), answers, scale or None, plain_weight)
+    if start is not None:
+        model.load_state_dict(load_focallens(start).model.state_dict())
+    train(run, loss, data)
     if rank() == 0:
         directory = output / "checkpoint"
         save_focallens(model, clip, directory)
