@@ -30,7 +30,7 @@ LABEL_WEIGHTS = {"shape": 2.0}
 # Share of the conditions in which one word is spelled, so that words never seen are read from their letters.
 SPELLED_SHARE = 0.3
 UNRELATED_WEIGHT = 3.0
-UNTUNED_WEIGHT = 10.0
+UNTUNED_WEIGHT = 20.0
 FAMILY_WEIGHT = 0.3
 
 
@@ -139,10 +139,10 @@ class TripletLoss(nn.Module):
     """Eq. 5.1 over (image, instruction, answer) rows.
 
     The negatives are the other answers of `bank` (A, E), or of the batch where there is none. `scale` None is
-    CLIP's own temperature, trained further. Rows without a condition are pulled to their captions at CLIP's scale, and
-    to the embedding of the image tower as it was before tuning, with weight `plain_weight`, so that the plain embedding
-    stays one; rows whose condition is about nothing in the picture are pulled to the plain embedding of their image. The condition tokens must also tell by a linear head,
-    which is thrown away, what they are about.
+    CLIP's own temperature, trained further. Rows without a condition are pulled to their captions at CLIP's scale,
+    and to the embedding of the image tower as it was before tuning, with weight `plain_weight`, so that the plain
+    embedding stays one; rows whose condition is about nothing in the picture are pulled to the plain embedding of
+    their image. The condition tokens must also tell by a linear head, which is thrown away, what they are about.
     """
 
     bank: Tensor | None
