@@ -110,6 +110,7 @@ async def measure(folder: Path, protocol: ColorShapeProtocol, num_queries: int) 
     return {
         "images": len(scenes),
         "queries": num_queries,
+        "never_asked": list(UNSEEN_CONDITIONS),
         "added_images_per_s": round(len(scenes) / added_s, 1),
         "indexed_images_per_s": round(len(scenes) / ready_s, 1),
         "clip_map": {name: round(clip_mean_ap(embeddings, labels_of(scenes, name), queries), 2) for name in CONDITIONS},

@@ -445,7 +445,7 @@ def test_states_of_half_precision_are_those_of_the_forward_pass(
 
 def test_the_packaged_checkpoint_reads_the_same_from_states_and_pixels() -> None:
     engine = EmbedEngine.load(STARTER, CPU)
-    assert engine.state_bytes == 2 * 2 * 4 * 16 * 128  # bytes of a number, keys and values, blocks, patches, width
+    assert engine.state_bytes == 2 * 2 * 4 * 36 * 128  # bytes of a number, keys and values, blocks, patches, width
     for seed in range(8):
         _, state = encoded(engine, seed, [None])
         conditions = ["What is the color of the object in the image?", "What is the shape of the object?", None]

@@ -43,7 +43,7 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 # Never asked in tuning: a combination of two attributes that are asked alone and with others.
 UNSEEN_CONDITIONS = ("size and color",)
 # How much more often a condition is asked than others.
-WEIGHTS = {"color": 3.0, "shape": 4.0, "both": 2.0, "texture": 2.0, "object texture": 1.5, "position": 1.5}
+WEIGHTS = {"color": 3.0, "shape": 4.0, "both": 2.0, "texture": 4.0, "object texture": 1.5, "position": 1.5}
 
 # Asked in evaluation, in the form of Table D.3; no training wording begins with "What is the" and ends in "the image".
 TEST_INSTRUCTIONS = {

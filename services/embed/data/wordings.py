@@ -72,6 +72,12 @@ PLACES = (
     " here",
     " shown here",
 )
+# Ends of imperatives and keywords, which change nothing.
+ENDS = (
+    ", nothing else", ", nothing more", " alone", " and not the rest", ", leaving out the rest",
+    ", whatever else there is", " and no other feature", ", disregarding all other things", " exclusively",
+    ", other things do not matter",
+)  # fmt: skip
 JOINS = ("{0} and {1}", "{0} and {1}", "{0} and the {1}", "{0}, {1}", "both {0} and {1}", "{0} & {1}", "{0} plus {1}")
 # Questions about what no picture shows: `{n}` and `{p}` are nouns.
 UNRELATED_PATTERNS = (
@@ -118,10 +124,11 @@ def draw_unrelated(random: Random, *, held_out: bool = False) -> str:
     nouns = unrelated_nouns(held_out=held_out)
     first, second = random.choice(nouns), random.choice(nouns)
     kind = random.random()
-    if kind < 0.55:
+    if kind < 0.65:
         noun = (first, f"{first}s")
-        if random.random() < 0.4:
-            thing = random.choice((*THINGS, "background", second))
+        if random.random() < 0.6:
+            # the background is an attribute too: what is asked of it decides
+            thing = "background" if random.random() < 0.4 else random.choice((*THINGS, second))
             noun = (f"{first} of the {thing}", f"{first}s of the {thing}")
         text = _english(noun, random, held_out=held_out)
     elif kind < 0.9:
@@ -144,7 +151,7 @@ def vocabulary() -> list[str]:
     """List texts with every word of the grammar, in tuning or held out, but the unrelated nouns."""
     nouns = [word for family in (*ENGLISH.values(), *FOREIGN.values()) for pair in family for word in pair]
     sentences = [text for family in (*FOREIGN_SENTENCES.values(), *OWN_QUESTIONS.values()) for text in family]
-    patterns = [*KEYWORDS, *IMPERATIVES, *QUESTIONS, *PLACES, *JOINS, *UNRELATED_PATTERNS, *FOREIGN_PATTERNS]
+    patterns = [*KEYWORDS, *IMPERATIVES, *QUESTIONS, *PLACES, *ENDS, *JOINS, *UNRELATED_PATTERNS, *FOREIGN_PATTERNS]
     words = [*nouns, *sentences, *patterns, *VALUE_QUESTIONS, *THINGS, "please of the thing"]
     return [text.format(*"xy", n="x", p="x", o="it", v="x", w="x", m="x") for text in words]
 
@@ -160,6 +167,8 @@ def _english(noun: tuple[str, str], random: Random, *, held_out: bool) -> str:
     pattern = random.choice(_chosen(patterns, held_out=held_out))
     thing = random.choice(("it", "this", *(f"the {name}" for name in THINGS)))
     text = pattern.format(n=noun[0], p=noun[1], o=thing)
+    if patterns is not QUESTIONS and random.random() < 0.12:
+        return text.rstrip(".") + random.choice(_chosen(ENDS, held_out=held_out))
     if patterns is KEYWORDS or random.random() < 0.5:
         return text
     return text[:-1] + random.choice(PLACES) + text[-1]

@@ -4,6 +4,7 @@ Shapes: B images, R rows (an image under a condition, and its answer), C distinc
 P patches, E embedding width.
 """
 
+import copy
 import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ LABEL_WEIGHTS = {"shape": 2.0}
 # Share of the conditions in which one word is spelled, so that words never seen are read from their letters.
 SPELLED_SHARE = 0.3
 UNRELATED_WEIGHT = 3.0
+UNTUNED_WEIGHT = 20.0
 FAMILY_WEIGHT = 0.3
 
 
@@ -138,9 +140,9 @@ class TripletLoss(nn.Module):
 
     The negatives are the other answers of `bank` (A, E), or of the batch where there is none. `scale` None is
     CLIP's own temperature, trained further. Rows without a condition are pulled to their captions at CLIP's scale,
-    with weight `plain_weight`, so that the plain embedding stays one, and rows whose condition is about nothing in the
-    picture are pulled to the plain embedding of their image. The condition tokens must also tell by a linear head,
-    which is thrown away, what they are about.
+    and to the embedding of the image tower as it was before tuning, with weight `plain_weight`, so that the plain
+    embedding stays one; rows whose condition is about nothing in the picture are pulled to the plain embedding of
+    their image. The condition tokens must also tell by a linear head, which is thrown away, what they are about.
     """
 
     bank: Tensor | None
@@ -152,6 +154,7 @@ class TripletLoss(nn.Module):
         self.model, self.transform = tuned
         self.scale = scale
         self.plain_weight = plain_weight
+        self.untuned = copy.deepcopy(self.model.clip.visual).requires_grad_(False) if plain_weight > 0 else None
         self.family_head = nn.Linear(self.model.condition_projection.out_features, len(FAMILIES))
         self.register_buffer("bank", bank, persistent=False)
 
@@ -165,12 +168,20 @@ class TripletLoss(nn.Module):
         loss = self._loss(features, batch, ~is_plain & ~batch.is_unrelated, scale, self.bank)
         if bool(is_plain.any()):
             plain = self._loss(features, batch, is_plain, clip_scale.detach(), None)
-            loss = loss + self.plain_weight * (plain + UNRELATED_WEIGHT * _unchanged(features, batch))
+            kept = UNTUNED_WEIGHT * self._moved(features[is_plain], batch, batch.image_index[is_plain])
+            loss = loss + self.plain_weight * (plain + kept + UNRELATED_WEIGHT * _unchanged(features, batch))
         known = ~batch.families.isnan().any(dim=1)
         if bool(known.any()):
             told = self.family_head(conditions[known]).float()
             loss = loss + FAMILY_WEIGHT * F.binary_cross_entropy_with_logits(told, batch.families[known])
         return loss
+
+    def _moved(self, plain: Tensor, batch: Rows, images: Tensor) -> Tensor:
+        """Average the cosine distance of plain rows from the untuned tower's embeddings of their images."""
+        assert self.untuned is not None
+        with torch.no_grad():
+            untuned = F.normalize(self.untuned.eval()(batch.pixels(self.transform)), dim=-1)[images]
+        return 1 - (plain * untuned).sum(dim=-1).mean()
 
     def _loss(self, features: Tensor, batch: Rows, rows: Tensor, scale: Tensor | float, bank: Tensor | None) -> Tensor:
         if bank is not None:

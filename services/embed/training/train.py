@@ -16,7 +16,7 @@ from services.embed.data.triplets import CONDITIONS, UNSEEN_CONDITIONS, Asked, a
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
 from services.embed.focallens import FocalLens, Visibility
-from services.embed.model.checkpoint import save_focallens
+from services.embed.model.checkpoint import load_focallens, save_focallens
 from services.embed.training.measures import evaluate_wordings
 from services.embed.training.objectives import (
     AttributeHeads,
@@ -115,7 +115,11 @@ def focallens(
         str, typer.Option(help="CLIP to tune: a name in the store, an open_clip directory, or an open_clip name.")
     ] = CLIP_NAME,
     pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
-    llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON file, to use instead of ColorShape.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="FocalLens checkpoint, tuned from --base, to continue from."),
+    ] = None,
+    llava: Annotated[Path | None, typer.Option(help="LLaVA's JSON file, to use instead of drawn pictures.")] = None,
     image_folder: Annotated[Path, typer.Option(help="Folder with the images of --llava.")] = Path(),
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1500,
     batch_size: Annotated[
@@ -167,19 +171,22 @@ def focallens(
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
-    start, base_reference = load_base(base, pretrained, store_url)
-    model = FocalLens(start.model, condition_layer=condition_layer, visibility=visibility)
+    clip, base_reference = load_base(base, pretrained, store_url)
+    model = FocalLens(clip.model, condition_layer=condition_layer, visibility=visibility)
     records = None if llava is None else LlavaData(llava, image_folder)
     answers = None
     if bank and records is None:
         with torch.no_grad():
-            answers = model.encode_texts(start.tokenizer(all_answers(unseen)))
+            answers = model.encode_texts(clip.tokenizer(all_answers(unseen)))
     model.clip.logit_scale.requires_grad_(scale == 0)
-    data = TripletData(start.tokenizer, start.transform, seed, run.num_examples, asked, records)
-    train(run, TripletLoss((model, start.transform), answers, scale or None, plain_weight), data)
+    data = TripletData(clip.tokenizer, clip.transform, seed, run.num_examples, asked, records)
+    loss = TripletLoss((model, clip.transform), answers, scale or None, plain_weight)
+    if start is not None:
+        model.load_state_dict(load_focallens(start).model.state_dict())
+    train(run, loss, data)
     if rank() == 0:
         directory = output / "checkpoint"
-        save_focallens(model, start, directory)
+        save_focallens(model, clip, directory)
         metrics = {} if llava else _measure(directory, images_per_class)
         publish_trained(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
 

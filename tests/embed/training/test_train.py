@@ -18,6 +18,7 @@ from services.core.store.store import Store
 from services.embed.model.checkpoint import load_focallens
 from services.embed.training.train import app
 from services.jobs.training import Run, learning_rate
+from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from tests.killed_job import run_until_killed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,6 +80,37 @@ def test_a_job_publishes_a_checkpoint_whose_manifest_says_how_it_was_made(base: 
     assert manifest.training["steps"] == 2
     assert "average_map" in manifest.metrics
     load_focallens(store.fetch("focallens-shapes", version, tmp_path / "cache"))
+
+
+@pytest.mark.slow
+def test_trainings_continue_from_earlier_checkpoints(base: Path, tmp_path: Path) -> None:
+    still = ["--steps", "1", "--learning-rate", "1e-12", "--no-publish"]
+    job(
+        *CLIP,
+        *still,
+        "--warmup-steps",
+        "0",
+        "--weight-decay",
+        "0",
+        "--start",
+        str(base),
+        "--output",
+        str(tmp_path / "clip"),
+    )
+    earlier, later = load_file(base / OPEN_CLIP_WEIGHTS), weights(tmp_path / "clip", OPEN_CLIP_WEIGHTS)
+    assert torch.equal(earlier["visual.proj"], later["visual.proj"])
+    tuning = [*FOCALLENS, "--base", str(base), *still]
+    job(*tuning, "--output", str(tmp_path / "one"), "--seed", "1")
+    job(*tuning, "--output", str(tmp_path / "two"), "--start", str(tmp_path / "one" / "checkpoint"), "--seed", "2")
+    one, two = (weights(tmp_path / name, "model.safetensors") for name in ("one", "two"))
+    assert torch.equal(one["condition_projection.weight"], two["condition_projection.weight"])
+
+
+@pytest.mark.slow
+def test_a_condition_that_is_never_asked_must_be_known(base: Path, tmp_path: Path) -> None:
+    arguments = [*FOCALLENS, "--base", str(base), "--output", str(tmp_path), "--never-asked", "taste"]
+    with pytest.raises(AssertionError, match="'taste' is not one of"):
+        job(*arguments)
 
 
 @pytest.mark.slow
