@@ -1,12 +1,14 @@
 """The recorded results are those of the starters, and the starters reach what they were made for."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from services.jobs.visitor.cases import read_cases
 from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
 from services.jobs.visitor.rows import all_rows
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
@@ -133,8 +135,8 @@ def test_every_row_that_a_visitor_asks_was_measured_with_three_seeds() -> None:
     """`relevance` is a field that the starters before did not have."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     assert {result.run for result in results} <= set(VISITOR_RUNS)
-    for result in results:
-        rows = [row for row in all_rows() if (row.service, result.suite) == (result.service, "rows")]
+    for result in (one for one in results if one.suite == "rows"):
+        rows = [row for row in all_rows() if row.service == result.service]
         known = {row.key for row in rows}
         assert result.scores.keys() <= known
         assert {key for key in known - result.scores.keys() if "relevance" not in key} == set()
@@ -143,6 +145,14 @@ def test_every_row_that_a_visitor_asks_was_measured_with_three_seeds() -> None:
             if row.key in result.scores:
                 assert list(result.scores[row.key]) == (SEEDS[:1] if is_fixed else SEEDS), row.key
                 assert all(0 <= value <= 100 for value in result.scores[row.key].values())
+
+
+def test_the_cases_made_by_hand_were_asked_before_and_after() -> None:
+    cases = read_cases(ROOT / "tests" / "jobs" / "visitor" / "cases")
+    results = [one for one in VISITOR_FILES.load([RESULTS / "visitor.json"]) if one.suite == "cases"]
+    for run in VISITOR_RUNS:
+        asked = {one.service: one.settings["cases"] for one in results if one.run == run}
+        assert asked == Counter(case.service for case in cases)
 
 
 def test_the_bulk_guide_states_how_many_images_were_measured() -> None:

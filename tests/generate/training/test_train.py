@@ -131,7 +131,7 @@ def test_a_job_publishes_a_checkpoint_that_transformers_reads_and_whose_manifest
     manifest = store.manifest("litm-facts", version)
     assert (manifest.kind, manifest.seed, manifest.licence) == ("causal-lm", 5, "MIT")
     assert manifest.training["bias_steps"] == 2
-    assert "near the ends" in str(manifest.training["statement"])
+    assert "near the ends" in str(manifest.statement)
     assert len(manifest.metrics["accuracy_by_position"]) == 3  # type: ignore[arg-type]
     directory = store.fetch("litm-facts", version, tmp_path / "cache")
     from transformers import AutoModelForCausalLM, AutoTokenizer

