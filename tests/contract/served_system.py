@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,8 @@ from typing import Any
 import requests
 
 from tests.contract.processes import Process, start_process
+
+NUM_ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,22 @@ class System:
         lines = requests.get(f"{(of or self.service).url}/metrics", timeout=30).text.splitlines()
         return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
-    @contextmanager
-    def in_the_middle_of(self, path: str, body: Mapping[str, Any]) -> Iterator[None]:
-        """A client of the gateway whose items wait in the service's queue, and who hangs up when the block ends."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.gateway.port)) as connection:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-            wait_until(lambda: self.metric("fovea_queue_depth") > 0)
-            yield
+    def hang_up_in_the_middle_of(self, path: str, body: Mapping[str, Any]) -> float:
+        """Ask the gateway, hang up while items wait in the service's queue, and return how many batches were computed.
+
+        A service that is faster than this process may answer before it can hang up; then it is asked again.
+        """
+        name = 'fovea_cancelled_total{reason="disconnect"}'
+        before = self.metric(name)
+        for _ in range(NUM_ATTEMPTS):
+            computed = self.metric("fovea_batch_size_count")
+            with closing(http.client.HTTPConnection("127.0.0.1", self.gateway.port)) as connection:
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+                wait_until(lambda: self.metric("fovea_queue_depth") > 0 or _is_answered(connection))
+            wait_until(lambda: self.metric("fovea_queue_depth") == 0)
+            if self.metric(name) > before:
+                return self.metric("fovea_batch_size_count") - computed
+        raise AssertionError(f"no hang-up was noticed in {NUM_ATTEMPTS} requests")
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -68,6 +80,11 @@ def running_behind_gateway(name: str, folder: Path, settings: Mapping[str, str])
         for process in (gateway, service):
             if process is not None:
                 process.process.kill()
+
+
+def _is_answered(connection: http.client.HTTPConnection) -> bool:
+    readable, _, _ = select.select([connection.sock], [], [], 0)
+    return bool(readable)
 
 
 def wait_until(is_so: Callable[[], bool], within_s: float = 60.0) -> None:

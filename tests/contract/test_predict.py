@@ -149,13 +149,9 @@ def test_two_thousand_and_forty_eight_inputs_leave_room_for_small_requests(predi
 
 def test_who_hangs_up_leaves_nothing_in_the_queue(predict_system: System) -> None:
     inputs = [{"text": f"word {number} " * 10} for number in range(2048)]
-    name = 'fovea_cancelled_total{reason="disconnect"}'
-    before, computed = predict_system.metric(name), predict_system.metric("fovea_batch_size_count")
-    with predict_system.in_the_middle_of("/predict", {"task": "reviews", "inputs": inputs}):
-        pass
-    wait_until(lambda: predict_system.metric(name) == before + 1)
-    wait_until(lambda: predict_system.metric("fovea_queue_depth") == 0)
-    assert predict_system.metric("fovea_batch_size_count") - computed < 2048 / 64
+    num_batches = predict_system.hang_up_in_the_middle_of("/predict", {"task": "reviews", "inputs": inputs})
+    assert num_batches < 2048 / 64
+    assert predict_system.metric("fovea_queue_depth") == 0
 
 
 def test_requests_of_all_tasks_at_once_get_what_they_get_alone(predict_system: System) -> None:

@@ -226,7 +226,7 @@ async def test_ctrl_c_ends_the_upload_with_a_sentence_and_the_same_command_goes_
         await asyncio.sleep(0.01)  # the command says nothing to us before its end
     process.send_signal(signal.SIGINT)
     _, stderr = await process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, stderr
     assert stderr.strip().endswith(b"Stopped. Run the same command to continue.")
     assert b"Traceback" not in stderr
     server.faults.clear()

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from starlette.testclient import TestClient
 
 from services.generate.engine import GenerateEngine
 from services.generate.generation.input_processor import InputProcessor
+from tests.contract.served_system import wait_until
 from tests.generate.served_tiny import served_tiny
 
 HOG, HONEST = {"X-Fovea-Client": "key:hog"}, {"X-Fovea-Client": "key:honest"}
@@ -35,20 +38,52 @@ def gauge(client: TestClient, name: str) -> float:
 
 
 @pytest.mark.slow
-def test_short_answers_come_long_before_the_long_ones_that_had_all_places(client: TestClient) -> None:
+def test_short_answers_come_long_before_the_long_ones_that_had_all_places(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of the long answers fill the cache with what they have at first."""
-    num_long = 6
+    num_long, num_tokens = 6, 300
     before = gauge(client, "preemptions_total")
-    with ThreadPoolExecutor(num_long) as threads:
-        long = [threads.submit(completed, client, HOG, f"the harbour {number}", 300) for number in range(num_long)]
+    with ThreadPoolExecutor(num_long + 5) as threads, permitted_steps(monkeypatch) as permits:
+        long = [
+            threads.submit(completed, client, HOG, f"the harbour {number}", num_tokens) for number in range(num_long)
+        ]
+        wait_until(lambda: waiting_or_running(client) == num_long)
         while gauge(client, "running_items") < 3:
             assert not any(one.done() for one in long)
-        for number in range(5):
-            completed(client, HONEST, f"the lighthouse {number}", 4)
-        assert sum(one.done() for one in long) <= num_long // 2
+            permits.release()
+            time.sleep(0.05)  # metrics tell nobody that they changed
+        short = [threads.submit(completed, client, HONEST, f"the lighthouse {number}", 4) for number in range(5)]
+        wait_until(lambda: waiting_or_running(client) == num_long + 5)
+        permits.release(num_tokens // 2)
+        for one in short:
+            one.result(timeout=60)
+        assert not any(one.done() for one in long)
+        permits.release(100 * num_tokens)
         answers = [one.result() for one in long]
-    assert [answer["usage"]["completion_tokens"] for answer in answers] == [300] * num_long
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [num_tokens] * num_long
     assert gauge(client, "preemptions_total") > before
+
+
+@contextmanager
+def permitted_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Semaphore]:
+    """Make the engine take one permit for each step, and as many steps as it wants after the block."""
+    permits, step = Semaphore(0), GenerateEngine.step
+
+    def permitted_step(engine: GenerateEngine) -> Any:
+        permits.acquire()
+        return step(engine)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GenerateEngine, "step", permitted_step)
+        try:
+            yield permits
+        finally:
+            permits.release(1_000_000)
+
+
+def waiting_or_running(client: TestClient) -> float:
+    return gauge(client, "queue_depth") + gauge(client, "running_items")
 
 
 @pytest.mark.slow
