@@ -39,6 +39,15 @@ FOCALLENS_NAME = "focallens-shapes"
 HEAD_WIDTH = 32
 PATCH_SIZE = 16
 
+CLIP_STATEMENT = (
+    "Trained on generated drawings of colored shapes and their captions. It knows colors, shapes, sizes, textures,"
+    " backgrounds and positions of drawn things; of photographs it knows nothing."
+)
+FOCALLENS_STATEMENT = (
+    "Tuned on generated drawings to follow conditions that ask for color, shape, size, texture, background or position,"
+    " in many wordings and some other languages. Other conditions and photographs it does not know."
+)
+
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
@@ -102,7 +111,7 @@ def clip(
         save_clip(model, directory)
         protocol = ColorShapeProtocol(num_per_class=images_per_class)
         result = evaluate_colorshape(load_embedder(str(directory)), protocol)
-        publish_trained(directory, CLIP_NAME, "open-clip", options, summary(result))
+        publish_trained(directory, CLIP_NAME, "open-clip", {**options, "statement": CLIP_STATEMENT}, summary(result))
 
 
 @app.command()
@@ -188,7 +197,8 @@ def focallens(
         directory = output / "checkpoint"
         save_focallens(model, clip, directory)
         metrics = {} if llava else _measure(directory, images_per_class)
-        publish_trained(directory, FOCALLENS_NAME, "focallens-clip", {**options, "base": base_reference}, metrics)
+        described = {**options, "base": base_reference, "statement": None if llava else FOCALLENS_STATEMENT}
+        publish_trained(directory, FOCALLENS_NAME, "focallens-clip", described, metrics)
 
 
 def _measure(directory: Path, images_per_class: int) -> dict[str, float]:

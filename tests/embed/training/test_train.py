@@ -79,6 +79,7 @@ def test_a_job_publishes_a_checkpoint_whose_manifest_says_how_it_was_made(base: 
     assert (manifest.kind, manifest.base, manifest.seed) == ("focallens-clip", str(base), 5)
     assert manifest.training["steps"] == 2
     assert "average_map" in manifest.metrics
+    assert "photographs it does not know" in str(manifest.statement)
     load_focallens(store.fetch("focallens-shapes", version, tmp_path / "cache"))
 
 
