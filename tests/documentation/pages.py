@@ -32,6 +32,7 @@ WRITERS: dict[str, Writer] = {
     "captions": partial(results.caption_table, 0),
     "captions by attribute": partial(results.caption_table, 1),
     **{f"visitor {service}": partial(results.visitor_table, service) for service in SERVICES},
+    "visitor reliability": results.reliability_table,
     "visitor cases": results.visitor_cases_table,
     "embed figures": partial(benchmark_figures.figures_table, benchmark_figures.EMBED),
     "search figures": partial(benchmark_figures.figures_table, benchmark_figures.SEARCH),

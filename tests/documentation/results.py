@@ -6,7 +6,7 @@ from typing import Any
 
 from services.jobs.visitor.questions import Service
 from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
-from services.jobs.visitor.tables import make_case_table
+from services.jobs.visitor.tables import make_case_table, make_reliability_table
 from services.jobs.visitor.tables import make_table as make_visitor_table
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.tables import make_tables
@@ -185,6 +185,12 @@ def visitor_table(service: Service) -> str:
     """What a visitor asks of a service, before and after."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     return make_visitor_table(service, results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]
+
+
+def reliability_table() -> str:
+    """How many of the starters' probabilities were about something right, by bin."""
+    results = VISITOR_FILES.load([RESULTS / "visitor.json"])
+    return make_reliability_table(results, VISITOR_RUNS[-1]).to_markdown().partition("\n\n")[2]
 
 
 def visitor_cases_table() -> str:

@@ -18,7 +18,7 @@ from services.jobs.visitor.client import DEFAULT_URL, Address, VisitorClient, Vi
 from services.jobs.visitor.questions import RELEVANCE_THRESHOLD, SERVICES, Service
 from services.jobs.visitor.results import RESULT_FILES, Result
 from services.jobs.visitor.suite import Plan, ask_service
-from services.jobs.visitor.tables import make_case_table, make_table
+from services.jobs.visitor.tables import make_case_table, make_reliability_table, make_table
 
 EXIT_FAILED = 1
 
@@ -100,6 +100,8 @@ def _report(results: Sequence[Result], save: Path | None, console: Console) -> N
     runs = list(dict.fromkeys(result.run for result in shown))
     for service in dict.fromkeys(result.service for result in results if result.suite == "rows"):
         console.print(make_table(service, shown, runs).to_rich())
+    if any(result.reliability for result in results):
+        console.print(make_reliability_table(shown, results[0].run).to_rich())
     if any(result.suite == "cases" for result in results):
         console.print(make_case_table(shown, runs).to_rich())
     try:

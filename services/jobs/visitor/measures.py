@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -67,21 +68,40 @@ def leave_one_out_map(similarities: NDArray[np.float64], classes: NDArray[np.str
     return float(np.nanmean(precisions))
 
 
+@dataclass(frozen=True)
+class Bin:
+    """The `number` of probabilities in a bin, their mean and the share that was about something right, in percent."""
+
+    number: int
+    probability: float
+    right: float
+
+
+def reliability(asked: Sequence[Asked]) -> list[Bin | None]:
+    """Sort the probabilities of replies into NUM_BINS bins of equal width; None for an empty one.
+
+    A ranking contributes the score of each document.
+    """
+    pairs = list(chain.from_iterable(_judged(one) for one in asked))
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(NUM_BINS)]
+    for probability, is_right in pairs:
+        bins[min(int(probability * NUM_BINS), NUM_BINS - 1)].append((probability, is_right))
+    return [_bin(one) if one else None for one in bins]
+
+
+def _bin(pairs: Sequence[tuple[float, bool]]) -> Bin:
+    probability, right = np.mean(np.asarray(pairs, dtype=np.float64), axis=0)
+    return Bin(len(pairs), 100 * float(probability), 100 * float(right))
+
+
 def calibration_error(asked: Sequence[Asked]) -> float | None:
     """Compute the expected calibration error of the probabilities: Σ_b n_b / n · |right_b − probability_b|.
 
-    Bins have equal width. A ranking contributes the score of each document. None if there are no probabilities.
+    The bins are those of `reliability`. None if there are no probabilities.
     """
-    pairs = list(chain.from_iterable(_judged(one) for one in asked))
-    if not pairs:
-        return None
-    probabilities, rights = np.array(pairs, dtype=np.float64).T
-    bins = np.minimum((probabilities * NUM_BINS).astype(int), NUM_BINS - 1)
-    gaps = [
-        np.sum(bins == number) * abs(np.mean(rights[bins == number]) - np.mean(probabilities[bins == number]))
-        for number in np.unique(bins)
-    ]
-    return 100 * float(np.sum(gaps)) / len(pairs)
+    bins = [one for one in reliability(asked) if one is not None]
+    total = sum(one.number for one in bins)
+    return sum(one.number * abs(one.right - one.probability) for one in bins) / total if total else None
 
 
 def _judged(asked: Asked) -> list[tuple[float, bool]]:

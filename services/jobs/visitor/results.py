@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from services.jobs.result_files import ResultFiles
 from services.jobs.visitor.questions import Service
@@ -11,13 +11,17 @@ from services.jobs.visitor.questions import Service
 ALL_CASES = "cases made by hand"
 CASES_SEED = "0"
 
+Bins = list[list[float] | None]
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Result:
     """One service in one run, for instance `before` a training; of the generated rows, or of cases made by hand.
 
     `scores` are percentages by row and seed, `chances` what a guess reaches by row. `rejected` counts the questions
-    that the service rejected, by seed. Cases have one row, ALL_CASES, and one seed.
+    that the service rejected, by seed. `reliability` has, by row and seed, the bins of rows that measure probabilities:
+    [number, mean probability, share that was right] or None. Cases have one row, ALL_CASES, and one seed.
     """
 
     run: str
@@ -27,6 +31,7 @@ class Result:
     chances: dict[str, float]
     rejected: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    reliability: dict[str, dict[str, Bins]] = field(default_factory=dict)
 
     def mean(self, row: str) -> float | None:
         """Return a row's mean over seeds, or None if it was not measured."""
@@ -40,13 +45,17 @@ class Result:
 
 def _combine(earlier: Result, later: Result) -> Result:
     """Add the seeds of equal rows."""
-    scores = {row: {**earlier.scores.get(row, {}), **seeds} for row, seeds in later.scores.items()}
     return replace(
         later,
-        scores={**earlier.scores, **scores},
+        scores=_with_seeds(earlier.scores, later.scores),
+        reliability=_with_seeds(earlier.reliability, later.reliability),
         chances={**earlier.chances, **later.chances},
         rejected={**earlier.rejected, **later.rejected},
     )
+
+
+def _with_seeds(earlier: dict[str, dict[str, T]], later: dict[str, dict[str, T]]) -> dict[str, dict[str, T]]:
+    return {**earlier, **{row: {**earlier.get(row, {}), **seeds} for row, seeds in later.items()}}
 
 
 RESULT_FILES = ResultFiles(Result, attrgetter("run", "suite", "service"), _combine)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from services.jobs.progress import Bars
 from services.jobs.visitor.client import VisitorClient
+from services.jobs.visitor.measures import Bin, calibration_error, reliability
 from services.jobs.visitor.questions import Asked, Service
-from services.jobs.visitor.results import Result
+from services.jobs.visitor.results import Bins, Result
 from services.jobs.visitor.rows import Probe, Row, all_rows
 
 
@@ -29,6 +30,7 @@ async def ask_service(service: Service, plan: Plan, client: VisitorClient, bars:
     chances: dict[str, float] = {}
     rejected: dict[str, int] = {}
     models: dict[str, None] = {}
+    bins: dict[str, dict[str, Bins]] = {}
     for seed in plan.seeds:
         is_first = seed == plan.seeds[0]
         before = sum(client.rejections.values())
@@ -41,12 +43,19 @@ async def ask_service(service: Service, plan: Plan, client: VisitorClient, bars:
             value = row.measure(of_row)
             if value is not None:
                 scores[row.key][str(seed)] = round(value, 2)
+                if row.measure is calibration_error:
+                    bins.setdefault(row.key, {})[str(seed)] = _rounded(reliability(of_row))
                 chance = row.chance([one.question for one in of_row])
                 if is_first and chance is not None:
                     chances[row.key] = round(chance, 2)
         rejected[str(seed)] = sum(client.rejections.values()) - before
     measured = {row: seeds for row, seeds in scores.items() if seeds}
-    return Result(plan.run, "rows", service, measured, chances, rejected, {"count": plan.count, "models": list(models)})
+    settings = {"count": plan.count, "models": list(models)}
+    return Result(plan.run, "rows", service, measured, chances, rejected, settings, bins)
+
+
+def _rounded(bins: Sequence[Bin | None]) -> Bins:
+    return [None if one is None else [one.number, round(one.probability, 2), round(one.right, 2)] for one in bins]
 
 
 async def _ask_probes(

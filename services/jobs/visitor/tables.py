@@ -1,8 +1,10 @@
 """Tables of the suite: every row with its aim, what a guess reaches, and each run's mean and deviation."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from services.jobs.tables import MISSING, Table, with_error
+from services.jobs.visitor.measures import NUM_BINS
 from services.jobs.visitor.questions import SERVICES, Service
 from services.jobs.visitor.results import ALL_CASES, Result
 from services.jobs.visitor.rows import Row, all_rows
@@ -27,6 +29,26 @@ def make_case_table(results: Sequence[Result], runs: Sequence[str]) -> Table:
     found = {(result.run, result.service): result for result in results if result.suite == "cases"}
     rows = [[service, *(_right_of(found.get((run, service))) for run in runs)] for service in SERVICES]
     return Table.of_texts(f"{ALL_CASES}, right of all", ("", *runs), rows)
+
+
+def make_reliability_table(results: Sequence[Result], run: str) -> Table:
+    """Make the table of a run's probabilities: how many of each bin were about something right."""
+    edges = [100 * number // NUM_BINS for number in range(NUM_BINS + 1)]
+    header = [f"{low}–{high} %" for low, high in pairwise(edges)]
+    rows = [
+        [result.service, row.partition(": ")[2].partition(": ")[2], *map(_share, zip(*seeds.values(), strict=True))]
+        for result in results
+        if result.run == run
+        for row, seeds in result.reliability.items()
+    ]
+    return Table.of_texts("probabilities, right in percent (of so many)", ("", "", *header), rows, num_names=2)
+
+
+def _share(of_seeds: Sequence[Sequence[float] | None]) -> str:
+    """Show how many of a bin's probabilities, of all seeds, were about something right."""
+    found = [one for one in of_seeds if one is not None]
+    total = sum(number for number, _, _ in found)
+    return f"{sum(number * right for number, _, right in found) / total:.0f} ({total:.0f})" if found else MISSING
 
 
 def _right_of(result: Result | None) -> str:

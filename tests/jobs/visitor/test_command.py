@@ -44,6 +44,8 @@ def test_a_service_that_is_always_right_gets_100_over_http() -> None:
             assert result["scores"][row.key] == dict.fromkeys("01", 0.0 if row.is_error else 100.0), row.key
     assert result["settings"] == {"count": COUNT, "models": ["generate@1"]}
     assert "100.0 ± 0.0" in ended.stdout
+    assert {tuple(seeds) for seeds in result["reliability"].values()} == {("0", "1")}
+    assert "90–100 %" in ended.stdout
     assert "rejected" not in ended.stderr
 
 

@@ -5,10 +5,12 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from services.jobs.visitor.measures import (
+    Bin,
     calibration_error,
     leave_one_out_map,
     random_map,
     refusals,
+    reliability,
     right_documents,
     without_a_match,
 )
@@ -50,6 +52,13 @@ def test_calibration_error_is_the_mean_distance_of_probability_and_accuracy() ->
     assert calibration_error(unsure) == pytest.approx(5)
     assert calibration_error([*sure, *unsure]) == pytest.approx(20)
     assert calibration_error([judged(1.0, is_right=True)]) == 0
+
+
+def test_reliability_says_how_many_of_each_bin_were_right() -> None:
+    bins = reliability([judged(0.95, is_right=True), judged(0.91, is_right=False), judged(0.2, is_right=True)])
+    assert bins[2] == Bin(1, pytest.approx(20), 100)
+    assert bins[9] == Bin(2, pytest.approx(93), 50)
+    assert [number for number, one in enumerate(bins) if one is not None] == [2, 9]
 
 
 def test_without_probabilities_there_is_no_calibration_error() -> None:
