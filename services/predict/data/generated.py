@@ -45,7 +45,7 @@ class _Everyday:
 
 _EVERYDAY: Mapping[str, _Everyday] = {
     "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
-    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.2, 0.12),
+    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.12),
     # A first lesson for the set above, with a quarter of its rows, so that both have one vocabulary.
     "word-inferences": _Everyday(INFERENCES, draw_everyday_inference, draw_word_inference, 0.25, 0.12),
 }

@@ -39,7 +39,6 @@ DRAWS: Draws = (
     (draw_paraphrase, 3),
     (draw_pair, 2),
     (draw_open, 2),
-    (draw_words, 6),
 )
 _LABELS: tuple[Relation, ...] = ("entailment", "neutral", "contradiction")
 _ENDS = {
