@@ -6,7 +6,7 @@ Shapes: C candidates.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.model.scoring import Candidates
+from services.predict.model.slot_tokens import SlotTokens
 from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainTexts, TaskDescription
 from services.predict.number_slots import HiddenNumbers, hide_numbers
@@ -124,6 +125,7 @@ class PredictEngine:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
         self._plain_texts = PlainTexts(self.tokenizer)
         self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self._slot_tokens = SlotTokens(self.tokenizer) if self._has_slots else None
         self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
         if self._answers is not None and len(set(self._answers.trie.token_ids)) < len(self._answers.texts):
             raise ValueError("two labels have the same tokens")
@@ -259,7 +261,8 @@ class PredictEngine:
         explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
         decoded: dict[int, Decoded] = {}
         if wanted := list(dict.fromkeys([*free, *explained])):
-            found_texts = self._student.decode_scored(encoded.of(wanted), max_tokens)
+            forbidden = self._forbidden(list(rows), wanted, set(free) - set(explained))
+            found_texts = self._student.decode_scored(encoded.of(wanted), max_tokens, forbidden)
             decoded = dict(zip(wanted, found_texts, strict=True))
         return [
             self._prediction(
@@ -269,6 +272,13 @@ class PredictEngine:
             )
             for item, choice in zip(items, chosen, strict=True)
         ]
+
+    def _forbidden(
+        self, inputs: Sequence[tuple[int, ...]], wanted: Sequence[int], labels: Collection[int]
+    ) -> list[tuple[int, ...]]:
+        """Tokens that the answers to the wanted inputs must not contain, by row; `labels` are those of labels only."""
+        slots = self._slot_tokens
+        return [] if slots is None else [slots.forbidden(inputs[row], is_label=row in labels) for row in wanted]
 
     # Preparing
 

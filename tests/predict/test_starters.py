@@ -77,6 +77,7 @@ def test_reasons_are_sentences_and_equations_have_values(
     [
         ("word-problems", {"body": "Dora split 63 spoons evenly into 9 bags.", "question": README_QUESTION}, 7),
         ("word-problems", {"body": "Leo has 1,250 stamps and buys 75 more.", "question": "How many has he now?"}, 1325),
+        ("word-problems", {"body": "I had £20 and spent half of it.", "question": "How much is left?"}, 10),
     ],
 )
 def test_what_the_readme_shows_survives_a_visitor_s_first_change(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.predict.data.claims.inferences import draw_everyday_inference
+from services.predict.data.claims.inferences import draw_everyday_inference, draw_word_inference
 from services.predict.data.deductions import DEDUCTIONS, draw_deduction
 from services.predict.data.denoising import DENOISING, denoising_of
 from services.predict.data.drawing import draw_distinct
@@ -46,6 +46,8 @@ class _Everyday:
 _EVERYDAY: Mapping[str, _Everyday] = {
     "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
     "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.12),
+    # A first lesson for the set above, with a quarter of its rows, so that both have one vocabulary.
+    "word-inferences": _Everyday(INFERENCES, draw_everyday_inference, draw_word_inference, 0.25, 0.12),
 }
 _DRAWS: Mapping[str, Draw] = {
     WORD_PROBLEMS.name: draw_problem,

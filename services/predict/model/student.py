@@ -182,13 +182,20 @@ class Student:
             sums.append(float(logits.log_softmax(dim=1)[range(len(ids)), list(ids)].sum()))
         return sums
 
-    def decode(self, encoded: Encoded, max_tokens: int) -> list[tuple[int, ...]]:
+    def decode(
+        self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()
+    ) -> list[tuple[int, ...]]:
         """Decode greedily: the tokens before the end of sequence, at most `max_tokens`."""
-        return [decoded.token_ids for decoded in self.decode_scored(encoded, max_tokens)]
+        return [decoded.token_ids for decoded in self.decode_scored(encoded, max_tokens, forbidden)]
 
     @torch.inference_mode()
-    def decode_scored(self, encoded: Encoded, max_tokens: int) -> list[Decoded]:
-        """Decode greedily, with log-probabilities: at most `max_tokens`, including the end of sequence."""
+    def decode_scored(
+        self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()
+    ) -> list[Decoded]:
+        """Decode greedily, with log-probabilities: at most `max_tokens`, including the end of sequence.
+
+        `forbidden` are tokens that each input's answer must not contain; probabilities are still among all texts.
+        """
         num_inputs, memory = encoded.num_inputs, encoded.memory
         cache = Cache(self._t5.num_layers)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
@@ -197,10 +204,11 @@ class Student:
         has_ended = [False] * num_inputs
         places = torch.arange(num_inputs, device=self.device)
         newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
+        closed = _Closed(forbidden, num_inputs, self.device)
         for step in range(max_tokens):
             bias = self._t5.last_row_bias(step + 1)
             logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
-            best, newest = logits.max(dim=1, keepdim=True)
+            best, newest = closed.without(logits, running).max(dim=1, keepdim=True)
             gained = (best - logits.logsumexp(dim=1, keepdim=True))[:, 0]
             is_open = torch.tensor([not has_ended[place] for place in running], device=self.device)
             logprobs[places] += gained * is_open
@@ -307,6 +315,24 @@ class Student:
 
     def _tensor(self, numbers: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
+
+
+class _Closed:
+    """The tokens that are forbidden to each input, if any."""
+
+    def __init__(self, forbidden: Sequence[Sequence[int]], num_inputs: int, device: torch.device) -> None:
+        if forbidden and len(forbidden) != num_inputs:
+            raise ValueError(f"forbidden tokens of {len(forbidden)} inputs for {num_inputs} inputs")
+        self._tokens = [torch.tensor(list(some), dtype=torch.long, device=device) for some in forbidden]
+
+    def without(self, logits: Tensor, inputs: Sequence[int]) -> Tensor:
+        """Logits (rows, V) of these inputs, −∞ for their forbidden tokens."""
+        if not any(len(some) for some in self._tokens):
+            return logits
+        logits = logits.clone()
+        for row, place in enumerate(inputs):
+            logits[row, self._tokens[place]] = -math.inf
+        return logits
 
 
 def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:

@@ -16,6 +16,8 @@ from services.nn.loading import transformers
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
+# The first bucket of T5's relative positions is a token's own; equal tokens begin with a logit of √d_kv, 5.7 for 32.
+OWN_POSITION_BIAS = -12.0
 # A word, a digit or other characters with a preceding space; other white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -86,8 +88,8 @@ class Shape:
     """Sizes of a T5 with equally many encoder and decoder layers.
 
     `is_gated` chooses the feed-forward layers and the head of v1.1 and flan, gated GELU and a separate head, over those
-    of the first T5, ReLU and the embeddings as head. `dropout` is that of training. With `has_matching_heads`, half of
-    the encoder's heads begin with keys that are their queries, so that equal tokens attend to each other.
+    of the first T5, ReLU and the embeddings as head. `dropout` is that of training. With `has_matching_heads`, equal
+    tokens begin to attend to each other in half of the encoder's heads.
     """
 
     d_model: int
@@ -145,9 +147,19 @@ def create_t5(shape: str, vocab_size: int, seed: int) -> Any:
 
 @torch.no_grad()
 def _match_equal_tokens(model: Any, sizes: Shape) -> None:
-    """Begin half of the encoder's heads with their queries as keys, in the keys' scale."""
-    num_rows = sizes.num_heads // 2 * sizes.d_kv
+    """Begin half of the encoder's heads with their queries as keys, in the keys' scale, and without their own position.
+
+    In the first block, what such a head returns is the token that it attends to, projected and negative: what two
+    sentences share is taken away, and the words in which they differ remain.
+    """
+    num_heads = sizes.num_heads // 2
+    num_rows = num_heads * sizes.d_kv
+    first = model.encoder.block[0].layer[0].SelfAttention
+    first.relative_attention_bias.weight[0, :num_heads] = OWN_POSITION_BIAS
     for block in model.encoder.block:
         attention = block.layer[0].SelfAttention
         queries = attention.q.weight[:num_rows]
         attention.k.weight[:num_rows] = queries * (attention.k.weight.std() / queries.std())
+    orthonormal = torch.linalg.qr(first.v.weight[:num_rows].T).Q
+    first.v.weight[:num_rows] = orthonormal.T
+    first.o.weight[:, :num_rows] = -orthonormal

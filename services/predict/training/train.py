@@ -47,6 +47,7 @@ TaskName = Literal[
     "denoising",
     "everyday-problems",
     "everyday-inferences",
+    "word-inferences",
 ]
 
 

@@ -58,6 +58,25 @@ def test_half_of_the_heads_of_a_micro_begin_by_matching_equal_tokens() -> None:
         assert (logits.argmax(dim=1) == torch.arange(50)).float().mean() > 0.95
 
 
+def test_what_two_sentences_share_is_taken_away_by_the_first_block_of_a_micro() -> None:
+    attention = create_t5("micro", 300, 0).encoder.block[0].layer[0].SelfAttention
+    words = torch.tensor([[10, 11, 12, 13, 14, 20, 10, 11, 12, 13, 15, 20]])
+    states = create_t5("micro", 300, 0).shared.weight.detach()[words]
+    attention.n_heads, attention.inner_dim = 2, 64
+    for name in ("q", "k", "v"):
+        layer = getattr(attention, name)
+        layer.weight = torch.nn.Parameter(layer.weight[:64])
+    attention.o.weight = torch.nn.Parameter(attention.o.weight[:, :64])
+    attention.relative_attention_bias.weight = torch.nn.Parameter(attention.relative_attention_bias.weight[:, :2])
+    projection = attention.v.weight.T @ attention.v.weight
+    with torch.no_grad():
+        left = (states + attention(states)[0]) @ projection
+    kept = left.norm(dim=2)[0] / (states @ projection).norm(dim=2)[0]
+    shared = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8, 9, 11])
+    assert kept[shared].mean() < 0.3
+    assert kept[torch.tensor([4, 10])].min() > 0.8
+
+
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(KeyError):
         create_t5("gigantic", 300, 0)

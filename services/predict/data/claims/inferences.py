@@ -17,12 +17,14 @@ from services.predict.data.claims.places import draw_converse, draw_place
 from services.predict.data.claims.relations import draw_relation
 from services.predict.data.claims.taxonomies import Relation
 from services.predict.data.claims.times import draw_time
+from services.predict.data.claims.words import draw_words
 from services.predict.data.drawing import capitalised
 from services.predict.data.everyday.problems import is_held_out as is_held
 from services.predict.data.inferences import INFERENCES
 from services.predict.data.rows import Row, TeacherOutput
 
-DRAWS: tuple[tuple[Callable[[Relation, random.Random], Claim | None], int], ...] = (
+Draws = tuple[tuple[Callable[[Relation, random.Random], Claim | None], int], ...]
+DRAWS: Draws = (
     (draw_quality, 5),
     (draw_kind, 4),
     (draw_person_kind, 2),
@@ -50,7 +52,16 @@ LOWER_CASE_RATE = 0.05
 
 def draw_everyday_inference(generator: random.Random, *, is_held_out: bool = False) -> Row:
     """Draw an inference whose pair of sentences is held out, or one that is not."""
-    draws, weights = zip(*DRAWS, strict=True)
+    return _drawn(DRAWS, generator, is_held_out=is_held_out)
+
+
+def draw_word_inference(generator: random.Random, *, is_held_out: bool = False) -> Row:
+    """Draw an inference from one word to another, which is held out by the same rule."""
+    return _drawn(((draw_words, 1),), generator, is_held_out=is_held_out)
+
+
+def _drawn(some: Draws, generator: random.Random, *, is_held_out: bool) -> Row:
+    draws, weights = zip(*some, strict=True)
     while True:
         draw, label = generator.choices(draws, weights)[0], generator.choice(_LABELS)
         claim = draw(label, generator)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 
-from services.predict.data.everyday import change_scenes, group_scenes, two_step_scenes, world_scenes
+from services.predict.data.everyday import change_scenes, fraction_scenes, group_scenes, two_step_scenes, world_scenes
 from services.predict.data.everyday.equations import EquationText, step_values, steps_of
 from services.predict.data.everyday.naming import Names, draw_names, first_person, number_words
 from services.predict.data.problems import WORD_PROBLEMS
@@ -25,7 +25,8 @@ HELD_OUT_SHARE = 23  # one question about a scene of so many
 IRRELEVANT_RATE = 0.12
 FILLER_RATE = 0.06
 LOWER_CASE_RATE = 0.06
-TWO_STEP_RATE = 0.3
+TWO_STEP_RATE = 0.35
+_ONE_STEP = change_scenes, group_scenes, fraction_scenes, world_scenes
 _ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
 _ORDER = re.compile(r"([a-z])>([a-z])")
 _NAME = re.compile(r"\{([^{}]+)\}")
@@ -61,7 +62,7 @@ def is_held_out(text: str, share: int = HELD_OUT_SHARE) -> bool:
 @cache
 def scenes() -> tuple[tuple[Scene, ...], tuple[Scene, ...]]:
     """Return all scenes of one step, and those of two or three."""
-    one = [scene for module in (change_scenes, group_scenes, world_scenes) for scene in _parsed(module.SCENES)]
+    one = [scene for module in _ONE_STEP for scene in _parsed(module.SCENES)]
     return tuple(one), tuple(_parsed(two_step_scenes.SCENES))
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from services.predict.data.claims.claim import judged
-from services.predict.data.claims.inferences import DRAWS, draw_everyday_inference
+from services.predict.data.claims.inferences import DRAWS, draw_everyday_inference, draw_word_inference
 from services.predict.data.claims.taxonomies import quality_groups, taxonomy
 from services.predict.data.inferences import INFERENCES
 
@@ -22,6 +22,14 @@ def test_labels_are_equally_likely_and_sentences_whole() -> None:
         premise, hypothesis = row.input.split("</s>")
         assert premise and hypothesis
         assert not re.search(r"[\[\]{}|]|  ", row.input), row
+
+
+def test_the_first_lesson_is_about_one_word_in_each_sentence() -> None:
+    generator = random.Random("words")
+    rows = [draw_word_inference(generator) for _ in range(300)]
+    assert all(re.fullmatch(r"(it is .+</s>it is .+)", row.input, re.IGNORECASE) for row in rows)
+    assert min(Counter(row.label for row in rows).values()) > 60
+    assert draw_word_inference(random.Random(0), is_held_out=True) != draw_word_inference(random.Random(0))
 
 
 @pytest.mark.parametrize("draw", [draw for draw, _ in DRAWS if draw.__name__ != "draw_open"])

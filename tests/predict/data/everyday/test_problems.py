@@ -40,6 +40,11 @@ def test_equations_hold_numbers_of_the_problem_and_a_few_constants(rows: list[Ro
         assert set(left) <= constants, row
 
 
+def test_parts_and_multiples_are_written_as_words(rows: list[Row]) -> None:
+    words = ("half", "a third", "a quarter", "twice", "double", "dozen")
+    assert all(sum(word in row.input.lower() for row in rows) > 1 for word in words)
+
+
 def test_there_are_hundreds_of_scenes_of_one_step_and_of_more() -> None:
     one, more = scenes()
     assert len(one) > 300 and len(more) > 80
