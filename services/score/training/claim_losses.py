@@ -6,6 +6,7 @@ Shapes: B pictures, G groups of K claims, A = G K, T places for things, P patche
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ K = 1 + NUM_ALTERNATIVES
 OWN, LOCAL, ALL, FOUND, NAMED = 2.0, 1.0, 0.7, 0.5, 0.3
 # Weights of the distance to the place in the fact space, of a tower alone and of both together.
 MATCHED, KEPT = 10.0, 2.0
-# Weight of naming a claim's words in the text tower's own training.
-READ = 4.0
+# Weight of naming a claim's words beside naming which of them belong together.
+SAID = 4.0
 # Weights of numbers, most of which are 0, and of places, whose errors are small.
 COUNTED, PLACED = 5.0, 50.0
 
@@ -110,7 +111,11 @@ class SeenThings(nn.Module):
 
 
 class SaidThings(nn.Module):
-    """Heads that name the words of a claim from its caption's vector (A, D): see `ClaimBatch.said`."""
+    """Heads that name the words of a claim from its caption's vector (A, D): see `ClaimBatch.said`.
+
+    Others name, without their order, which two values one thing is said to have, and which values are said to lie on
+    which side: sums of these are the claim's place in the fact space.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -119,13 +124,35 @@ class SaidThings(nn.Module):
         sizes = [*(size + 1 for size in NUM_VALUES * 2), 1 + len(RELATIONS), MAX_THINGS + 2, MAX_THINGS + 2,
                  1 + NUM_VALUES[COLOR]]  # fmt: skip
         self.heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+        self.bound = nn.ModuleList([nn.Linear(width, NUM_VALUES[a] * NUM_VALUES[b]) for a, b in BOUND])
+        self.sides = nn.ModuleList([nn.Linear(width, size * len(RELATIONS)) for size in NUM_VALUES])
 
     def forward(self, x: Tensor, said: Tensor) -> Tensor:
         x, target = self.norm(x.float()), said.clone()
         target[:, :8] += 1
         target[:, 11] += 1
         losses = [F.cross_entropy(head(x).float(), target[:, i]) for i, head in enumerate(self.heads)]
-        return torch.stack(losses).mean()
+        loss = SAID * torch.stack(losses).mean()
+        for head, (a, b) in zip(self.bound, BOUND, strict=True):
+            pairs = [(said[:, k + a], said[:, k + b]) for k in (0, 4)]
+            loss = loss + _of_pairs(head(x), pairs, NUM_VALUES[b])
+        side = said[:, 8] - 1
+        opposite = torch.where(side >= 0, side ^ 1, side)
+        for a, head in enumerate(self.sides):
+            loss = loss + _of_pairs(head(x), [(said[:, a], side), (said[:, 4 + a], opposite)], len(RELATIONS))
+        return loss
+
+
+def _of_pairs(logits: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """Cross-entropy of logits (A, first values · size) against the said pairs of codes, (A,) each, −1 for none. These
+    share the probability. Claims without a pair count as 0."""
+    logits = logits.float()
+    target = torch.zeros_like(logits)
+    for first, second in pairs:
+        is_said = ((first >= 0) & (second >= 0))[:, None]
+        target = target + F.one_hot(first.clamp(min=0) * size + second.clamp(min=0), logits.shape[1]) * is_said
+    shares = target / target.sum(dim=1, keepdim=True).clamp_min(1)
+    return F.cross_entropy(logits, shares)
 
 
 class StemSeeing(nn.Module):
@@ -218,7 +245,7 @@ class ClaimReading(nn.Module):
         images = self.space.of_pictures(batch.pictures)
         loss = pooled_loss(images, texts.pooled, batch.is_true, clamped_scale(self.space.log_scale))
         loss = loss + MATCHED * _distance(texts.pooled, self.space.of_claims(batch.said))
-        total: Tensor = loss + READ * self.said(ends(texts), batch.said)
+        total: Tensor = loss + self.said(ends(texts), batch.said)
         return total
 
 
