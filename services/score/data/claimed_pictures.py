@@ -17,6 +17,7 @@ from services.jobs.pictures.variety import Variety, draw_picture
 from services.nn.clip_tokenizer import Tokenizer
 from services.score.data.claim_wordings import Style, caption
 from services.score.data.claims import (
+    COLORS,
     RELATIONS,
     Claim,
     PictureFacts,
@@ -63,7 +64,7 @@ class ClaimBatch:
     """Pictures, and captions of claims, group by group: `input_ids` (A, W) int64.
 
     Group g is about picture g, whose first claim is nearly always true of it; `is_true` (A, B) tells which claims are
-    true of which pictures. `said` (A, 11) int64 are the codes of each claim's words, −1 for those that are not said.
+    true of which pictures. `said` (A, 12) int64 are the codes of each claim's words, −1 for those that are not said.
     """
 
     pictures: PictureBatch
@@ -159,11 +160,12 @@ def centered_things(places: Tensor, grid_side: int) -> Tensor:
 
 
 def said(claim: Claim) -> list[int]:
-    """Return the codes of a claim's words: of both nouns, of the relation (0 for none), and of both numbers (0 for an
-    absence, 6 for one or more); −1 where a noun says nothing."""
+    """Return the codes of a claim's words: of both nouns, of the relation (0 for none), of both numbers (0 for an
+    absence, 6 for one or more), and of the background; −1 where a noun says nothing, or no background is said."""
     relation = 0 if claim.relation is None else 1 + RELATIONS.index(claim.relation)
     numbers = [6 if number is None else number for number in (claim.number, claim.second_number)]
-    return [*noun_codes(claim.first), *noun_codes(claim.second), relation, *numbers]
+    background = -1 if claim.background is None else COLORS.index(claim.background)
+    return [*noun_codes(claim.first), *noun_codes(claim.second), relation, *numbers, background]
 
 
 def _variety(easy: float, random: Random) -> Variety:

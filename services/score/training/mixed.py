@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from services.score.data.claimed_pictures import ClaimBatch, PictureBatch
-from services.score.training.claim_losses import ClaimReading, image_states
-from services.score.training.scene_clip import SceneBatch, SceneReading
+from services.score.training.claim_losses import ClaimReading, SaidThings, image_states
+from services.score.training.fact_space import FactSpace
+from services.score.training.scene_clip import KEEPING, SceneBatch, SceneReading
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class MixedLoss(nn.Module):
 
 
 class MixedReading(nn.Module):
-    """The sum of both supervised losses of the text tower."""
+    """The supervised loss of the text tower on claims, and with the weight KEEPING that on scenes."""
 
-    def __init__(self, clip: Any) -> None:
+    def __init__(self, clip: Any, said: SaidThings, space: FactSpace) -> None:
         super().__init__()
-        self.of_scenes, self.of_claims = SceneReading(clip), ClaimReading(clip)
+        self.of_scenes, self.of_claims = SceneReading(clip), ClaimReading(clip, said, space)
 
     def forward(self, batch: MixedBatch) -> Tensor:
-        loss: Tensor = self.of_scenes(batch.scenes) + self.of_claims(batch.pictures)
+        loss: Tensor = KEEPING * self.of_scenes(batch.scenes) + self.of_claims(batch.pictures)
         return loss

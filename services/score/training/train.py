@@ -29,7 +29,16 @@ from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, sa
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
 from services.score.training.batches import ImageSource, SceneLexicon, SceneSource, Source, TuningData
-from services.score.training.claim_losses import ClaimChoice, PictureSeeing, StemSeeing
+from services.score.training.claim_losses import (
+    ClaimChoice,
+    ClaimNaming,
+    FactChoice,
+    FactSeeing,
+    PictureSeeing,
+    SaidThings,
+    StemSeeing,
+)
+from services.score.training.fact_space import FactSpace
 from services.score.training.lora import add_lora, merged_state_dict
 from services.score.training.mixed import MixedData, MixedLoss, MixedReading
 from services.score.training.objectives import TuningLoss
@@ -50,8 +59,9 @@ from services.score.training.wise_ft import wise_ft
 BASE_NAME = "clip-scenes"
 FSC_CLIP_NAME = "fsc-clip-scenes"
 CLIP_KIND = "open-clip"
-# The convolutions alone learn at a multiple of the towers' rate. Whoever only reads claims needs no pixels.
-STEM_RATE = 2.0
+# The convolutions alone, the fact space and the text tower alone learn at multiples of the rate of both towers. Whoever
+# only reads claims needs no pixels.
+STEM_RATE, FACT_RATE, READ_RATE = 2.0, 3.0, 2.0
 READ_SIDE = 4
 
 DataKind = Literal["scenes", "folder", "tars"]
@@ -77,10 +87,20 @@ def clip_scenes(
     seeing_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up. 0: no warm-up.")
     ] = 600,
+    naming_steps: Annotated[
+        int, typer.Option(min=0, help="Steps in which the text tower learns to name the words of claims. 0: none.")
+    ] = 600,
     reading_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up. 0: no warm-up.")
     ] = 600,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 3000,
+    fact_steps: Annotated[
+        int,
+        typer.Option(min=0, help="Steps in which facts and claims learn their places in the shared space. 0: none."),
+    ] = 800,
+    matching_steps: Annotated[
+        int, typer.Option(min=0, help="Steps in which the image tower learns the places of facts. 0: none.")
+    ] = 800,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 64,
     pictures: Annotated[int, typer.Option(min=2, help="Pictures of any kind per step, in each process.")] = 128,
     warmup_batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step of both warm-ups.")] = 32,
@@ -115,21 +135,39 @@ def clip_scenes(
         seen = Pictures(seed + 3_000, pictures, IMAGE_SIDE, num_easy=stem_steps)
         stem = replace(run, num_steps=stem_steps, learning_rate=STEM_RATE * learning_rate, stage="stem")
         train(stem, StemSeeing(visual, transform), seen)
+    seeing, space = PictureSeeing(visual, transform), FactSpace(model.model.text_projection.shape[1])
+    seen_scenes = SceneWarmup(visual, transform)
     if seeing_steps > 0:
         scenes = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
-        seeing = MixedLoss(visual, SceneWarmup(visual, transform), PictureSeeing(visual, transform))
         seen = Pictures(seed + 1_000, pictures, IMAGE_SIDE, num_easy=seeing_steps // 2)
-        train(replace(warmup, num_steps=seeing_steps, stage="warmup"), seeing, MixedData(scenes, seen))
+        naming = replace(warmup, num_steps=seeing_steps, stage="warmup")
+        train(naming, MixedLoss(visual, seen_scenes, seeing), MixedData(scenes, seen))
+    if fact_steps > 0:
+        facts = ClaimedPictures(tokenizer, Pictures(seed + 5_000, pictures, READ_SIDE), pictures)
+        placing = replace(run, num_steps=fact_steps, learning_rate=FACT_RATE * learning_rate, stage="facts")
+        train(placing, FactChoice(space), facts)
+    space.fixed()
+    # a step of reading costs little: many small ones teach more than few large ones
+    num_read, reading = max(2, pictures // 4), replace(run, learning_rate=READ_RATE * learning_rate)
+    read = SaidThings(model.model.text_projection.shape[1])
+    if naming_steps > 0:
+        claims = ClaimedPictures(tokenizer, Pictures(seed + 7_000, num_read, READ_SIDE), num_read)
+        train(replace(reading, num_steps=naming_steps, stage="naming"), ClaimNaming(model.model, read), claims)
     if reading_steps > 0:
-        scenes = SceneCaptions(tokenizer, seed + 2_000, warmup.num_examples, READ_PAIRS)
-        claims = ClaimedPictures(tokenizer, Pictures(seed + 2_000, pictures, READ_SIDE), pictures // 2)
-        train(
-            replace(warmup, num_steps=reading_steps, stage="reading"), MixedReading(model.model),
-            MixedData(scenes, claims),
-        )  # fmt: skip
+        scenes = SceneCaptions(tokenizer, seed + 2_000, max(1, warmup.num_examples // 2), READ_PAIRS)
+        claims = ClaimedPictures(tokenizer, Pictures(seed + 2_000, num_read, READ_SIDE), num_read)
+        reading = replace(reading, num_steps=reading_steps, stage="reading")
+        train(reading, MixedReading(model.model, read, space), MixedData(scenes, claims))
+    if matching_steps > 0:
+        scenes = SceneCaptions(tokenizer, seed + 6_000, warmup.num_examples, SEEN_PAIRS)
+        claims = ClaimedPictures(tokenizer, Pictures(seed + 6_000, pictures, IMAGE_SIDE), pictures)
+        matching = MixedLoss(visual, seen_scenes, FactSeeing(seeing, space))
+        train(replace(warmup, num_steps=matching_steps, stage="matching"), matching, MixedData(scenes, claims))
     scenes = SceneCaptions(tokenizer, seed, run.num_examples, CAPTION_PAIRS)
     claims = ClaimedPictures(tokenizer, Pictures(seed, pictures, IMAGE_SIDE), pictures // 2)
-    choice = MixedLoss(visual, SceneContrast(model.model, transform), ClaimChoice(model.model, transform))
+    with torch.no_grad():
+        model.model.logit_scale.copy_(space.log_scale)
+    choice = MixedLoss(visual, SceneContrast(model.model, transform), ClaimChoice(model.model, seeing, space))
     train(run, choice, MixedData(scenes, claims))
     if rank() == 0:
         directory = output / "checkpoint"

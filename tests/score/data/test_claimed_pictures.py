@@ -25,7 +25,7 @@ def test_a_batch_has_four_claims_about_each_of_the_first_pictures() -> None:
     batch = ClaimedPictures(tokenizer(), Pictures(3, 12, 32), 8)(0)
     assert batch.pictures.pixels.shape == (12, 32, 32, 3)
     assert batch.is_true.shape == (32, 12)
-    assert batch.said.shape == (32, 11)
+    assert batch.said.shape == (32, 12)
     own = batch.is_true.view(8, 4, 12)[torch.arange(8), :, torch.arange(8)]
     assert own[:, 0].float().mean() > 0.9
     assert own[:, 1:].float().mean() < 0.5
