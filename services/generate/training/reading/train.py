@@ -30,9 +30,9 @@ from services.nn.refusals import Refused
 NAME = "open-facts"
 KIND = "causal-lm"
 STATEMENT = (
-    "Trained on generated documents of one to four short English sentences about people and what they own, do, like and"
-    " are, with ordinary, foreign and invented names, up to ten documents a prompt, and on questions that no document"
-    " answers. It copies its answers from the documents and knows nothing else."
+    "Trained on generated documents of one to four short English sentences about people, what they own, do, like and"
+    " are, and about companies, with ordinary, foreign and invented names, up to ten documents a prompt, and on"
+    " questions that no document answers. It copies its answers from the documents and knows nothing else."
 )
 
 app = typer.Typer(
