@@ -71,7 +71,7 @@ class Run(Generic[StageT]):
 
 @dataclass(frozen=True)
 class Learner:
-    """All that a step changes: the weights and the optimizers of the matrices and of the rest."""
+    """The weights, and the optimizers of the matrices and of the rest."""
 
     model: nn.Module
     muons: Sequence[Muon]

@@ -86,7 +86,7 @@ class Article:
 
     @property
     def groups(self) -> set[str]:
-        """What the document tells about its name."""
+        """The groups of what the document tells about its name."""
         return {name for one in self.told for name in (group(one.relation), one.remarked) if name}
 
 

@@ -1,4 +1,4 @@
-"""What documents are about, people or organisations: their relations, open ones included, and remarks about them.
+"""Subjects of documents, people or companies: their relations, open ones included, and remarks about them.
 
 An attribute is a relation whose noun is drawn like any word, so that a reader has to match the noun of the question
 with the sentence's rather than know a list of relations.
@@ -89,7 +89,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What the documents of a world are about; `name` draws one of their names, None for a name of any person."""
+    """Subject of all documents of a world; `name` draws one of their names, None for a name of any person."""
 
     relations: tuple[Relation, ...]
     remarks: tuple[tuple[str, str], ...]
