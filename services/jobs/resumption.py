@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from services.nn.refusals import Refused
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str]) -> str:
@@ -18,6 +21,14 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any], options: Mappi
             option = options.get(name) or options.get(name.rpartition(".")[2], name)
             told.setdefault(option, f"{option} was {json.dumps(before)}, and is {json.dumps(after)}")
     return "; ".join(told.values())
+
+
+def other_arguments(
+    path: Path, begun: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str]
+) -> Refused:
+    """The refusal to continue from a state that belongs to a run with other arguments, as `differences` tells them."""
+    told = differences(begun, now, options)
+    return Refused(f"{path} belongs to a run with other arguments ({told}): remove it or choose another output folder")
 
 
 def option_names(*names: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from services.jobs.interruption import Stopping, ignore_interrupts
 from services.jobs.progress import standard_bars
-from services.jobs.resumption import differences, option_names
+from services.jobs.resumption import option_names, other_arguments
 from services.nn.refusals import Refused
 
 Precision = Literal["no", "bf16", "fp16"]
@@ -257,10 +257,7 @@ def _resume(run: Run, model: nn.Module, optimizer: Any) -> int:
     if state["run"] != _fingerprint(run):
         options = option_names("batch_size", "learning_rate", "weight_decay", "seed", "accumulate", "precision")
         options["num_steps"] = "--steps" if run.stage in LAST_STAGES else f"the number of steps of the {run.stage}"
-        changed = differences(json.loads(state["run"]), json.loads(_fingerprint(run)), options)
-        raise Refused(
-            f"{path} belongs to a run with other arguments ({changed}): remove it or choose another output folder"
-        )
+        raise other_arguments(path, json.loads(state["run"]), json.loads(_fingerprint(run)), options)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])

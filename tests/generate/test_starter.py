@@ -43,7 +43,7 @@ def test_the_served_model_is_packaged_with_a_description() -> None:
     assert GenerateSettings().model == STARTER.name
     description = read_description(STARTER)
     assert (description.name, description.kind, description.licence) == ("open-facts", "causal-lm", "MIT")
-    assert "copies its answers" in str(description.training["statement"])
+    assert "copies its answers" in str(description.statement)
     assert sum(path.stat().st_size for path in STARTER.iterdir()) < 25_000_000
 
 

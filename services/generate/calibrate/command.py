@@ -67,6 +67,9 @@ def calibrate(
         int, typer.Option(min=2, help="Questions to choose settings with, and as many again to decide with.")
     ] = 800,
     measured: Annotated[int, typer.Option(min=1, help="Prompts to rank the sources of relevance with.")] = 200,
+    sources: Annotated[
+        int, typer.Option(min=1, help="Sources of relevance to try for each span rule, those that rank best.")
+    ] = 3,
     span_rule: Annotated[str, typer.Option(help="Span rules to try.")] = "newline,text",
     row_scope: Annotated[str, typer.Option(help="Choices of calibrated prompt rows to try.")] = "last,tail",
     bias: Annotated[
@@ -113,7 +116,7 @@ def calibrate(
         span_rules=among(span_rule, get_args(SpanRule), "--span-rule"),
         search_bias=search_bias,
         bias_kinds=among(bias, get_args(BiasKind), "--bias"),
-        limits=Limits(row_scopes=among(row_scope, get_args(RowScope), "--row-scope")),
+        limits=Limits(rel_settings=sources, row_scopes=among(row_scope, get_args(RowScope), "--row-scope")),
         dummy=dummy,
     )
     if publish is not None:

@@ -26,10 +26,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor, nn
 
 from services.generate.data.facts import words
-from services.nn.loading import transformers
+from services.generate.training.llama import BOS_ID, MAX_TOKENS, LlamaShape, new_llama
 
 BOS, EOS = "<bos>", "<eos>"
-BOS_ID, EOS_ID = 0, 1
 MAX_DOCUMENT_NUMBER = 40
 INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results (some of which might be"
@@ -87,7 +86,7 @@ def tokenizer_config() -> dict[str, Any]:
         "pad_token": EOS,
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 8192,
+        "model_max_length": MAX_TOKENS,
     }
 
 
@@ -99,7 +98,7 @@ def _pieces() -> Sequence[str]:
 OFFSETS = ((1, 3, 4, 5), (1, 2, 6, 11))
 COMPARED = ((1, 2), (2, 3))  # the heads of layer 0 that the key heads of layers 2 and 3 compare
 WIDTH, NUM_HEADS, NUM_KEY_HEADS, CHANNELS, NUM_LAYERS, MLP_WIDTH = 192, 4, 2, 48, 4, 512
-ROPE_THETA, MAX_TOKENS = 1e5, 8192
+ROPE_THETA = 1e5
 NUM_FAST, FIRST_SLOW = 10, 12  # rotary frequencies, fastest first
 CONSTANT = 4.0  # of dimension 0 in every embedding and of dimension 1 in those of answers' words
 
@@ -107,22 +106,10 @@ CONSTANT = 4.0  # of dimension 0 in every embedding and of dimension 1 in those 
 def create_llama(vocab_size: int, answer_ids: Sequence[int], seed: int) -> Any:
     """Create a LlamaForCausalLM, float32, on the CPU; `answer_ids` are the tokens that occur in answers."""
     torch.manual_seed(seed)
-    config = transformers().LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=WIDTH,
-        intermediate_size=MLP_WIDTH,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_KEY_HEADS,
-        head_dim=CHANNELS,
-        max_position_embeddings=MAX_TOKENS,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
+    shape = LlamaShape(
+        vocab_size, WIDTH, MLP_WIDTH, NUM_LAYERS, NUM_HEADS, NUM_KEY_HEADS, channels=CHANNELS, rope_theta=ROPE_THETA
     )
-    model = transformers().LlamaForCausalLM(config)
+    model = new_llama(shape)
     with torch.no_grad():
         _set_embeddings(model.model.embed_tokens.weight, answer_ids)
         model.model.norm.weight.fill_(0.1)  # embeddings are as long as √D: logits would be far too large

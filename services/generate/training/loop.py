@@ -7,12 +7,10 @@ as frequent as at the ends; a model trained in this way prefers the ends if name
 Legend: B batch, T tokens, V vocabulary, K documents.
 """
 
-import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,14 +21,13 @@ from torch.nn.functional import cross_entropy
 
 from services.generate.data.facts import FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts.templates import QUERY_AWARE, Document
-from services.generate.training.initialisation import BOS_ID, EOS_ID
+from services.generate.training.llama import BOS_ID, EOS_ID
+from services.generate.training.muon import Muon
+from services.generate.training.stages import Learner, Run, resume, save
 from services.jobs.interruption import Stopping
 from services.jobs.progress import standard_bars, watched
-from services.jobs.resumption import differences, flat
-from services.nn.refusals import Refused
 
 ANSWER_TOKENS = 3  # two words and the end
-STATE_FILE = "resume.pt"
 # Options of `fovea train litm`, by an argument's name or its last part.
 OPTIONS = {
     "seed": "--seed",
@@ -61,34 +58,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training: its stages, the seed of weights and data, and the folder of states."""
-
-    output: Path
-    seed: int
-    stages: tuple[Stage, ...]
-    tokens_per_step: int = 2500
-    muon_rate: float = 0.01
-    adam_rate: float = 0.01
-    checkpoint_every: int = 50
-
-    @property
-    def num_steps(self) -> int:
-        return sum(stage.num_steps for stage in self.stages)
-
-    def stage_at(self, step: int) -> tuple[Stage, float]:
-        """The stage of a step, counted from 0, and the factor of its learning rates: warm-up, then the stage's fall."""
-        first = 0
-        for stage in self.stages:
-            if step < first + stage.num_steps:
-                part = (step - first) / stage.num_steps
-                fall = 1 + (stage.final - 1) * max(0.0, 2 * part - 1)
-                return stage, min(1.0, (step + 1) / 20) * stage.learning_rate * fall
-            first += stage.num_steps
-        raise ValueError(f"the run has {first} steps, none of them number {step}")
-
-
-@dataclass(frozen=True)
 class Batch:
     """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of each token's loss."""
 
@@ -108,7 +77,7 @@ def prompt_text(question: FactQuestion) -> str:
     return "".join(piece.text for piece in QUERY_AWARE.render(question.question, documents))
 
 
-def draw_batch(run: Run, step: int, tokenizer: Tokenizer) -> Batch:
+def draw_batch(run: Run[Stage], step: int, tokenizer: Tokenizer) -> Batch:
     """Draw the texts of a step, which depend only on the run and the step."""
     stage, _ = run.stage_at(step)
     generator = random.Random(f"{run.seed} {step}")
@@ -147,40 +116,7 @@ def answer_ids(question: FactQuestion, tokenizer: Tokenizer) -> list[int]:
     return [*tokenizer.encode(f" {question.answer}", add_special_tokens=False).ids, EOS_ID]
 
 
-class Muon:
-    """Momentum with orthogonalised steps (Jordan et al. 2024), for matrices inside the network."""
-
-    def __init__(self, matrices: Sequence[Tensor], momentum: float = 0.95) -> None:
-        self.matrices = list(matrices)
-        self.momentum = momentum
-        self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
-
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update the matrices, and consume their gradients."""
-        for matrix, buffer in zip(self.matrices, self.buffers, strict=True):
-            gradient = matrix.grad
-            if gradient is None:
-                continue
-            buffer.mul_(self.momentum).add_(gradient)
-            update = orthogonalised(gradient + self.momentum * buffer)
-            matrix.add_(update, alpha=-learning_rate * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])))
-            matrix.grad = None
-
-
-def orthogonalised(matrix: Tensor, num_steps: int = 5) -> Tensor:
-    """The approximate orthogonal factor of a matrix: singular values near 1, by a quintic Newton-Schulz iteration."""
-    x = matrix.bfloat16() / (matrix.norm() + 1e-7)
-    is_tall = x.shape[0] > x.shape[1]
-    x = x.T if is_tall else x
-    for _ in range(num_steps):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    factor: Tensor = x.T if is_tall else x
-    return factor.to(matrix.dtype)
-
-
-def train(run: Run, model: Any, tokenizer: Tokenizer) -> None:
+def train(run: Run[Stage], model: Any, tokenizer: Tokenizer) -> None:
     """Train `model` in place, continuing from the last saved step if `run.output` has one.
 
     Raises Refused for a saved state of another run, and Stopped at Ctrl-C, with the state saved after the current step.
@@ -192,7 +128,8 @@ def train(run: Run, model: Any, tokenizer: Tokenizer) -> None:
     groups = [{"params": [model.model.embed_tokens.weight], "scale": 1.0}, {"params": vectors, "scale": 0.2}]
     adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
-    first = _resume(run, model, muon, adam)
+    learner = Learner(model, (muon,), adam)
+    first = resume(run, learner, OPTIONS)
     if 0 < first < run.num_steps:
         standard_bars().say(f"continuing at step {first} of {run.num_steps}")
     with standard_bars().bar("training", total=run.num_steps, done=first) as bar, Stopping() as stopping:
@@ -207,7 +144,7 @@ def train(run: Run, model: Any, tokenizer: Tokenizer) -> None:
             adam.zero_grad()
             bar.advance(told=f"loss {loss.item():.3f} right {' '.join(f'{share:.2f}' for share in right)}")
             if stopping.is_asked() or (step + 1) % run.checkpoint_every == 0 or step + 1 == run.num_steps:
-                _save(run, step + 1, model, muon, adam)
+                save(run, learner, step + 1)
             stopping.check(step + 1, run.num_steps)
     model.eval()
 
@@ -253,45 +190,3 @@ def accuracy_by_position(
         ]
         result.append(accuracy(model, tokenizer, questions))
     return result
-
-
-def _resume(run: Run, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> int:
-    path = run.output / STATE_FILE
-    if not path.is_file():
-        return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["run"] != _fingerprint(run):
-        # states of earlier versions have no arguments by name
-        changed = differences(json.loads(state["arguments"]), _arguments(run), OPTIONS) if "arguments" in state else ""
-        told = f" ({changed})" if changed else ""
-        raise Refused(f"{path} belongs to a run with other arguments{told}: remove it or choose another output folder")
-    model.load_state_dict(state["model"])
-    for buffer, saved in zip(muon.buffers, state["muon"], strict=True):
-        buffer.copy_(saved)
-    adam.load_state_dict(state["adam"])
-    return int(state["step"])
-
-
-def _save(run: Run, step: int, model: Any, muon: Muon, adam: torch.optim.Optimizer) -> None:
-    state = {
-        "run": _fingerprint(run),
-        "arguments": json.dumps(_arguments(run)),
-        "model": model.state_dict(),
-        "muon": muon.buffers,
-        "adam": adam.state_dict(),
-        "step": step,
-    }
-    path = run.output / STATE_FILE
-    torch.save(state, path.with_suffix(".partial"))
-    path.with_suffix(".partial").replace(path)  # if the process is killed, either the old or the new state is complete
-
-
-def _arguments(run: Run) -> dict[str, Any]:
-    values = asdict(run)
-    kept = {name: values[name] for name in ("seed", "tokens_per_step", "muon_rate", "adam_rate")}
-    return flat({**kept, "stages": dict(enumerate(values["stages"]))})
-
-
-def _fingerprint(run: Run) -> str:
-    """Identify the arguments that affect the result."""
-    return repr((run.seed, run.stages, run.tokens_per_step, run.muon_rate, run.adam_rate))

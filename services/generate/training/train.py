@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from services.generate.data.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
 from services.generate.training.initialisation import build_tokenizer, create_llama, tokenizer_config
-from services.generate.training.loop import Run, Stage, accuracy_by_position, train
+from services.generate.training.loop import Stage, accuracy_by_position, train
+from services.generate.training.stages import Run
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
 from services.jobs.publication import check_publication, publish_trained

@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from services.generate.data.facts import KINDS, Fact, FactQuestion, Naming, ask, draw_facts
 from services.generate.prompts.templates import FILLER, QUERY_AWARE, Document, tokenise
-from services.generate.training.initialisation import BOS_ID, EOS_ID, INSTRUCTION, build_tokenizer, tokenizer_config
+from services.generate.training.initialisation import INSTRUCTION, build_tokenizer, tokenizer_config
+from services.generate.training.llama import BOS_ID, EOS_ID
 from tests.generate.round_trip import check_round_trip
 
 

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from services.core.store.store import Store
 from services.generate.data.facts import Naming
 from services.generate.training.initialisation import OFFSETS, build_tokenizer, create_llama
-from services.generate.training.loop import Run, Stage, draw_batch, orthogonalised, position_weights
+from services.generate.training.loop import Stage, draw_batch, position_weights
+from services.generate.training.muon import orthogonalised
+from services.generate.training.stages import Run
 from services.generate.training.train import answer_word_ids, app, stages
 from tests.killed_job import run_until_killed
 
@@ -30,7 +32,7 @@ def job(*arguments: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-def run_of(output: Path, **changes: Any) -> Run:
+def run_of(output: Path, **changes: Any) -> Run[Stage]:
     return Run(output, 0, stages((4, 4, 4), 6, 3.0), **changes)
 
 

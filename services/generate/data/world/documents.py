@@ -1,8 +1,9 @@
 """Generated questions over documents about an open world, and questions that no document answers.
 
 A document has one to four sentences about one name; the other documents tell the same relation of other names, or
-other things. A question asks for the value by the name, or for the name by the value. It cannot be answered if its
-name, its value or what it asks for is in no document; the right answer is then `REFUSAL`.
+other things, sometimes of the same name. A question asks for the value by the name, or for the name by the value. It
+cannot be answered if its name, its value or what it asks for is in no document, or if they are there but not together;
+the right answer is then `REFUSAL`.
 
 Legend: K documents.
 """
@@ -11,7 +12,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.generate.data.world.relations import NARROW, RELATIONS, Form, Relation, filled
+from services.generate.data.world.relations import NARROW, Form, Relation, filled
+from services.generate.data.world.subjects import COMPANIES, PEOPLE, Subject, draw_relation, group, remark
 from services.generate.data.world.words import ADJECTIVES, ANIMALS, OBJECTS, names, syllables, values
 from services.generate.prompts.templates import Document
 
@@ -41,9 +43,10 @@ _BESIDE = (
 class Scope:
     """The range of questions that are drawn.
 
-    sentences: the most of a document. documents: the fewest and the most. reversed, refused, titled, similar, mixed:
-    shares of questions for the name, of unanswerable questions, of sets of documents with titles, of sets whose names
-    or values share words, and of sets in which each document may tell another relation.
+    sentences: the most of a document. documents: the fewest and the most. reversed, refused, titled, similar, mixed,
+    divided, corporate: shares of questions for the name, of unanswerable questions, of sets of documents with titles,
+    of sets whose names or values share words, of sets in which each document may tell another relation, of sets in
+    which two documents are about the same name, and of sets about companies.
     """
 
     documents: tuple[int, int] = (1, 10)
@@ -53,16 +56,19 @@ class Scope:
     titled: float = 0.3
     similar: float = 0.3
     mixed: float = 0.3
+    divided: float = 0.12
+    corporate: float = 0.12
 
 
 @dataclass(frozen=True)
 class Told:
-    """One sentence about a name, and what it is about."""
+    """One sentence about a name, and what it is about; `remarked` is the group of what it tells besides."""
 
     relation: Relation
     form: Form
     value: str
     text: str
+    remarked: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,18 @@ class Article:
     def document(self) -> Document:
         return Document(" ".join([*(one.text for one in self.told), *self.beside]), self.title)
 
+    @property
+    def groups(self) -> set[str]:
+        """The groups of what the document tells about its name."""
+        return {name for one in self.told for name in (group(one.relation), one.remarked) if name}
+
 
 @dataclass(frozen=True)
 class Asked:
     """A question and its right answer; `gold` is the document that answers, None if none does.
 
-    `subject` is the name or value that the question mentions; `template` is the question without it.
+    `template` is the question without its name or value, `told` the sentence that answers, and `relation` what is asked
+    for, None where only an earlier question says it.
     """
 
     question: str
@@ -91,6 +103,8 @@ class Asked:
     gold: int | None
     template: str = ""
     is_reversed: bool = False
+    told: Told | None = None
+    relation: Relation | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class World:
     strangers: tuple[str, ...]
     scope: Scope
     shared: Relation | None = None
+    subject: Subject = PEOPLE
     documents: tuple[Document, ...] = field(default=())
 
     def ask(self, generator: random.Random, *, is_answerable: bool | None = None) -> Asked:
@@ -116,61 +131,69 @@ class World:
 
 
 def draw_world(generator: random.Random, scope: Scope, num_documents: int | None = None) -> World:
-    """Draw K documents about different names."""
+    """Draw K documents about different names, or two of them about the same."""
     count = generator.randint(*scope.documents) if num_documents is None else num_documents
+    subject = COMPANIES if generator.random() < scope.corporate else PEOPLE
     is_similar = generator.random() < scope.similar
-    *known, one, two = names(generator, count + 2, is_similar=is_similar)
+    *known, one, two = names(generator, count + 2, is_similar=is_similar, make=subject.name)
     generator.shuffle(known)
-    shared = None if generator.random() < scope.mixed else generator.choice(RELATIONS)
+    if count > 1 and generator.random() < scope.divided:
+        known[generator.randrange(1, count)] = known[0]
+    shared = None if generator.random() < scope.mixed else draw_relation(generator, subject)
     form = generator.choice(shared.forms) if shared is not None else None
-    statement = generator.choice(form.statements) if form is not None else None
+    if form is not None:
+        form = replace(form, statements=(generator.choice(form.statements),))
     things = values(generator, shared.value, count, is_similar=is_similar) if shared is not None else [""] * count
-    most = generator.choice((1, scope.sentences, generator.randint(1, scope.sentences)))
+    fewest, most = generator.choices(((1, 1), (2, scope.sentences), (1, scope.sentences)), (0.3, 0.4, 0.3))[0]
     is_titled = generator.random() < scope.titled
-    articles = []
+    articles: list[Article] = []
     for name, thing in zip(known, things, strict=True):
-        told = [] if shared is None or form is None else [_tell(generator, shared, form, name, thing, statement)]
-        article = _article(generator, name, told, generator.randint(1, most))
+        taken = set().union(*(article.groups for article in articles if article.name == name))
+        told = []
+        if shared is not None and form is not None and group(shared) not in taken:
+            told = [_tell(generator, subject, shared, form, name, thing)]
+        article = _article(generator, subject, name, told, taken, generator.randint(min(fewest, most), most))
         articles.append(replace(article, title=_title(generator, name) if is_titled else ""))
     if generator.random() < 0.06:  # documents about nobody
         articles = [Article("", (), "", (_beside(generator),)) for _ in articles]
-    return World(tuple(articles), (one, two), scope, shared, tuple(article.document for article in articles))
+    documents = tuple(article.document for article in articles)
+    return World(tuple(articles), (one, two), scope, shared, subject, documents)
 
 
 def _title(generator: random.Random, name: str) -> str:
     return name if generator.random() < 0.8 else f"{generator.choice(ADJECTIVES)} {generator.choice(OBJECTS)}".title()
 
 
-def _tell(
-    generator: random.Random, relation: Relation, form: Form, name: str, value: str, statement: str | None = None
-) -> Told:
-    chosen = generator.choice(form.statements) if statement is None else statement
-    return Told(relation, replace(form, statements=(chosen,)), value, filled(chosen, name, value))
+def _tell(generator: random.Random, subject: Subject, relation: Relation, form: Form, name: str, value: str) -> Told:
+    chosen = said = generator.choice(form.statements)
+    remarked = ""
+    if chosen.startswith("{x} ") and generator.random() < 0.06:
+        text, remarked = remark(generator, subject)
+        if remarked == group(relation):
+            remarked = ""
+        else:
+            said = chosen.replace("{x}", "{x}" + text, 1)
+    return Told(relation, replace(form, statements=(chosen,)), value, filled(said, name, value), remarked)
 
 
-def _article(generator: random.Random, name: str, told: list[Told], count: int) -> Article:
-    taken = {_group(one.relation) for one in told}
+def _article(
+    generator: random.Random, subject: Subject, name: str, told: list[Told], others: set[str], count: int
+) -> Article:
+    """Add sentences to those told, up to `count`; `others` are the groups that other documents tell of the name."""
+    taken = Article(name, tuple(told)).groups | others
     beside: list[str] = []
     while len(told) + len(beside) < count:
         if told and generator.random() < 0.15:
             beside.append(_beside(generator))
             continue
-        relation = generator.choice(RELATIONS)
-        if _group(relation) in taken:
-            continue
-        taken.add(_group(relation))
+        relation = draw_relation(generator, subject)
         (value,) = values(generator, relation.value, 1)
-        told.append(_tell(generator, relation, generator.choice(relation.forms), name, value))
+        one = _tell(generator, subject, relation, generator.choice(relation.forms), name, value)
+        if group(relation) not in taken and one.remarked not in taken:
+            taken |= {group(relation), one.remarked} - {""}
+            told.append(one)
     generator.shuffle(told)
     return Article(name, tuple(told), "", tuple(beside))
-
-
-# Relations that one question could mean are in the same group: a document tells only one of a group about its name.
-_GROUPS = {"possession": "pet", "purchase": "bought", "pet purchase": "bought", "origin": "birth", "employer": "job"}
-
-
-def _group(relation: Relation) -> str:
-    return _GROUPS.get(relation.name, relation.name)
 
 
 def _beside(generator: random.Random) -> str:
@@ -198,7 +221,7 @@ def _answerable(generator: random.Random, world: World, told: Sequence[int]) -> 
         k = generator.choice(told)
         article = world.articles[k]
         shared = [one for one in article.told if one.relation is world.shared]
-        one = shared[0] if shared and generator.random() < 0.7 else generator.choice(article.told)
+        one = shared[0] if shared and generator.random() < 0.3 else generator.choice(article.told)
         is_reversed = bool(one.form.reverse) and generator.random() < world.scope.reversed
         if is_reversed and _is_ambiguous(world, k, one):
             continue
@@ -207,15 +230,27 @@ def _answerable(generator: random.Random, world: World, told: Sequence[int]) -> 
             continue
         template = generator.choice(templates)
         question = filled(template, article.name, one.value)
-        return Asked(question, article.name if is_reversed else one.value, k, template, is_reversed)
+        answer = article.name if is_reversed else one.value
+        return Asked(typed(generator, question), answer, k, template, is_reversed, one, one.relation)
     return None
+
+
+def typed(generator: random.Random, question: str) -> str:
+    """Type a question as people do: a few without a capital, without a question mark, or politely."""
+    draw = generator.random()
+    if draw < 0.04:
+        return question[0].lower() + question[1:]
+    if draw < 0.06:
+        return question[0].lower() + question[1:].rstrip("?.")
+    if draw < 0.08 and not question.startswith(("Tell", "Do ")):
+        return f"{generator.choice(('Please tell me:', 'Hello,', 'One question:'))} {question[0].lower()}{question[1:]}"
+    return question
 
 
 def _is_ambiguous(world: World, k: int, told: Told) -> bool:
     """Whether another document tells the same value of a relation of the same group."""
-    group = _group(told.relation)
     return any(
-        other.value == told.value and _group(other.relation) == group
+        other.value == told.value and group(other.relation) == group(told.relation)
         for i, article in enumerate(world.articles)
         if i != k
         for other in article.told
@@ -224,24 +259,47 @@ def _is_ambiguous(world: World, k: int, told: Told) -> bool:
 
 def _unanswerable(generator: random.Random, world: World, told: Sequence[int]) -> Asked:
     """Ask about somebody else, about another thing, or for something that nobody tells about the name."""
-    draw = generator.random()
-    relation = world.shared or generator.choice(RELATIONS)
-    if draw < 0.6 and told:  # a known name, and something that its document does not tell
-        article = world.articles[generator.choice(told)]
-        taken = {_group(one.relation) for one in article.told}
-        relation = generator.choice([one for one in RELATIONS if _group(one) not in taken])
-        name = article.name
-    else:
-        if told and world.shared is None:
-            relation = generator.choice(world.articles[generator.choice(told)].told).relation
-        if generator.random() < 0.2:
-            relation = generator.choice(RELATIONS)
-        name = generator.choice(world.strangers)
+    kind = generator.choices(("relation", "stranger", "value", "misplaced"), (0.55, 0.25, 0.1, 0.1))[0]
+    if kind == "relation" and told:
+        return _another_relation(generator, world, world.articles[generator.choice(told)].name)
+    if kind == "misplaced" and told:
+        found = _misplaced(generator, world, world.articles[generator.choice(told)])
+        if found is not None:
+            return found
+    relation = world.shared or draw_relation(generator, world.subject)
+    if told and world.shared is None:
+        relation = generator.choice(world.articles[generator.choice(told)].told).relation
+    if generator.random() < 0.2:
+        relation = draw_relation(generator, world.subject)
     form = generator.choice(relation.forms)
     (value,) = values(generator, relation.value, 1)
     is_known = any(value in document.text for document in world.documents)
-    if draw > 0.83 and form.reverse and not is_known:  # a thing that nobody has
-        template = generator.choice(form.reverse)
-        return Asked(filled(template, name, value), REFUSAL, None, template, is_reversed=True)
-    template = generator.choice(form.questions)
-    return Asked(filled(template, name, value), REFUSAL, None, template)
+    if kind == "value" and form.reverse and not is_known:  # a thing that nobody has
+        return _refused(generator, relation, "", value)
+    return _refused(generator, relation, generator.choice(world.strangers), "")
+
+
+def _another_relation(generator: random.Random, world: World, name: str) -> Asked:
+    """Ask for what the documents do not tell about a known name, half the time for what they tell about others."""
+    taken = set().union(*(article.groups for article in world.articles if article.name == name))
+    elsewhere = [one.relation for article in world.articles for one in article.told if group(one.relation) not in taken]
+    relation = generator.choice(elsewhere) if elsewhere and generator.random() < 0.5 else None
+    while relation is None or group(relation) in taken:
+        relation = draw_relation(generator, world.subject)
+    return _refused(generator, relation, name, "")
+
+
+def _misplaced(generator: random.Random, world: World, article: Article) -> Asked | None:
+    """Ask for the name by a known value in a relation that no document tells of it; None if there is none."""
+    one = generator.choice(article.told)
+    told = {group(other.relation) for any_one in world.articles for other in any_one.told if other.value == one.value}
+    others = [r for r in world.subject.relations if r.value == one.relation.value and group(r) not in told]
+    others = [r for r in others if all(form.reverse for form in r.forms)]
+    return _refused(generator, generator.choice(others), "", one.value) if others else None
+
+
+def _refused(generator: random.Random, relation: Relation, name: str, value: str) -> Asked:
+    form = generator.choice(relation.forms)
+    template = generator.choice(form.reverse if value else form.questions)
+    question = typed(generator, filled(template, name, value))
+    return Asked(question, REFUSAL, None, template, bool(value), None, relation)

@@ -12,7 +12,8 @@ def _split(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
-def _listed(words: str) -> tuple[str, ...]:
+def listed(words: str) -> tuple[str, ...]:
+    """Split a list at its commas."""
     return tuple(word.strip() for word in words.split(","))
 
 
@@ -55,7 +56,7 @@ ADJECTIVES = _split(
     " small smart smooth soft spare square stiff strange striped strong sweet tall tame thick thin tired ugly warm"
     " weak wet wide wild wise wooden yellow young blue bold brave"
 )
-ANIMALS = _listed(
+ANIMALS = listed(
     "alpaca, ape, badger, bat, bear, beaver, bee, bird, boar, buffalo, bull, butterfly, calf, camel, canary, chicken,"
     " cow, crab, crow, deer, donkey, dove, duck, eagle, eel, elephant, falcon, ferret, fish, fox, frog, gecko, gerbil,"
     " giraffe, hare, hawk, hedgehog, hen, heron, horse, iguana, kitten, koala, lamb, leopard, lion, lizard, llama,"
@@ -63,7 +64,7 @@ ANIMALS = _listed(
     " rabbit, raccoon, rat, raven, seal, sheep, sparrow, spider, squirrel, stork, swan, tiger, trout, turkey, whale,"
     " wolf, zebra, sheep dog, sea lion, polar bear, tree frog, barn owl, house cat, mountain goat, field mouse"
 )
-OBJECTS = _listed(
+OBJECTS = listed(
     "anchor, apron, armchair, axe, bag, ball, basket, bed, bell, belt, bench, bicycle, blanket, boat, book, bottle,"
     " bowl, box, bracelet, brush, bucket, cabin, camera, candle, carpet, cart, chair, chest, clock, coat, comb,"
     " computer, cup, curtain, desk, door, dress, fan, farm, field, fork, garden, glass, globe, hammer, hat, house,"
@@ -72,7 +73,7 @@ OBJECTS = _listed(
     " shovel, sofa, spoon, statue, stove, suitcase, table, tent, ticket, tool box, towel, toy, tractor, tray,"
     " umbrella, vase, wagon, wallet, watch, wheel, window, coffee machine, rocking chair, garden shed, sewing machine"
 )
-PLACES = _listed(
+PLACES = listed(
     "Amsterdam, Ankara, Antwerp, Auckland, Baghdad, Baltimore, Bangkok, Barcelona, Basel, Beijing, Belfast, Belgrade,"
     " Bergen, Berlin, Bern, Bombay, Boston, Brighton, Bristol, Brussels, Budapest, Cairo, Calgary, Cambridge,"
     " Canberra, Cape Town, Cardiff, Casablanca, Cologne, Copenhagen, Cork, Dallas, Damascus, Delhi, Denver, Detroit,"
@@ -84,7 +85,7 @@ PLACES = _listed(
     " Santiago, Sarajevo, Seattle, Seoul, Seville, Shanghai, Singapore, Sofia, Stockholm, Sydney, Tallinn, Tehran,"
     " Tokyo, Toronto, Toulouse, Trieste, Tunis, Turin, Valencia, Vancouver, Venice, Vilnius, Warsaw, Zagreb, Zurich"
 )
-JOBS = _listed(
+JOBS = listed(
     "accountant, actor, actress, architect, artist, astronaut, author, banker, barber, blacksmith, bookseller,"
     " brewer, bricklayer, builder, bus driver, butcher, captain, cashier, chef, chemist, clerk, coach, cook, dancer,"
     " designer, detective, diplomat, doctor, drummer, editor, electrician, engineer, firefighter, fisherman, florist,"
@@ -95,18 +96,18 @@ JOBS = _listed(
     " scientist, sculptor, secretary, shepherd, singer, soldier, surgeon, tailor, tax adviser, taxi driver,"
     " translator, vet, watchmaker, weaver, writer, zookeeper"
 )
-COLORS = _listed(
+COLORS = listed(
     "amber, beige, black, blue, bronze, brown, cream, crimson, cyan, dark blue, emerald, gold, green, grey, indigo,"
     " ivory, khaki, lavender, light green, lilac, lime, magenta, maroon, mint, navy, olive, orange, peach, pink, plum,"
     " purple, red, rose, ruby, rust, salmon, scarlet, silver, tan, teal, violet, white, yellow"
 )
-INSTRUMENTS = _listed(
+INSTRUMENTS = listed(
     "bagpipes, bass guitar, bassoon, bongos, bugle, cornet, cymbals, double bass, dulcimer, electric guitar,"
     " euphonium, fiddle, French horn, glockenspiel, gong, harmonica, harpsichord, keyboard, lute, lyre, mandolin,"
     " marimba, organ, pan flute, recorder, saxophone, sitar, tambourine, triangle, trombone, tuba, ukulele, viola,"
     " xylophone, zither"
 )
-FOODS = _listed(
+FOODS = listed(
     "almonds, apple pie, bacon, bananas, beans, beef, biscuits, bread, broccoli, butter, cabbage, cake, carrots,"
     " cheese, cherries, chicken soup, chips, chocolate, corn, crackers, cucumbers, curry, dates, dumplings, eggs,"
     " figs, fish, fried rice, garlic, grapes, ham, honey, ice cream, jam, lemons, lentils, lobster, melons, muffins,"
@@ -114,41 +115,41 @@ FOODS = _listed(
     " popcorn, porridge, potatoes, pudding, pumpkin, raisins, rice, salad, salmon, sandwiches, sausages, shrimps,"
     " soup, spinach, steak, stew, strawberries, sushi, toast, tofu, waffles, walnuts, yoghurt"
 )
-DRINKS = _listed(
+DRINKS = listed(
     "apple juice, beer, black coffee, black tea, champagne, cider, cocoa, coffee, cola, espresso, gin, green tea,"
     " ginger ale, hot chocolate, iced tea, lemonade, milk, mineral water, orange juice, peppermint tea, port, rum,"
     " sherry, tea, tomato juice, tonic, vodka, water, whisky, wine"
 )
-LANGUAGES = _listed(
+LANGUAGES = listed(
     "Arabic, Bengali, Bulgarian, Cantonese, Catalan, Croatian, Czech, Danish, Dutch, English, Estonian, Finnish,"
     " French, Gaelic, German, Greek, Hebrew, Hindi, Hungarian, Icelandic, Irish, Italian, Japanese, Korean, Latin,"
     " Latvian, Mandarin, Norwegian, Persian, Polish, Portuguese, Romanian, Russian, Serbian, Spanish, Swahili,"
     " Swedish, Tamil, Thai, Turkish, Ukrainian, Urdu, Vietnamese, Welsh, Zulu"
 )
-SPORTS = _listed(
+SPORTS = listed(
     "archery, badminton, baseball, basketball, billiards, bowling, boxing, chess, cricket, croquet, curling, cycling,"
     " darts, diving, fencing, football, golf, gymnastics, handball, hockey, ice hockey, judo, karate, netball, polo,"
     " pool, riding, rowing, rugby, running, sailing, skating, skiing, snooker, softball, squash, surfing, swimming,"
     " table tennis, tennis, volleyball, water polo, wrestling, yoga"
 )
-VEHICLES = _listed(
+VEHICLES = listed(
     "bus, cab, camper van, convertible, coupe, fire engine, jeep, limousine, lorry, minibus, moped, motorbike,"
     " pick-up, quad bike, racing car, scooter, sports car, station wagon, taxi, tractor, tram, tricycle, truck, van"
 )
-SUBJECTS = _listed(
+SUBJECTS = listed(
     "algebra, anatomy, archaeology, architecture, art, astronomy, biology, botany, chemistry, dance, drama, ecology,"
     " economics, engineering, ethics, film, geography, geology, geometry, grammar, history, law, linguistics, logic,"
     " mathematics, medicine, music, nursing, philosophy, physics, politics, psychology, sociology, statistics,"
     " theology, zoology, computer science, art history"
 )
-BUSINESSES = _listed(
+BUSINESSES = listed(
     "airline, art gallery, bakery, bank, bookshop, brewery, cinema, circus, clinic, dairy, factory, garage, gym,"
     " hospital, hotel, insurance company, law firm, museum, newspaper, nursery, opera, pharmacy, post office, power"
     " plant, prison, publisher, railway, restaurant, sawmill, shipyard, steel mill, supermarket, theatre, town hall,"
     " university, vineyard, zoo"
 )
 MONTHS = _split("January February March April May June July August September October November December")
-COUNTRIES = _listed(
+COUNTRIES = listed(
     "Albania, Algeria, Argentina, Armenia, Australia, Austria, Belgium, Bolivia, Brazil, Bulgaria, Cambodia,"
     " Cameroon, Canada, Chile, China, Colombia, Costa Rica, Croatia, Cuba, Cyprus, Denmark, Ecuador, Egypt, Estonia,"
     " Ethiopia, Finland, France, Georgia, Germany, Ghana, Greece, Hungary, Iceland, India, Indonesia, Iran, Iraq,"
@@ -252,6 +253,7 @@ def thing_name(generator: random.Random) -> str:
     return f"the {generator.choice(ADJECTIVES)} {generator.choice(JOBS)}"
 
 
+Maker = Callable[[random.Random], str]
 _NAMES: tuple[tuple[Callable[[random.Random], str], float], ...] = (
     (ordinary_name, 0.42),
     (invented_name, 0.2),
@@ -262,14 +264,17 @@ _NAMES: tuple[tuple[Callable[[random.Random], str], float], ...] = (
 )
 
 
-def names(generator: random.Random, count: int, *, is_similar: bool = False) -> list[str]:
-    """Draw different names of one kind; some are all in lower case. Similar ones share a word with another one."""
+def names(generator: random.Random, count: int, *, is_similar: bool = False, make: Maker | None = None) -> list[str]:
+    """Draw different names of one kind of person, or by `make`; some are all in lower case.
+
+    Similar ones share a word with another one.
+    """
     makers, weights = zip(*_NAMES, strict=True)
-    make = generator.choices(makers, weights)[0]
+    draw = make or generator.choices(makers, weights)[0]
     is_lower = generator.random() < 0.15
     found: dict[str, None] = {}
     while len(found) < count:
-        name = make(generator)
+        name = draw(generator)
         if is_similar and found and " " in name and generator.random() < 0.7:
             name = _resembling(generator, generator.choice(list(found)), name)
         found[name.lower() if is_lower else name] = None

@@ -17,7 +17,7 @@ from services.generate.generation.relevance import answerable as probability_of_
 from services.generate.generation.relevance import refusal_log_odds
 from services.generate.model.profile import OFF, Answerability
 from services.generate.prompts.templates import QUERY_AWARE
-from services.generate.training.initialisation import BOS_ID, EOS_ID
+from services.generate.training.llama import BOS_ID, EOS_ID
 from services.generate.training.reading.texts import prompt_text
 from services.jobs.progress import watched
 

@@ -3,21 +3,30 @@
 It computes what transformers' LlamaForCausalLM does with the same weights, about 1.4 times faster on a processor,
 because its activations have half the size and only the logits that the loss needs are computed.
 
-Shapes: B rows, T tokens, D width, H heads, C channels of a head, M width of the MLP, V vocabulary, N logits.
+Two linear probes of its inner layers, which the Llama does not keep, learn what sentences are about and whether they
+answer; their gradients teach the layers below.
+
+Shapes: B rows, T tokens, D width, H heads, C channels of a head, M width of the MLP, V vocabulary, N logits, S signs,
+G groups of relations.
 """
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
+from services.generate.data.world.subjects import GROUPS
+from services.generate.training.llama import EPSILON, LlamaShape, new_llama
 from services.nn.loading import transformers
+from services.nn.refusals import Refused
 
 NUM_FINDING = 3  # layers
-ROPE_THETA, MAX_TOKENS, EPSILON = 1e6, 8192, 1e-6
+RELATION_LAYER, ANSWER_LAYER = 1, 3  # after which the probes read
+ROPE_THETA = 1e6
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Shape:
     heads: int = 3
     channels: int = 64
     mlp: int = 512
+    groups: int = len(GROUPS)
 
 
 class Layer(nn.Module):
@@ -72,25 +82,42 @@ class Network(nn.Module):
         self.embeddings = nn.Parameter(torch.randn(shape.vocabulary, shape.width))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.full((shape.width,), 0.1))
+        self.relation_probe = nn.Parameter(torch.zeros(shape.groups, shape.width))
+        self.answer_probe = nn.Parameter(torch.zeros(1, shape.width))
         half = shape.channels // 2
         angles = torch.outer(torch.arange(max_tokens).float(), ROPE_THETA ** (-torch.arange(half) / half))
         self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1).bfloat16(), persistent=False)
         self.register_buffer("sin", torch.cat([-angles.sin(), angles.sin()], -1).bfloat16(), persistent=False)
 
-    def forward(self, input_ids: Tensor, places: Tensor) -> Tensor:
-        """Compute logits (N, V), float32, at the `places` (N,) of the flattened rows (B, T)."""
+    def forward(self, input_ids: Tensor, places: Tensor, signs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute logits (N, V) at the `places` (N,) of the flattened rows (B, T), and the probes' at the `signs` (S,).
+
+        The probes' are those of the relations (S, G) and that the sentence answers (S,). All are float32.
+        """
         length = input_ids.shape[1]
         mask = torch.full((length, length), -math.inf, dtype=torch.bfloat16).triu(1)
         x = embedding(input_ids, self.embeddings).bfloat16()
+        inner = []
         for layer in self.layers:
             x = layer(x, self.cos[:length], self.sin[:length], mask)
+            inner.append(x)
         h = _normalized(x.flatten(0, 1)[places], self.norm)
-        return linear(h, self.embeddings.bfloat16()).float()
+        relations = self._probed(inner[RELATION_LAYER], signs, self.relation_probe)
+        answering = self._probed(inner[ANSWER_LAYER], signs, self.answer_probe)
+        return linear(h, self.embeddings.bfloat16()).float(), relations, answering.squeeze(1)
+
+    @staticmethod
+    def _probed(x: Tensor, signs: Tensor, probe: Tensor) -> Tensor:
+        h = x.flatten(0, 1)[signs].float()
+        return linear(h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPSILON), probe)
 
     def finders(self) -> list[nn.Parameter]:
         """The matrices by which the first layers choose what they read, which have useful first weights."""
         first: list[Any] = list(self.layers)[:NUM_FINDING]
         return [*(matrix for layer in first for matrix in (layer.q, layer.k)), *(first[0].v, first[0].out)]
+
+    def probes(self) -> list[nn.Parameter]:
+        return [self.relation_probe, self.answer_probe]
 
     def matrices(self) -> list[nn.Parameter]:
         """All other matrices inside the layers."""
@@ -118,33 +145,45 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def llama(network: Network) -> Any:
     """Copy the weights into a LlamaForCausalLM, float32, on the CPU."""
     shape = network.shape
-    config = transformers().LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        head_dim=shape.channels,
-        max_position_embeddings=MAX_TOKENS,
-        rms_norm_eps=EPSILON,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
+    model = new_llama(
+        LlamaShape(
+            shape.vocabulary, shape.width, shape.mlp, shape.layers, shape.heads, shape.heads, shape.channels, ROPE_THETA
+        )
     )
-    model = transformers().LlamaForCausalLM(config)
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(network.embeddings)
-        model.model.norm.weight.copy_(network.norm)
-        for own, other in zip(network.layers, model.model.layers, strict=True):
-            for source, target in _pairs(own, other):
-                target.copy_(source)
+        for source, target in _pairs(network, model):
+            target.copy_(source)
     return model.eval()
 
 
-def _pairs(own: Any, other: Any) -> list[tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def network_of(directory: Path) -> Network:
+    """Read the network of a checkpoint that `llama` made; its probes are untrained.
+
+    Raises Refused for a checkpoint of another shape.
+    """
+    model = transformers().AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    network = Network(Shape(model.config.vocab_size))
+    try:
+        for own, weights in _pairs(network, model):
+            own.copy_(weights)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise Refused(f"{directory} has not the shape of a reader: {error}") from error
+    return network
+
+
+def _pairs(network: Network, model: Any) -> list[tuple[Tensor, Tensor]]:
+    """All weights of the network but its probes', each with that of the Llama."""
+    pairs: list[tuple[Tensor, Tensor]] = [
+        (network.embeddings, model.model.embed_tokens.weight),
+        (network.norm, model.model.norm.weight),
+    ]
+    for own, other in zip(network.layers, model.model.layers, strict=True):
+        pairs += _layer_pairs(own, other)
+    return pairs
+
+
+def _layer_pairs(own: Any, other: Any) -> list[tuple[Tensor, Tensor]]:
     attention, mlp = other.self_attn, other.mlp
     return [
         (own.attention_norm, other.input_layernorm.weight),

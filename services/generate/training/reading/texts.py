@@ -3,27 +3,35 @@
 A row is a prompt over documents in one of several layouts and its answer, then follow-up questions about the same
 documents until the row is full, so that one reading of the documents teaches several look-ups.
 
-Shapes: B rows, T tokens, N losses.
+Answers alone teach slowly to tell the sentences about a name apart: one token says which was right. The ends of
+sentences and questions therefore have signs too: which relation they are about, and whether the sentence answers.
+
+Shapes: B rows, T tokens, N losses, S signs.
 """
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from services.generate.data.facts import Naming, ask, draw_facts
-from services.generate.data.world.documents import REFUSAL, Asked, Scope, World, draw_world
+from services.generate.data.world.documents import REFUSAL, Asked, Scope, Told, World, draw_world
+from services.generate.data.world.relations import Relation
+from services.generate.data.world.subjects import GROUPS, group
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, RANDOM_ORDER, Document, Template
-from services.generate.training.initialisation import BOS_ID, EOS_ID
+from services.generate.training.llama import BOS_ID, EOS_ID
 from services.generate.training.loop import position_weights
 
 # In the loss, relative to later tokens of answers, which are copied once the first is found.
 CONTEXT_WEIGHT, FIRST_WEIGHT = 0.1, 3.0
 # Of a row's tokens, the share whose loss counts.
 COUNTED = 8
+# A row of T tokens has at most T / SIGNED signs; UNKNOWN stands for what a sign does not say.
+SIGNED, UNKNOWN = 5, -100
 
 _SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -56,26 +64,52 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Rows:
-    """`input_ids` (B, T) int64; the loss is that of `targets` (N,) at the flattened `places` (N,), by `weights`."""
+    """`input_ids` (B, T) int64; the loss is that of `targets` (N,) at the flattened `places` (N,), by `weights`.
+
+    At the flattened `signs` (S,) the tokens read so far tell the number of a group of relations, `relations` (S,), and
+    whether the sentence answers the question, `answering` (S,) 0 or 1; both may be UNKNOWN.
+    """
 
     input_ids: Tensor
     places: Tensor
     targets: Tensor
     weights: Tensor
+    signs: Tensor
+    relations: Tensor
+    answering: Tensor
 
 
 class _Text:
-    """Token ids so far, and each one's weight in the loss."""
+    """Token ids so far, each one's weight in the loss, and signs: a token, its relation and whether it answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.ids = [BOS_ID]
         self.weights = [0.0]
+        self.signs: list[tuple[int, int, int]] = []
 
-    def tell(self, text: str, weight: float = CONTEXT_WEIGHT) -> None:
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        self.ids += ids
-        self.weights += [weight] * len(ids)
+    def tell(self, text: str, weight: float = CONTEXT_WEIGHT) -> Encoding:
+        encoding: Encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        self.ids += encoding.ids
+        self.weights += [weight] * len(encoding.ids)
+        return encoding
+
+    def ask(self, text: str, asked: Asked, world: World | None = None, *, is_asked_before: bool = False) -> None:
+        """Tell a text that ends with a question, and sign the question and the sentences of the world in it.
+
+        If the question also stands before the sentences, they tell whether they answer it.
+        """
+        start = len(self.ids)
+        encoding = self.tell(text)
+        relation = _number(asked.relation)
+        places = [(place + len(asked.question) - 1, relation, UNKNOWN) for place in _all_of(asked.question, text)]
+        if world is not None:
+            places += _sentence_signs(text, world, asked.told, is_asked_before=is_asked_before)
+        for place, number, answering in places:
+            token = encoding.char_to_token(place)
+            if token is not None:
+                self.signs.append((start + token, number, answering))
+        self.signs.append((len(self.ids) - 1, relation, UNKNOWN))
 
     def answer(self, answer: str) -> None:
         first = len(self.ids)
@@ -95,7 +129,40 @@ def draw_rows(generator: random.Random, mixture: Mixture, tokenizer: Tokenizer, 
     noise = torch.rand(len(following), generator=torch.Generator().manual_seed(generator.getrandbits(40)))
     chosen = (following + 0.05 * noise * (following > 0)).topk(count * length // COUNTED).indices.sort().values
     rows, columns = chosen // (length - 1), chosen % (length - 1)
-    return Rows(ids, rows * length + columns, ids[rows, columns + 1], following[chosen])
+    signs = [_padded(text.signs, length, row) for row, text in enumerate(texts)]
+    signed, relations, answering = torch.tensor(signs).flatten(0, 1).unbind(1)
+    targets = ids[rows, columns + 1]
+    return Rows(ids, rows * length + columns, targets, following[chosen], signed, relations, answering)
+
+
+def _padded(signs: Sequence[tuple[int, int, int]], length: int, row: int) -> list[tuple[int, int, int]]:
+    """The signs of a row at flattened places, T / SIGNED of them."""
+    count = length // SIGNED
+    shown = [(row * length + token, relation, answers) for token, relation, answers in signs if token < length]
+    return shown[:count] + [(0, UNKNOWN, UNKNOWN)] * (count - len(shown))
+
+
+def _number(relation: Relation | None) -> int:
+    return GROUPS.index(group(relation)) if relation is not None and group(relation) in GROUPS else UNKNOWN
+
+
+def _all_of(part: str, text: str) -> list[int]:
+    return [found.start() for found in re.finditer(re.escape(part), text)]
+
+
+def _sentence_signs(text: str, world: World, gold: Told | None, *, is_asked_before: bool) -> list[tuple[int, int, int]]:
+    """Sign the last character of each sentence, and the first of its value if the name stands before it."""
+    signs: list[tuple[int, int, int]] = []
+    for article, document in zip(world.articles, world.documents, strict=True):
+        start = text.find(document.text)
+        for one in article.told if start >= 0 else ():
+            begin = text.find(one.text, start)
+            answers = int(one is gold) if is_asked_before else UNKNOWN
+            value = one.text.rfind(one.value)
+            signs.append((begin + len(one.text) - 1, _number(one.relation), answers))
+            if value > one.text.find(article.name):
+                signs.append((begin + value, UNKNOWN, answers))
+    return signs
 
 
 def draw_text(generator: random.Random, mixture: Mixture, tokenizer: Tokenizer, length: int) -> _Text:
@@ -109,7 +176,7 @@ def draw_text(generator: random.Random, mixture: Mixture, tokenizer: Tokenizer, 
             continue
         while len(text.ids) < length - 12:
             asked = more()
-            text.tell(f"\n\nQuestion: {asked.question}\nAnswer:")
+            text.ask(f"\n\nQuestion: {asked.question}\nAnswer:", asked)
             text.answer(asked.answer)
         return text
     return text
@@ -136,16 +203,16 @@ def _elliptic(generator: random.Random, world: World, last: Asked) -> Asked | No
         return None
     before = next((one for one in world.articles[last.gold].told if one.value == last.answer), None)
     others = [
-        (k, article.name, one.value)
+        (k, article.name, one)
         for k, article in enumerate(world.articles)
         for one in article.told
         if before is not None and k != last.gold and one.relation is before.relation
     ]
     if not others:
         return None
-    k, name, value = generator.choice(others)
+    k, name, told = generator.choice(others)
     form = generator.choice(("And {x}?", "And what about {x}?", "What about {x}?", "and {x}?", "And for {x}?"))
-    return Asked(form.replace("{x}", name), value, k, last.template)
+    return Asked(form.replace("{x}", name), told.value, k, last.template, told=told)
 
 
 def _begin(generator: random.Random, mixture: Mixture, text: _Text, num_documents: int) -> Callable[[], Asked]:
@@ -168,7 +235,8 @@ def _begin(generator: random.Random, mixture: Mixture, text: _Text, num_document
     if generator.random() < mixture.history:
         first = _history(generator, text, world, first)
     template = generator.choices((QUERY_AWARE, PLAIN, RANDOM_ORDER), (0.85, 0.1, 0.05))[0]
-    text.tell(prompt_text(template, first.question, world.documents))
+    prompt = prompt_text(template, first.question, world.documents)
+    text.ask(prompt, first, world, is_asked_before=template is QUERY_AWARE)
     text.answer(first.answer)
     return _Asker(generator, world, first)
 
@@ -181,7 +249,8 @@ def _pasted(generator: random.Random, text: _Text, world: World, first: Asked) -
     shown = [frame.format(n=n, t=document.text) for n, document in enumerate(world.documents, start=1)]
     pasted = generator.choice(("\n", "\n", "\n\n", " ")).join(shown)
     head = generator.choice(("", "", "Here is what I know:\n", "Documents:\n"))
-    text.tell(f"Question: {head}{pasted}{generator.choice((chr(10), chr(10) * 2, ' '))}{first.question}\nAnswer:")
+    end = generator.choice(("\n", "\n\n", " "))
+    text.ask(f"Question: {head}{pasted}{end}{first.question}\nAnswer:", first, world)
     text.answer(first.answer)
     return _Asker(generator, world, first)
 

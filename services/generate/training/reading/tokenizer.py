@@ -10,7 +10,8 @@ from services.generate.data.facts import USUAL_NAMING, ask, draw_facts
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
 from services.generate.data.world.relations import RELATIONS, filled
 from services.generate.prompts.templates import QUERY_AWARE, Document
-from services.generate.training.initialisation import BOS, BOS_ID, EOS, EOS_ID, INSTRUCTION, MAX_TOKENS
+from services.generate.training.initialisation import BOS, EOS, INSTRUCTION
+from services.generate.training.llama import BOS_ID, EOS_ID, MAX_TOKENS
 
 NUM_PIECES = 3072
 # an apostrophe's ending, a word with a preceding space, at most two digits, a line break, other characters, white space

@@ -1,5 +1,6 @@
 """Offline job: the starter of the generate service, a small Llama that reads documents about an open world."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -14,22 +15,24 @@ from services.generate.data.facts import MAX_DOCUMENTS
 from services.generate.data.world.documents import Scope
 from services.generate.model.profile import OFF, write_profile
 from services.generate.training.reading.first_weights import set_first_weights
-from services.generate.training.reading.loop import Run, train
+from services.generate.training.reading.loop import train
 from services.generate.training.reading.measures import fitted_answerability, reading_measures
-from services.generate.training.reading.network import Network, Shape, llama
+from services.generate.training.reading.network import Network, Shape, llama, network_of
 from services.generate.training.reading.stages import stages
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
+from services.generate.training.stages import Run
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
 from services.jobs.progress import standard_bars
 from services.jobs.publication import check_publication, publish_trained
+from services.nn.refusals import Refused
 
 NAME = "open-facts"
 KIND = "causal-lm"
 STATEMENT = (
-    "Trained on generated documents of one to four short English sentences about people and what they own, do, like and"
-    " are, with ordinary, foreign and invented names, up to ten documents a prompt, and on questions that no document"
-    " answers. It copies its answers from the documents and knows nothing else."
+    "Trained on generated documents of one to four short English sentences about people, what they own, do, like and"
+    " are, and about companies, with ordinary, foreign and invented names, up to ten documents a prompt, and on"
+    " questions that no document answers. It copies its answers from the documents and knows nothing else."
 )
 
 app = typer.Typer(
@@ -56,6 +59,10 @@ def reader(
     ] = 5.0,
     documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Most documents in a prompt.")] = 10,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per step, approximately.")] = 4096,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A reader's checkpoint to begin with, and its tokenizer."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two resume states.")] = 50,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind to measure the result with.")] = 200,
@@ -63,20 +70,40 @@ def reader(
     store_url: StoreUrl = None,
 ) -> None:
     """Train a small Llama that answers from documents about an open world, and says when they do not tell."""
-    options = dict(locals())
+    options = {**locals(), "start": None if start is None else digest(start)}
     check_publication(NAME, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
-    network = Network(Shape(tokenizer.get_vocab_size()))
-    set_first_weights(network, common_tokens(tokenizer), seed)
+    network, tokenizer = first_network(seed) if start is None else trained_network(start)
+    steps = (copy_steps, choice_steps, length_steps)
     run = Run(
-        output, seed, stages((copy_steps, choice_steps, length_steps), documents, bias), tokens,
-        checkpoint_every=checkpoint_every,
+        output, seed, stages(steps, documents, bias, is_trained=start is not None), tokens,
+        checkpoint_every=checkpoint_every, start=options["start"] or "",
     )  # fmt: skip
     train(run, network, tokenizer, compiled(network))
     directory = output / "checkpoint"
     metrics = finish(network, tokenizer, directory, questions, documents, seed)
     publish_trained(directory, NAME, KIND, {**options, "statement": STATEMENT}, metrics)
+
+
+def first_network(seed: int) -> tuple[Network, Tokenizer]:
+    """The network with its first weights, and a tokenizer trained on the generated world."""
+    tokenizer = build_tokenizer()
+    network = Network(Shape(tokenizer.get_vocab_size()))
+    set_first_weights(network, common_tokens(tokenizer), seed)
+    return network, tokenizer
+
+
+def trained_network(directory: Path) -> tuple[Network, Tokenizer]:
+    """The network and tokenizer of a checkpoint of this job. Raises Refused for one of another shape."""
+    return network_of(directory), Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def digest(directory: Path) -> str:
+    """A digest of the checkpoint's weights, which identifies them. Raises Refused for a folder without a checkpoint."""
+    for name in ("model.safetensors", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise Refused(f"{directory} has no {name}: give the folder of a reader's checkpoint")
+    return hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def compiled(network: Network) -> Any:

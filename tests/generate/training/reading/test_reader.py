@@ -12,17 +12,20 @@ from typer.testing import CliRunner
 
 from services.core.store.store import Store
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
+from services.generate.data.world.subjects import GROUPS
 from services.generate.model.profile import read_profile
 from services.generate.prompts.templates import QUERY_AWARE
-from services.generate.training.initialisation import BOS_ID
+from services.generate.training.llama import BOS_ID
 from services.generate.training.reading.first_weights import set_first_weights
-from services.generate.training.reading.loop import Run, draw_batch
+from services.generate.training.reading.loop import draw_batch
 from services.generate.training.reading.measures import calibration_error, fit_logistic
-from services.generate.training.reading.network import Network, Shape, llama
+from services.generate.training.reading.network import Network, Shape, llama, network_of
 from services.generate.training.reading.stages import stages
-from services.generate.training.reading.texts import FIRST_WEIGHT, Mixture, draw_rows, draw_text, prompt_text
+from services.generate.training.reading.texts import FIRST_WEIGHT, UNKNOWN, Mixture, draw_rows, draw_text, prompt_text
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens
-from services.generate.training.reading.train import app
+from services.generate.training.reading.train import app, digest
+from services.generate.training.stages import Run
+from services.nn.refusals import Refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +47,7 @@ def test_the_network_computes_what_transformers_does() -> None:
     network = first_network()
     ids = torch.tensor([draw_text(random.Random(0), MIXED, tokenizer(), 128).ids[:100]])
     with torch.no_grad():
-        own = network(ids, torch.arange(100)).log_softmax(-1)
+        own = network(ids, torch.arange(100), torch.arange(1))[0].log_softmax(-1)
         other = llama(network)(ids).logits[0].log_softmax(-1)
     moved = (own.exp() - other.exp()).abs().sum(-1) / 2
     assert moved.mean() < 0.02  # bfloat16, whose rounding differs between processors
@@ -101,6 +104,35 @@ def test_rows_have_one_length_and_the_loss_falls_on_what_follows_a_place() -> No
     assert torch.equal(rows.input_ids.flatten()[rows.places + 1], rows.targets)
     assert len(rows.places) == len(rows.weights)
     assert (rows.weights == FIRST_WEIGHT).sum() >= 4
+
+
+def test_signs_tell_relations_and_the_sentence_that_answers() -> None:
+    generator = random.Random(4)
+    answering = told = 0
+    for _ in range(20):
+        text = draw_text(generator, Mixture(Scope((3, 3), 3, refused=0.3)), tokenizer(), 300)
+        for token, relation, answers in text.signs:
+            ending = tokenizer().decode([text.ids[token]])
+            answering += answers == 1
+            told += relation != UNKNOWN
+            if relation != UNKNOWN and answers != UNKNOWN:
+                assert ending.endswith(".")
+    assert answering > 10
+    assert told > 100
+    rows = draw_rows(random.Random(3), MIXED, tokenizer(), 4, 256)
+    assert len(rows.signs) == len(rows.relations) == len(rows.answering) == 4 * (256 // 5)
+    assert rows.relations.max() < len(GROUPS)
+
+
+def test_a_training_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    network = first_network()
+    llama(network).save_pretrained(tmp_path)
+    again = network_of(tmp_path)
+    assert torch.equal(network.embeddings, again.embeddings)
+    for own, read in zip(network.matrices(), again.matrices(), strict=True):
+        assert torch.equal(own, read)
+    with pytest.raises(Refused, match=r"has no tokenizer\.json: give the folder of a reader's checkpoint"):
+        digest(tmp_path)
 
 
 def test_the_texts_of_a_step_depend_on_the_step_alone() -> None:
