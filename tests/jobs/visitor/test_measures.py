@@ -55,9 +55,9 @@ def test_calibration_error_is_the_mean_distance_of_probability_and_accuracy() ->
 
 
 def test_reliability_says_how_many_of_each_bin_were_right() -> None:
-    bins = reliability([judged(0.95, is_right=True), judged(0.91, is_right=False), judged(0.2, is_right=True)])
-    assert bins[2] == Bin(1, pytest.approx(20), 100)
-    assert bins[9] == Bin(2, pytest.approx(93), 50)
+    bins = reliability([judged(1.0, is_right=True), judged(0.9375, is_right=False), judged(0.25, is_right=True)])
+    assert bins[2] == Bin(1, 25.0, 100.0)
+    assert bins[9] == Bin(2, 96.875, 50.0)
     assert [number for number, one in enumerate(bins) if one is not None] == [2, 9]
 
 
