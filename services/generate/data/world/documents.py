@@ -19,6 +19,9 @@ from services.generate.prompts.templates import Document
 
 REFUSAL = "The documents do not say."
 
+# Shares of sentences with a remark after the name, and of questions about such a sentence that ask for the remark.
+REMARKED, ASIDE_ASKED = 0.12, 0.3
+
 _BESIDE = (
     "The {n} stands near the {m}.",
     "It was {a} and {b} all week.",
@@ -51,8 +54,8 @@ class Scope:
 
     documents: tuple[int, int] = (1, 10)
     sentences: int = 4
-    reversed: float = 0.4
-    refused: float = 0.28
+    reversed: float = 0.48
+    refused: float = 0.34
     titled: float = 0.3
     similar: float = 0.3
     mixed: float = 0.3
@@ -62,13 +65,23 @@ class Scope:
 
 @dataclass(frozen=True)
 class Told:
-    """One sentence about a name, and what it is about; `remarked` is the group of what it tells besides."""
+    """One sentence about a name, and what it is about; `aside` is what a remark in it tells besides."""
 
     relation: Relation
     form: Form
     value: str
     text: str
-    remarked: str = ""
+    aside: "Told | None" = None
+
+    @property
+    def facts(self) -> tuple["Told", ...]:
+        """The sentence itself, and what it tells besides."""
+        return (self,) if self.aside is None else (self, self.aside)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of the relations that it tells."""
+        return {group(one.relation) for one in self.facts}
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class Article:
     @property
     def groups(self) -> set[str]:
         """The groups of what the document tells about its name."""
-        return {name for one in self.told for name in (group(one.relation), one.remarked) if name}
+        return set().union(*(one.groups for one in self.told))
 
 
 @dataclass(frozen=True)
@@ -150,8 +163,8 @@ def draw_world(generator: random.Random, scope: Scope, num_documents: int | None
     for name, thing in zip(known, things, strict=True):
         taken = set().union(*(article.groups for article in articles if article.name == name))
         told = []
-        if shared is not None and form is not None and group(shared) not in taken:
-            told = [_tell(generator, subject, shared, form, name, thing)]
+        if shared is not None and form is not None:
+            told = [one for one in [_tell(generator, subject, shared, form, name, thing)] if not one.groups & taken]
         article = _article(generator, subject, name, told, taken, generator.randint(min(fewest, most), most))
         articles.append(replace(article, title=_title(generator, name) if is_titled else ""))
     if generator.random() < 0.06:  # documents about nobody
@@ -165,15 +178,14 @@ def _title(generator: random.Random, name: str) -> str:
 
 
 def _tell(generator: random.Random, subject: Subject, relation: Relation, form: Form, name: str, value: str) -> Told:
-    chosen = said = generator.choice(form.statements)
-    remarked = ""
-    if chosen.startswith("{x} ") and generator.random() < 0.06:
-        text, remarked = remark(generator, subject)
-        if remarked == group(relation):
-            remarked = ""
-        else:
-            said = chosen.replace("{x}", "{x}" + text, 1)
-    return Told(relation, replace(form, statements=(chosen,)), value, filled(said, name, value), remarked)
+    statement = said = generator.choice(form.statements)
+    aside = None
+    if "{x} " in statement and generator.random() < REMARKED:
+        text, other, told = remark(generator, subject)
+        if other is None or group(other) != group(relation):
+            said = statement.replace("{x}", "{x}" + text, 1)
+            aside = None if other is None else Told(other, generator.choice(other.forms), told, "")
+    return Told(relation, replace(form, statements=(statement,)), value, filled(said, name, value), aside)
 
 
 def _article(
@@ -189,8 +201,8 @@ def _article(
         relation = draw_relation(generator, subject)
         (value,) = values(generator, relation.value, 1)
         one = _tell(generator, subject, relation, generator.choice(relation.forms), name, value)
-        if group(relation) not in taken and one.remarked not in taken:
-            taken |= {group(relation), one.remarked} - {""}
+        if not one.groups & taken:
+            taken |= one.groups
             told.append(one)
     generator.shuffle(told)
     return Article(name, tuple(told), "", tuple(beside))
@@ -222,16 +234,17 @@ def _answerable(generator: random.Random, world: World, told: Sequence[int]) -> 
         article = world.articles[k]
         shared = [one for one in article.told if one.relation is world.shared]
         one = shared[0] if shared and generator.random() < 0.3 else generator.choice(article.told)
-        is_reversed = bool(one.form.reverse) and generator.random() < world.scope.reversed
-        if is_reversed and _is_ambiguous(world, k, one):
+        fact = one.aside if one.aside is not None and generator.random() < ASIDE_ASKED else one
+        is_reversed = bool(fact.form.reverse) and generator.random() < world.scope.reversed
+        if is_reversed and _is_ambiguous(world, k, fact):
             continue
-        templates = _questions(one, is_reversed=is_reversed)
+        templates = _questions(fact, is_reversed=is_reversed)
         if not templates:
             continue
         template = generator.choice(templates)
-        question = filled(template, article.name, one.value)
-        answer = article.name if is_reversed else one.value
-        return Asked(typed(generator, question), answer, k, template, is_reversed, one, one.relation)
+        question = filled(template, article.name, fact.value)
+        answer = article.name if is_reversed else fact.value
+        return Asked(typed(generator, question), answer, k, template, is_reversed, one, fact.relation)
     return None
 
 
@@ -253,13 +266,14 @@ def _is_ambiguous(world: World, k: int, told: Told) -> bool:
         other.value == told.value and group(other.relation) == group(told.relation)
         for i, article in enumerate(world.articles)
         if i != k
-        for other in article.told
+        for sentence in article.told
+        for other in sentence.facts
     )
 
 
 def _unanswerable(generator: random.Random, world: World, told: Sequence[int]) -> Asked:
     """Ask about somebody else, about another thing, or for something that nobody tells about the name."""
-    kind = generator.choices(("relation", "stranger", "value", "misplaced"), (0.55, 0.25, 0.1, 0.1))[0]
+    kind = generator.choices(("relation", "stranger", "value", "misplaced"), (0.48, 0.35, 0.1, 0.07))[0]
     if kind == "relation" and told:
         return _another_relation(generator, world, world.articles[generator.choice(told)].name)
     if kind == "misplaced" and told:
@@ -292,7 +306,8 @@ def _another_relation(generator: random.Random, world: World, name: str) -> Aske
 def _misplaced(generator: random.Random, world: World, article: Article) -> Asked | None:
     """Ask for the name by a known value in a relation that no document tells of it; None if there is none."""
     one = generator.choice(article.told)
-    told = {group(other.relation) for any_one in world.articles for other in any_one.told if other.value == one.value}
+    facts = [other for any_one in world.articles for sentence in any_one.told for other in sentence.facts]
+    told = {group(other.relation) for other in facts if other.value == one.value}
     others = [r for r in world.subject.relations if r.value == one.relation.value and group(r) not in told]
     others = [r for r in others if all(form.reverse for form in r.forms)]
     return _refused(generator, generator.choice(others), "", one.value) if others else None

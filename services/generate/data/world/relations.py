@@ -1,6 +1,7 @@
 """Relations between a name and a value: how they are stated, and how either side is asked for.
 
-In a template, `{x}` is the name, `{p}` the value, and `{a}` the value with its indefinite article.
+In a template, `{x}` is the name, `{p}` the value, and `{a}` the value with its indefinite article. A template that is
+listed twice is drawn twice as often.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ class Relation:
 
 
 _OWNED = ("What does {x} own?", "What belongs to {x}?", "Which thing is owned by {x}?", "What is owned by {x}?")
+# asked of what "belongs": the value stands before the name there, which is harder to read
+_BELONGINGS = ("What belongs to {x}?", "What belongs to {x}?", "Which thing belongs to {x}?", "What is the property of"
+               " {x}?", "What is {x}'s property?")  # fmt: skip
 _OWNERS = ("Who owns the {p}?", "Who is the owner of the {p}?", "Who does the {p} belong to?", "To whom does the {p}"
            " belong?", "Who has the {p}?", "Whose is the {p}?")  # fmt: skip
 _PETS = ("What is the pet of {x}?", "What is {x}'s pet?", "Which pet does {x} have?", "What pet does {x} own?",
@@ -39,15 +43,17 @@ RELATIONS: tuple[Relation, ...] = (
              (*_PETS, "What does {x} have?", "What has {x} got?"),
              (*_PET_OWNERS, "Who has the {p}?", "Who has {a}?", "Who has got {a}?")),
         Form(("{x}'s pet is {a}.", "{x}'s pet is the {p}.", "The pet of {x} is {a}.", "The {p} is {x}'s pet.",
-              "{x} keeps {a} as a pet.", "{x} keeps {a}.", "{x} looks after the {p}."), _PETS, _PET_OWNERS),
+              "{x} keeps {a} as a pet.", "{x} keeps {a}.", "{x} looks after the {p}.", "The {p} is kept by {x}."),
+             _PETS, _PET_OWNERS),
         Form(("The {p} belongs to {x}.", "The {p} is owned by {x}.", "The {p} is the property of {x}."),
-             (*_OWNED, *_PETS), _OWNERS),
+             (*_OWNED, *_BELONGINGS, *_PETS), _OWNERS),
     )),
     Relation("possession", "object", (
         Form(("{x} owns the {p}.", "{x} owns {a}.", "{x} is the owner of the {p}."), _OWNED, _OWNERS),
         Form(("{x} has {a}.", "{x} has the {p}.", "{x} has got {a}."), ("What does {x} have?", "What has {x} got?"),
              ("Who has the {p}?", "Who has {a}?", "Who has got the {p}?")),
-        Form(("The {p} belongs to {x}.", "The {p} is owned by {x}."), _OWNED, _OWNERS),
+        Form(("The {p} belongs to {x}.", "The {p} is owned by {x}.", "The {p} is {x}'s."), (*_OWNED, *_BELONGINGS),
+             _OWNERS),
         Form(("{x} carries {a}.", "{x} always carries the {p}."), ("What does {x} carry?", "What is carried by {x}?"),
              ("Who carries the {p}?", "Who carries {a}?")),
     )),
@@ -73,7 +79,8 @@ RELATIONS: tuple[Relation, ...] = (
     )),
     Relation("home", "place", (
         Form(("{x} lives in {p}.", "{x} is living in {p}.", "{x}'s home is in {p}.", "{x} has lived in {p} for years.",
-              "The home of {x} is in {p}.", "{x} resides in {p}."),
+              "The home of {x} is in {p}.", "{x} resides in {p}.", "{p} is the home of {x}.",
+              "{p} is where {x} lives."),
              ("Where does {x} live?", "In which city does {x} live?", "Where is {x} living?", "Where is {x}'s home?",
               "Which city does {x} live in?", "What town does {x} live in?", "Where does {x} reside?"),
              ("Who lives in {p}?", "Who is living in {p}?", "Whose home is in {p}?", "Who resides in {p}?")),
@@ -99,7 +106,8 @@ RELATIONS: tuple[Relation, ...] = (
     )),
     Relation("color", "color", (
         Form(("{x}'s favourite colour is {p}.", "The favourite colour of {x} is {p}.", "{p} is {x}'s favourite colour.",
-              "{x}'s favorite color is {p}.", "The color that {x} likes best is {p}.", "{x} likes {p} best."),
+              "{x}'s favorite color is {p}.", "The color that {x} likes best is {p}.", "{x} likes {p} best.",
+              "{p} is the colour that {x} likes best.", "{p} is the favourite colour of {x}."),
              ("What is the favourite colour of {x}?", "What is {x}'s favourite colour?", "Which colour does {x} like"
               " best?", "What is {x}'s favorite color?", "What color does {x} prefer?",
               "What is the favorite color of {x}?"),
@@ -107,7 +115,7 @@ RELATIONS: tuple[Relation, ...] = (
     )),
     Relation("instrument", "instrument", (
         Form(("{x} plays the {p}.", "{x} can play the {p}.", "{x}'s instrument is the {p}.", "{x} has learnt to play"
-              " the {p}.", "The {p} is played by {x}."),
+              " the {p}.", "The {p} is played by {x}.", "The {p} is {x}'s instrument."),
              ("Which instrument does {x} play?", "What does {x} play?", "What instrument does {x} play?",
               "What is {x}'s instrument?", "What is the instrument of {x}?", "What can {x} play?"),
              ("Who plays the {p}?", "Who can play the {p}?", "Whose instrument is the {p}?")),
@@ -119,13 +127,15 @@ RELATIONS: tuple[Relation, ...] = (
              ("Who is {p} years old?", "Who is {p}?", "Whose age is {p}?", "Who has turned {p}?")),
     )),
     Relation("language", "language", (
-        Form(("{x} speaks {p}.", "{x} can speak {p}.", "{x} is fluent in {p}.", "{x}'s mother tongue is {p}."),
+        Form(("{x} speaks {p}.", "{x} can speak {p}.", "{x} is fluent in {p}.", "{x}'s mother tongue is {p}.",
+              "{p} is spoken by {x}.", "{p} is {x}'s mother tongue."),
              ("Which language does {x} speak?", "What does {x} speak?", "What is {x}'s mother tongue?",
               "What language can {x} speak?"),
              ("Who speaks {p}?", "Who can speak {p}?", "Who is fluent in {p}?", "Whose mother tongue is {p}?")),
     )),
     Relation("vehicle", "vehicle", (
-        Form(("{x} drives {a}.", "{x} drives the {p}.", "{x}'s car is {a}.", "{x} goes to work in {a}."),
+        Form(("{x} drives {a}.", "{x} drives the {p}.", "{x}'s car is {a}.", "{x} goes to work in {a}.",
+              "The {p} is driven by {x}.", "The {p} is {x}'s car."),
              ("What does {x} drive?", "Which vehicle does {x} drive?", "What is {x}'s car?",
               "Which car does {x} have?"),
              ("Who drives the {p}?", "Who drives {a}?", "Whose car is the {p}?")),
@@ -142,7 +152,8 @@ RELATIONS: tuple[Relation, ...] = (
              ("Who drinks {p}?", "Whose favourite drink is {p}?")),
     )),
     Relation("sport", "sport", (
-        Form(("{x}'s favourite sport is {p}.", "{x} is good at {p}.", "{x}'s hobby is {p}.", "{x} does {p}."),
+        Form(("{x}'s favourite sport is {p}.", "{x} is good at {p}.", "{x}'s hobby is {p}.", "{x} does {p}.",
+              "{p} is {x}'s hobby.", "{p} is the favourite sport of {x}."),
              ("What is {x}'s favourite sport?", "Which sport does {x} do?", "What is {x} good at?",
               "What is {x}'s hobby?", "What is the hobby of {x}?"),
              ("Whose favourite sport is {p}?", "Who is good at {p}?", "Whose hobby is {p}?", "Who does {p}?")),
@@ -153,7 +164,8 @@ RELATIONS: tuple[Relation, ...] = (
              ("Who studies {p}?", "Who studied {p}?", "Who is a student of {p}?")),
     )),
     Relation("origin", "country", (
-        Form(("{x} comes from {p}.", "{x} is from {p}.", "{x}'s home country is {p}.", "{x} was raised in {p}."),
+        Form(("{x} comes from {p}.", "{x} is from {p}.", "{x}'s home country is {p}.", "{x} was raised in {p}.",
+              "{p} is {x}'s home country."),
              ("Where does {x} come from?", "Where is {x} from?", "Which country is {x} from?",
               "What is {x}'s home country?"),
              ("Who comes from {p}?", "Who is from {p}?", "Whose home country is {p}?")),
@@ -178,7 +190,8 @@ RELATIONS: tuple[Relation, ...] = (
              ("Who founded {p}?", "Who runs {p}?", "Who is the head of {p}?")),
     )),
     Relation("birthday", "date", (
-        Form(("{x}'s birthday is on {p}.", "The birthday of {x} is {p}.", "{x} has a birthday on {p}."),
+        Form(("{x}'s birthday is on {p}.", "The birthday of {x} is {p}.", "{x} has a birthday on {p}.",
+              "{p} is {x}'s birthday."),
              ("When is {x}'s birthday?", "When is the birthday of {x}?", "On which day is {x}'s birthday?"),
              ("Whose birthday is on {p}?", "Who has a birthday on {p}?")),
     )),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from services.generate.data.world.relations import RELATIONS, Form, Relation
+from services.generate.data.world.relations import RELATIONS, Form, Relation, filled
 from services.generate.data.world.words import OBJECTS, VALUES, listed, syllables
 
 _NOUNS = listed(
@@ -70,14 +70,20 @@ ORGANISATIONS: tuple[Relation, ...] = (
     )),
 )  # fmt: skip
 
-# Said after a name: what tells the fact of a group besides, or nothing in particular.
+# Said after a name: the value of a relation besides, or nothing in particular.
 _PERSONAL = (
-    (", aged {i},", "age"), (", born in {y},", "birth"), (", as you know,", ""), (", my neighbour,", ""),
-    (", who is usually late,", ""), (", of all people,", ""),
+    (", aged {p},", "age"), (", {p},", "age"), (" ({p})", "age"), (", {p} years old,", "age"), (", now {p},", "age"),
+    (", born in {p},", "birth"), (", born in {p},", "birth"), (", {a} by trade,", "job"), (", {a},", "job"),
+    (", who lives in {p},", "home"), (", from {p},", "origin"), (", who speaks {p},", "language"),
+    (", as you know,", ""), (", my neighbour,", ""), (", who is usually late,", ""), (", of all people,", ""),
+    (", one of {i} guests,", ""), (", after {i} weeks,", ""), (", as was said in {y},", ""),
 )  # fmt: skip
 _CORPORATE = (
-    (", founded in {y},", "founding"), (", founded {y},", "founding"), (", as the report says,", ""),
-    (", with {i} employees,", "staff"), (", of all companies,", ""), (", which everybody knows,", ""),
+    (", founded in {p},", "founding"), (", founded {p},", "founding"), (" (founded {p})", "founding"),
+    (", set up in {p},", "founding"), (", with {p} employees,", "staff"), (", with a staff of {p},", "staff"),
+    (", based in {p},", "seat"), (" from {p}", "seat"), (", which makes the {p},", "product"),
+    (", as the report says,", ""), (", of all companies,", ""), (", which everybody knows,", ""),
+    (", after {i} quiet years,", ""), (", as was said in {y},", ""), (", one of {i} members,", ""),
 )  # fmt: skip
 
 # Relations that one question could mean are in the same group: a document tells only one of a group about its name.
@@ -135,10 +141,13 @@ def group(relation: Relation) -> str:
     return _GROUPS.get(relation.name, relation.name)
 
 
-def remark(generator: random.Random, subject: Subject) -> tuple[str, str]:
-    """Draw a remark about a name, and the group of what it tells; "" for nothing in particular."""
+def remark(generator: random.Random, subject: Subject) -> tuple[str, Relation | None, str]:
+    """Draw a remark about a name, and the relation and value that it tells; None and "" for nothing in particular."""
     text, told = generator.choice(subject.remarks)
-    return text.format(i=VALUES["age"](generator), y=VALUES["year"](generator)), told
+    relation = next((one for one in subject.relations if one.name == told), None)
+    value = VALUES[relation.value](generator) if relation is not None else ""
+    numbers = text.replace("{i}", VALUES["age"](generator)).replace("{y}", VALUES["year"](generator))
+    return filled(numbers, "", value), relation, value
 
 
 # Every group but attributes, which are in none of a list's.

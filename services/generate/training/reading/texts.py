@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from services.generate.data.facts import Naming, ask, draw_facts
-from services.generate.data.world.documents import REFUSAL, Asked, Scope, Told, World, draw_world
+from services.generate.data.world.documents import REFUSAL, Asked, Scope, World, draw_world
 from services.generate.data.world.relations import Relation
 from services.generate.data.world.subjects import GROUPS, group
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, RANDOM_ORDER, Document, Template
@@ -104,7 +104,7 @@ class _Text:
         relation = _number(asked.relation)
         places = [(place + len(asked.question) - 1, relation, UNKNOWN) for place in _all_of(asked.question, text)]
         if world is not None:
-            places += _sentence_signs(text, world, asked.told, is_asked_before=is_asked_before)
+            places += _sentence_signs(text, world, asked, is_asked_before=is_asked_before)
         for place, number, answering in places:
             token = encoding.char_to_token(place)
             if token is not None:
@@ -150,15 +150,16 @@ def _all_of(part: str, text: str) -> list[int]:
     return [found.start() for found in re.finditer(re.escape(part), text)]
 
 
-def _sentence_signs(text: str, world: World, gold: Told | None, *, is_asked_before: bool) -> list[tuple[int, int, int]]:
+def _sentence_signs(text: str, world: World, asked: Asked, *, is_asked_before: bool) -> list[tuple[int, int, int]]:
     """Sign the last character of each sentence, and the first of its value if the name stands before it."""
     signs: list[tuple[int, int, int]] = []
     for article, document in zip(world.articles, world.documents, strict=True):
         start = text.find(document.text)
         for one in article.told if start >= 0 else ():
             begin = text.find(one.text, start)
-            answers = int(one is gold) if is_asked_before else UNKNOWN
-            value = one.text.rfind(one.value)
+            is_gold = one is asked.told
+            answers = int(is_gold) if is_asked_before else UNKNOWN
+            value = one.text.rfind(asked.answer if is_gold and not asked.is_reversed else one.value)
             signs.append((begin + len(one.text) - 1, _number(one.relation), answers))
             if value > one.text.find(article.name):
                 signs.append((begin + value, UNKNOWN, answers))
