@@ -1,6 +1,7 @@
 """Fixtures that every test may use; each folder's own fixtures stand in its own conftest."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import structlog
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
 PROCESS_FIXTURES = {"serve", "rclone", "moto"}
+
+# A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from services.cli.one_line import errors_in_one_line, missing_module, needs
+from services.cli.signals import end_on_signals
 
 EXAMPLES = """
 Try it:
@@ -46,8 +47,7 @@ app.add_typer(convert, name="convert")
 
 
 def main() -> None:
-    # PID 1 of a container ignores signals without a handler. A server installs its own later.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_on_signals()
     app(prog_name="fovea")
 
 

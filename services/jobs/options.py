@@ -20,6 +20,17 @@ StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="UR
 MAX_SEED = 2**31
 
 
+def command_line(*, help: str | None = None, no_args_is_help: bool = False) -> typer.Typer:
+    """A job's command line: help and errors in plain text, without markup, drawn tracebacks or shell completion."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=no_args_is_help,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+
+
 def output_folder(path: Path | None) -> Path | None:
     """Accept a folder in which files can be written, or that can be made."""
     if path is not None:

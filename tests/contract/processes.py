@@ -9,7 +9,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.cli.programs import existing_names
+
 POLL_S = 0.02
+SERVICES = tuple(name for name in existing_names() if name != "gateway")
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,18 @@ class Process:
 
 
 def start_process(module: str, log: Path, environment: dict[str, str]) -> Process:
-    """`python -m module` with these settings and none of the caller's; returns once it listens."""
+    """`python -m module` with these settings and none of the caller's; returns once it listens.
+
+    A gateway knows only the services that `environment` names, whatever else listens on this machine.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
+    no_services = {f"FOVEA_GATEWAY_{name.upper()}_URLS": "" for name in SERVICES}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module], env={**inherited, **environment}, stdout=output, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module],
+            env={**inherited, **no_services, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     while b'"port"' not in log.read_bytes():
         assert process.poll() is None, log.read_text()

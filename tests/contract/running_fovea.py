@@ -5,11 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cli.programs import PACKAGES, existing_names
-from tests.contract.processes import Process, start_process
+from services.cli.programs import PACKAGES
+from tests.contract.processes import SERVICES, Process, start_process
 
 PORTS = {name: port for name, (_, port) in PACKAGES.items()}
-SERVICES = tuple(name for name in existing_names() if name != "gateway")
 
 
 @dataclass
@@ -51,8 +50,8 @@ class Fovea:
 
     def start_gateway(self, settings: Mapping[str, str] | None = None, *, port: int = 0) -> Process:
         """A gateway that knows the services started before it, and no others."""
-        running = {name: process.url for name, process in self.processes.items()}
-        urls = {f"FOVEA_GATEWAY_{name.upper()}_URLS": running.get(name, "") for name in PORTS if name != "gateway"}
+        running = [name for name in SERVICES if name in self.processes]
+        urls = {f"FOVEA_GATEWAY_{name.upper()}_URLS": self.processes[name].url for name in running}
         return self.start("gateway", {**urls, **(settings or {})}, port=port)
 
     def kill(self) -> None:

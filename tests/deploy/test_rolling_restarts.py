@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from tests.contract.load import Load, Send, known_to
-from tests.contract.processes import Process
-from tests.contract.running_fovea import SERVICES, Fovea, settings_of_a_test
+from tests.contract.processes import SERVICES, Process
+from tests.contract.running_fovea import Fovea, settings_of_a_test
 from tests.kept_port import kept_port
 
 # Services start beside clients that ask without a pause: on two busy cores that has taken a hundred seconds.

@@ -7,7 +7,8 @@ import pytest
 
 from gateway.access import KeyFile, digest
 from gateway.settings import KeyRecord
-from tests.contract.running_fovea import SERVICES, running_fovea
+from tests.contract.processes import SERVICES
+from tests.contract.running_fovea import running_fovea
 from tests.monitoring.load import ASK, Client
 from tests.monitoring.prometheus_server import Prometheus, moved_configuration, running_prometheus
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from tests.contract.running_fovea import SERVICES, Fovea, running_fovea, settings_of_a_test
+from tests.contract.processes import SERVICES
+from tests.contract.running_fovea import Fovea, running_fovea, settings_of_a_test
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.monitoring.faulty_predict import FAULTS
 from tests.monitoring.load import ASK, Client

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from services.core.metrics import Metrics
-from tests.contract.running_fovea import PORTS, SERVICES
+from tests.contract.processes import SERVICES
+from tests.contract.running_fovea import PORTS
 from tests.monitoring.prometheus_server import MONITORING, Prometheus, needs_prometheus, needs_promtool
 
 SETTINGS_PAGE = MONITORING.parent / "docs" / "reference" / "settings.md"

@@ -265,6 +265,21 @@ def test_a_field_that_the_task_has_not_is_refused_whatever_its_value(client: Tes
     assert far["message"] == "inputs.0.x: Unknown field; known are premise, hypothesis."
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("a text", "inputs: Must be a list of objects with the fields premise, hypothesis."),
+        (PAIR, "inputs: Must be a list of objects with the fields premise, hypothesis."),
+        (["a text"], "inputs.0: Must be an object with the fields premise, hypothesis."),
+        ([PAIR, list(PAIR.values())], "inputs.1: Must be an object with the fields premise, hypothesis."),
+    ],
+)
+def test_inputs_of_another_form_are_told_the_tasks_fields(client: TestClient, inputs: object, message: str) -> None:
+    error = error_of(client.post("/predict", json={"task": "esnli", "inputs": inputs}), 422)
+    assert error["message"] == message
+    assert error["param"] == message.partition(":")[0]
+
+
 def test_an_unknown_task_is_told_which_there_are(client: TestClient) -> None:
     error = error_of(client.post("/predict", json={"task": "x", "inputs": [PAIR]}), 404)
     assert error["message"] == "There is no task 'x'; available: 'esnli', 'cqa', 'svamp', 'reviews'."

@@ -22,6 +22,7 @@ from services.embed.bulk.collection_client import Refused, Unavailable
 from services.embed.bulk.folder import OutputError
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
 from services.embed.bulk.to_collection import UploadTarget, upload
+from services.jobs.options import command_line
 from services.jobs.progress import Bars
 
 EXIT_FAILED = 1
@@ -35,7 +36,7 @@ ONLY_OUTPUT = ("checkpoint", "store_url", "dtype", "precision", "shard_size", "d
 COLLECTION_PANEL = "With --collection"
 OUTPUT_PANEL = "With --output"
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 class StoredDtype(StrEnum):

@@ -40,13 +40,13 @@ from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
 from services.embed.evaluation.tables import print_tables
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import interruptible
-from services.jobs.options import StoreUrl, output_file, results_file
+from services.jobs.options import StoreUrl, command_line, output_file, results_file
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.refusals import readable_weights
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = command_line(no_args_is_help=True)
 
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint to evaluate: a name in the store, or a folder.")]
 Baseline = Annotated[

@@ -28,7 +28,7 @@ from services.embed.training.objectives import (
 )
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, among, finite, multiple_of, output_folder, positive
+from services.jobs.options import MAX_SEED, StoreUrl, among, command_line, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import MERGES, ClipModel, continue_image_tower, create_clip, load_clip, save_clip
@@ -48,12 +48,7 @@ FOCALLENS_STATEMENT = (
     " in many wordings and some other languages. Other conditions and photographs it does not know."
 )
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Train and publish checkpoints of the embed service.",
-    no_args_is_help=True,
-)
+app = command_line(help="Train and publish checkpoints of the embed service.", no_args_is_help=True)
 
 
 @app.command()

@@ -40,7 +40,7 @@ from services.generate.model.profile import (
 )
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
 from services.jobs.interruption import interruptible
-from services.jobs.options import StoreUrl, among, output_file, output_folder, parse_numbers
+from services.jobs.options import StoreUrl, among, command_line, output_file, output_folder, parse_numbers
 from services.jobs.progress import standard_bars
 
 KIND = "causal-lm"
@@ -49,7 +49,7 @@ MAX_ROWS = 12
 ENOUGH_QUESTIONS = 100
 STOPPED = "Stopped. Nothing is kept; run the same command to begin again."
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @app.command()

@@ -47,7 +47,7 @@ from services.generate.model.profile import (
 )
 from services.jobs.checkpoints import CheckpointSource, Device
 from services.jobs.interruption import interruptible
-from services.jobs.options import StoreUrl, among, output_folder, parse_numbers, positive, results_file
+from services.jobs.options import StoreUrl, among, command_line, output_folder, parse_numbers, positive, results_file
 from services.jobs.plots import draw
 from services.jobs.progress import Bar, standard_bars
 
@@ -55,7 +55,7 @@ PAPER = "paper"
 STOPPED = "Stopped. The protocols that had ended are reported above, and kept with --save."
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from services.generate.training.initialisation import build_tokenizer, create_ll
 from services.generate.training.loop import Stage, accuracy_by_position, train
 from services.generate.training.stages import Run
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
+from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, output_folder
 from services.jobs.publication import check_publication, publish_trained
 
 NAME = "litm-facts"
@@ -24,11 +24,7 @@ STATEMENT = (
 )
 TESTED = Naming(half_wrong=0.4)
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Train and publish the starter checkpoint of the generate service.",
-)
+app = command_line(help="Train and publish the starter checkpoint of the generate service.")
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.jobs.options import among, results_file
+from services.jobs.options import among, command_line, results_file
 from services.jobs.progress import Bars, standard_bars
 from services.jobs.visitor.cases import BadCase, Case, case_report, case_results, read_cases
 from services.jobs.visitor.client import DEFAULT_URL, Address, VisitorClient, VisitorError
@@ -22,7 +22,7 @@ from services.jobs.visitor.tables import make_case_table, make_reliability_table
 
 EXIT_FAILED = 1
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @app.command()

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
-from services.jobs.options import among, output_folder, parse_numbers, results_file, split
+from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
 from services.predict.data.rationale_file import OutputError
@@ -40,7 +40,7 @@ TASK_FILE_SUFFIXES = (".yaml", ".yml", ".json")
 RELEASED = "released"
 LABEL_SOURCES: tuple[LabelSource, ...] = get_args(LabelSource)
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = command_line(no_args_is_help=True)
 
 
 @app.callback()

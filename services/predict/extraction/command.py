@@ -19,6 +19,7 @@ from rich.console import Console
 from services.core.printable import printable
 from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.jobs.interruption import SIGNALS
+from services.jobs.options import command_line
 from services.jobs.progress import Bars
 from services.predict.data.inputs import Input, published_inputs, read_inputs
 from services.predict.data.own_rows import split_file
@@ -35,7 +36,7 @@ EXIT_UNANSWERED = 3
 EXIT_UNPARSED = 4
 EXIT_INTERRUPTED = 130
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 TaskName = Literal["esnli", "anli1", "cqa", "svamp", "asdiv"]
 

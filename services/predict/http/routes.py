@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
-from services.core.errors import NotFound, check_count
+from services.core.errors import InvalidField, NotFound, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
@@ -117,15 +117,21 @@ def models_router(service: PredictService) -> APIRouter:
 
 
 def _check_names(service: PredictService, body: Any) -> None:
-    """Refuse fields that the task does not have before their values are read, which may be of any type."""
-    if not isinstance(body, dict) or is_tei(body) or not isinstance(body.get("inputs"), list):
+    """Refuse inputs without the task's fields, and with others, before their values are read, which may be anything."""
+    if not isinstance(body, dict) or is_tei(body) or "inputs" not in body:
         return
     task, model = body.get("task"), body.get("model")
     if all(one is None or (isinstance(one, str) and len(one) <= MAX_NAME_LENGTH) for one in (task, model)):
         known = service.fields_of(task, model)
-        for place, fields in enumerate(body["inputs"]):
-            if isinstance(fields, dict) and len(fields) <= MAX_FIELDS:
-                check_known(fields, known, f"inputs.{place}.")
+        inputs = body["inputs"]
+        if not isinstance(inputs, list):
+            raise InvalidField(f"inputs: Must be a list of objects with the fields {', '.join(known)}.", param="inputs")
+        for place, fields in enumerate(inputs):
+            param = f"inputs.{place}"
+            if not isinstance(fields, dict):
+                raise InvalidField(f"{param}: Must be an object with the fields {', '.join(known)}.", param=param)
+            if len(fields) <= MAX_FIELDS:
+                check_known(fields, known, f"{param}.")
 
 
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:

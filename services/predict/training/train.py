@@ -17,7 +17,7 @@ from rich.console import Console
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import StoreUrl, output_folder
+from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.publication import check_publication, publish_trained
 from services.predict.data.rationale_file import OutputError
 from services.predict.data.rows import BadData, LabelSource
@@ -34,7 +34,7 @@ EXIT_FAILED = 1
 # The standard error of an accuracy on as many rows is up to 5 percentage points.
 ENOUGH_TEST_ROWS = 100
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 TaskName = Literal[
     "esnli",

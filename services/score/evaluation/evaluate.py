@@ -17,7 +17,7 @@ from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
 from services.jobs.checkpoints import Device
-from services.jobs.options import StoreUrl, output_file, results_file
+from services.jobs.options import StoreUrl, command_line, output_file, results_file
 from services.jobs.published_data import MissingData
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks import (
@@ -39,7 +39,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 STARTER = "fsc-clip-scenes"
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = command_line(no_args_is_help=True)
 
 Images = Annotated[Path, typer.Option(help="Folder of the images; not needed for judges that read only captions.")]
 Model = Annotated[

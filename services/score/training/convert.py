@@ -13,7 +13,7 @@ from rich.console import Console
 
 from services.core.store.errors import StoreError
 from services.core.store.manifest import CheckpointInfo, check_model_name
-from services.jobs.options import StoreUrl
+from services.jobs.options import StoreUrl, command_line
 from services.jobs.publication import publish_described
 from services.nn.clip_model import ClipModel, load_clip
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
@@ -25,7 +25,7 @@ from services.score.training.released_weights import (
     read_state_dict,
 )
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @app.command("fsc-clip")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, finite, multiple_of, output_folder, positive
+from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip, save_clip
@@ -66,12 +66,7 @@ READ_SIDE = 4
 
 DataKind = Literal["scenes", "folder", "tars"]
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Train and publish checkpoints of the score service.",
-    no_args_is_help=True,
-)
+app = command_line(help="Train and publish checkpoints of the score service.", no_args_is_help=True)
 app.command("wise-ft")(wise_ft)
 
 

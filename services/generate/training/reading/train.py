@@ -22,7 +22,7 @@ from services.generate.training.reading.stages import stages
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens, tokenizer_config
 from services.generate.training.stages import Run
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, finite, output_folder
+from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, output_folder
 from services.jobs.progress import standard_bars
 from services.jobs.publication import check_publication, publish_trained
 from services.nn.refusals import Refused
@@ -35,11 +35,7 @@ STATEMENT = (
     " questions that no document answers. It copies its answers from the documents and knows nothing else."
 )
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Train and publish the starter checkpoint of the generate service.",
-)
+app = command_line(help="Train and publish the starter checkpoint of the generate service.")
 
 
 @app.command()
