@@ -9,7 +9,7 @@ from services.generate.calibrate.prefilled_prompts import PrefilledPrompts, in_b
 from services.generate.calibrate.search import Measured
 from services.generate.calibration import Calibration
 from services.generate.data.question_sets import QuestionSet
-from services.generate.data.questions import Example
+from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.bias import BiasEstimate, DummyOptions, EstimateKind
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, CalibrationProfile, SpanRule
@@ -27,7 +27,7 @@ class Bench:
     template: Template = QUERY_AWARE
     on_progress: Callable[[int], None] = lambda count: None
 
-    def prompts(self, examples: Sequence[Example], span_rule: SpanRule) -> list[Prompt]:
+    def prompts(self, examples: Sequence[Example | Unanswerable], span_rule: SpanRule) -> list[Prompt]:
         """Make one prompt per example, as in the service."""
         tokenizer = self.model.tokenizer
         return [
@@ -62,7 +62,9 @@ class Bench:
             yield from (attention.cpu() for attention in batch.attention)
             self.on_progress(len(places))
 
-    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[list[bool]]:
+    def ask(
+        self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example | Unanswerable]
+    ) -> list[list[bool]]:
         """Return by profile, None for vanilla, which examples are answered right. Raises BadProfile like a profile."""
         right: list[list[bool]] = [[False] * len(examples) for _ in profiles]
         for span_rule in dict.fromkeys((profile or OFF).span_rule for profile in profiles):
@@ -79,6 +81,13 @@ class Bench:
                     self.on_progress(len(places))
         return right
 
+    def first_logits(self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile) -> Iterator[Tensor]:
+        """Yield the logits (V,) of the answer's first token under a profile, of each example in order."""
+        for places, batch in self._batches(examples, profile.span_rule):
+            calibrations = _calibrations(batch, profile, _Estimates(batch))
+            yield from batch.first_logits(calibrations, profile.row_scope).cpu()
+            self.on_progress(len(places))
+
     def _answers(
         self,
         batch: PrefilledPrompts,
@@ -87,9 +96,7 @@ class Bench:
         texts: dict[tuple[int, ...], str],
     ) -> list[tuple[int, ...]]:
         profile = profile or OFF
-        calibrations: Sequence[Calibration | None] = [None] * len(batch.slots)
-        if profile.enabled:
-            calibrations = batch.calibrations(profile, estimates.of(profile))
+        calibrations = _calibrations(batch, profile, estimates)
 
         def is_complete(answer: tuple[int, ...]) -> bool:
             return any(stop in self._text(answer, texts) for stop in self.questions.stop)
@@ -108,12 +115,21 @@ class Bench:
             texts[answer] = self.model.tokenizer.decode(list(answer), skip_special_tokens=True)
         return texts[answer]
 
-    def _batches(self, examples: Sequence[Example], span_rule: SpanRule) -> Iterator[tuple[range, PrefilledPrompts]]:
+    def _batches(
+        self, examples: Sequence[Example | Unanswerable], span_rule: SpanRule
+    ) -> Iterator[tuple[range, PrefilledPrompts]]:
         prompts = self.prompts(examples, span_rule)
         max_tokens = self.questions.max_tokens
         for places in in_batches(prompts, max_tokens, self.max_cached_tokens):
             with prefilled(self.model, [prompts[place] for place in places], max_tokens) as batch:
                 yield places, batch
+
+
+def _calibrations(
+    batch: PrefilledPrompts, profile: CalibrationProfile, estimates: "_Estimates"
+) -> Sequence[Calibration | None]:
+    """Make each prompt's calibration; None for all by a profile that is off."""
+    return batch.calibrations(profile, estimates.of(profile)) if profile.enabled else [None] * len(batch.slots)
 
 
 class _Estimates:

@@ -21,7 +21,7 @@ from services.generate.calibrate.search import (
     varied,
 )
 from services.generate.data.question_sets import at_positions
-from services.generate.data.questions import Example
+from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.bias import DummyOptions
 from services.generate.model.profile import (
     OFF,
@@ -82,9 +82,15 @@ class ProfileChoice:
 
 
 def choose_calibration(
-    bench: Bench, examples: Sequence[Example], plan: Plan, on_step: Callable[[str, int], None] = lambda what, work: None
+    bench: Bench,
+    examples: Sequence[Example],
+    plan: Plan,
+    on_step: Callable[[str, int], None] = lambda what, work: None,
+    unanswerable: Sequence[Unanswerable] = (),
 ) -> ProfileChoice:
     """Choose settings on one half of the examples (gold anywhere), decide on the other half.
+
+    Each half asks half of the unanswerable questions too, which only count in averages.
 
     `on_step` receives the name of each step and its number of prompts. Raises ValueError for fewer than 2 examples.
     """
@@ -96,7 +102,9 @@ def choose_calibration(
     # the gain is expected in the middle, which has few of the positions, so it is asked three times as often
     asked = (*plan.positions, *middle, *middle)
     half = len(examples) // 2
-    search, held_out = (at_positions(part, asked, plan.num_prompts) for part in (examples[:half], examples[half:]))
+    placed, rest = (at_positions(part, asked, plan.num_prompts) for part in (examples[:half], examples[half:]))
+    cut = len(unanswerable) // 2
+    search, held_out = evenly_mixed(placed, unanswerable[:cut]), evenly_mixed(rest, unanswerable[cut:])
     on_step("measuring attention", plan.num_measured * len(plan.span_rules))
     settings = _rel_settings(bench, examples[:half], middle, plan)
     found = candidates(_best(settings, plan.limits), bench.model.config.num_layers, plan.search_bias, plan.limits)
@@ -132,7 +140,7 @@ def choose_calibration(
 
 def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str, float]:
     """Accuracies in 0 … 1 for the profile: means over all positions, over the middle ones, and over the first and
-    last."""
+    last; and the share of unanswerable questions that were refused, if any were asked."""
     ends = {min(vanilla.asked), max(vanilla.asked)}
     numbers = {
         "vanilla": vanilla.accuracy(),
@@ -142,7 +150,18 @@ def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str
         "ends_vanilla": vanilla.accuracy(ends),
         "ends_calibrated": calibrated.accuracy(ends),
     }
-    return {name: round(value, 4) for name, value in numbers.items()} | {"num_prompts": float(vanilla.num_questions)}
+    counts = {"num_prompts": float(vanilla.num_questions)}
+    if vanilla.unanswerable:
+        numbers["refused_vanilla"] = vanilla.refused / vanilla.unanswerable
+        numbers["refused_calibrated"] = calibrated.refused / calibrated.unanswerable
+        counts["num_unanswerable"] = float(vanilla.unanswerable)
+    return {name: round(value, 4) for name, value in numbers.items()} | counts
+
+
+def evenly_mixed(examples: Sequence[Example], others: Sequence[Unanswerable]) -> list[Example | Unanswerable]:
+    """Both kinds in one list, each in its order, so that every part of the list has about the same share of each."""
+    placed = [((number + 0.5) / len(some), one) for some in (examples, others) for number, one in enumerate(some)]
+    return [one for _, one in sorted(placed, key=lambda pair: pair[0])]
 
 
 def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> CalibrationProfile:
@@ -207,7 +226,7 @@ def _best(settings: Sequence[RelSetting], limits: Limits) -> list[RelSetting]:
     return [setting for some in chosen.values() for setting in some]
 
 
-def _chunks(examples: Sequence[Example]) -> list[Sequence[Example]]:
+def _chunks(examples: Sequence[Example | Unanswerable]) -> list[Sequence[Example | Unanswerable]]:
     """Split by SEARCH_SHARES, and leave out empty chunks."""
     ends = [round(len(examples) * sum(SEARCH_SHARES[: number + 1])) for number in range(len(SEARCH_SHARES))]
     starts = [0, *ends[:-1]]
@@ -220,7 +239,11 @@ def _kinds(profile: CalibrationProfile, plan: Plan) -> list[BiasKind]:
 
 
 def _by_estimate(
-    bench: Bench, profile: CalibrationProfile, search: Sequence[Example], plan: Plan, examples: Sequence[Example]
+    bench: Bench,
+    profile: CalibrationProfile,
+    search: Sequence[Example | Unanswerable],
+    plan: Plan,
+    examples: Sequence[Example],
 ) -> Iterator[Tried]:
     profiles = []
     for kind in _kinds(profile, plan):
@@ -231,7 +254,9 @@ def _by_estimate(
     yield from _tried(bench, [None, *profiles], search)
 
 
-def _tried(bench: Bench, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example]) -> list[Tried]:
+def _tried(
+    bench: Bench, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example | Unanswerable]
+) -> list[Tried]:
     return [
         Tried(profile, score_of(examples, answers))
         for profile, answers in zip(profiles, bench.ask(profiles, examples), strict=True)
@@ -239,6 +264,4 @@ def _tried(bench: Bench, profiles: Sequence[CalibrationProfile | None], examples
 
 
 def _is_as_good(score: Score, best: Score, middle: Collection[int]) -> bool:
-    return (
-        score.accuracy() >= best.accuracy() - TOLERANCE and score.accuracy(middle) >= best.accuracy(middle) - TOLERANCE
-    )
+    return score.mean() >= best.mean() - TOLERANCE and score.accuracy(middle) >= best.accuracy(middle) - TOLERANCE

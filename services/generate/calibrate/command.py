@@ -19,6 +19,7 @@ from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_al
 from services.core.store.starters import read_description
 from services.core.store.store import Store
 from services.core.store.versions import Version
+from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibration
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
@@ -47,6 +48,8 @@ KIND = "causal-lm"
 MAX_ROWS = 12
 # The standard error of an accuracy on as many held-out questions is up to 5 percentage points.
 ENOUGH_QUESTIONS = 100
+# answerable questions for one that no document answers, in data that have these
+ANSWERABLE_FOR_ONE = 3
 STOPPED = "Stopped. Nothing is kept; run the same command to begin again."
 
 app = command_line()
@@ -127,11 +130,12 @@ def calibrate(
     info = _known_info(source)
     bench = Bench(model, questions, max_cached_tokens)
     examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
+    unanswerable = questions.unanswerable("calibration", documents, 2 * (prompts // ANSWERABLE_FOR_ONE), seed)
     of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
     try:
         with standard_bars().bar("") as bar:
             watched = replace(bench, on_progress=bar.advance)
-            choice = choose_calibration(watched, examples, plan, bar.begin)
+            choice = choose_calibration(watched, examples, plan, bar.begin, unanswerable)
             bar.begin("tables of the bias")
             found = [one for those in of_tables for one in _tables(watched, choice.profile, those)]
             answerability = _answerability(watched, source, choice.profile, of_tables[0], bar.begin)
@@ -167,14 +171,16 @@ def _answerability(
     examples: Sequence[Example],
     begin: Callable[[str, int], None],
 ) -> Answerability | None:
-    """Keep what the checkpoint's profile says about its refusal, with a temperature of shares for the new profile."""
+    """Keep what the checkpoint's profile says about its refusal, with what the new profile's calibration changes."""
     earlier = read_profile(source.directory)
     if earlier is None or earlier.answerability is None:
         return None
     begin("shares of relevance", len(examples))
     anywhere = at_positions(examples, range(len(examples[0].documents)))
     temperature = fitted_share_temperature(bench, anywhere, profile)
-    return earlier.answerability.model_copy(update={"share_temperature": temperature})
+    begin("probability that the documents answer", NUM_FITTED)
+    fit = fitted_with_calibration(bench, profile, earlier.answerability.token_id, len(examples[0].documents))
+    return earlier.answerability.model_copy(update={"share_temperature": temperature, "calibrated": fit})
 
 
 def print_choice(choice: ProfileChoice, console: Console) -> None:
@@ -204,6 +210,11 @@ def decision(profile: CalibrationProfile) -> str:
             "Calibration is off: no finalist raised the accuracy with the gold in the middle without lowering its mean"
             f" over all positions; with the last one, {told}."
         )
+    if "num_unanswerable" in gain:
+        said += (
+            f" Of {round(gain['num_unanswerable'])} unanswerable questions, {100 * gain['refused_vanilla']:.2f} % were"
+            f" refused without and {100 * gain['refused_calibrated']:.2f} % with it."
+        )
     if count < ENOUGH_QUESTIONS:
         said += f" So few questions say little: give at least {ENOUGH_QUESTIONS} --prompts."
     return said
@@ -224,12 +235,13 @@ def _rel_table(settings: Sequence[RelSetting]) -> Table:
 
 def _tried_table(title: str, tried: Sequence[Tried]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("bias", "span", "rel", "rel layers", "layers", "t", "rows", "average", "by position"):
+    for heading in ("bias", "span", "rel", "rel layers", "layers", "t", "rows", "average", "refused", "by position"):
         table.add_column(heading)
     for one in tried[:MAX_ROWS]:
         score = one.score
         shares = " ".join(f"{100 * score.accuracy({position}):.0f}" for position in sorted(score.asked))
-        table.add_row(*_settings(one.profile), f"{100 * score.accuracy():.2f}", shares)
+        refused = f"{100 * score.refused / score.unanswerable:.0f}" if score.unanswerable else ""
+        table.add_row(*_settings(one.profile), f"{100 * score.accuracy():.2f}", refused, shares)
     return table
 
 
@@ -254,7 +266,7 @@ def _record(
     def told(tried: Sequence[Tried]) -> list[dict[str, object]]:
         return [
             {"profile": one.profile and one.profile.model_dump(mode="json", exclude={"gain", "tables"}),
-             "right": one.score.right, "asked": one.score.asked}
+             **asdict(one.score)}
             for one in tried
         ]  # fmt: skip
 

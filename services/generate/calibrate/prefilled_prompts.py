@@ -60,17 +60,17 @@ class PrefilledPrompts:
     ) -> list[tuple[int, ...]]:
         """Answer greedily, without the end-of-text token; later answers are not affected."""
         lengths = [len(prompt.input_ids) for prompt in self.prompts]
-        logits = self._first_logits(calibrations, row_scope)
+        logits = self.first_logits(calibrations, row_scope)
         answers = self._decoded(logits, calibrations, is_complete)
         for slot, length in zip(self.slots, lengths, strict=True):
             slot.length = length
         if row_scope == "tail":
             # later answers read these rows as keys, but each re-runs only the last row
-            self._first_logits([None] * len(self.slots), row_scope)
+            self.first_logits([None] * len(self.slots), row_scope)
         return answers
 
-    def _first_logits(self, calibrations: Sequence[Calibration | None], row_scope: RowScope) -> Tensor:
-        """Run the prompts' last rows once more: (B, V)."""
+    def first_logits(self, calibrations: Sequence[Calibration | None], row_scope: RowScope) -> Tensor:
+        """Run the prompts' last rows once more, which keep their places only with `tail`: (B, V)."""
         rows = zip(self.slots, self.prompts, calibrations, strict=True)
         if row_scope == "tail":
             return self.model.rerun(

@@ -10,6 +10,9 @@ It has three steps, each with its own questions, none of which are used in evalu
    accuracy with gold in the middle, and does not lower the mean over all positions, is the profile; if none does,
    calibration is off.
 
+A data set may have unanswerable questions too. They have no place, so they count in the average alone, where refusals
+weigh as much as answers: a profile whose answers are better because it never refuses is no gain.
+
 Shapes: L layers, H heads, K documents.
 """
 
@@ -17,6 +20,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -38,12 +42,22 @@ LOSS_WEIGHT = 5.0
 
 @dataclass
 class Score:
-    """Numbers of right answers and of questions by gold position, counted from 0."""
+    """Numbers of right answers and of questions by gold position, counted from 0.
+
+    `unanswerable` questions have no gold document; `refused` of them were answered by the refusal.
+    """
 
     right: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
+    refused: int = 0
+    unanswerable: int = 0
 
-    def add(self, position: int, *, is_right: bool) -> None:
+    def add(self, position: int | None, *, is_right: bool) -> None:
+        """Count a question; an unanswerable one has no position."""
+        if position is None:
+            self.refused += is_right
+            self.unanswerable += 1
+            return
         self.right[position] = self.right.get(position, 0) + is_right
         self.asked[position] = self.asked.get(position, 0) + 1
 
@@ -52,8 +66,13 @@ class Score:
         chosen = [one for one in sorted(self.asked) if positions is None or one in positions]
         return statistics.fmean(self.right[one] / self.asked[one] for one in chosen) if chosen else math.nan
 
+    def mean(self) -> float:
+        """Return the mean of the accuracy over positions and the share of refusals; the accuracy without any asked."""
+        return (self.accuracy() + self.refused / self.unanswerable) / 2 if self.unanswerable else self.accuracy()
+
     @property
     def num_questions(self) -> int:
+        """The number of questions with a gold document."""
         return sum(self.asked.values())
 
 
@@ -100,10 +119,10 @@ class Tried:
 
 
 class Question(Protocol):
-    """A question for the search: the position of its gold document, counted from 0."""
+    """A question for the search: the position of its gold document, counted from 0; None if it is unanswerable."""
 
     @property
-    def gold(self) -> int: ...
+    def gold(self) -> int | None: ...
 
 
 QuestionT = TypeVar("QuestionT", bound=Question)
@@ -218,8 +237,11 @@ def _candidate(setting: RelSetting, layers: tuple[int, ...], factor: float, bias
 
 
 def merit(score: Score, vanilla: Score, middle: Collection[int]) -> float:
-    """Rate a profile by its gains in the middle and on average; a lower average weighs LOSS_WEIGHT more."""
-    average = score.accuracy() - vanilla.accuracy()
+    """Rate a profile by its gains in the middle and on average; a lower average weighs LOSS_WEIGHT more.
+
+    Refusals of unanswerable questions count in the average (`Score.mean`).
+    """
+    average = score.mean() - vanilla.mean()
     return score.accuracy(middle) - vanilla.accuracy(middle) + average + LOSS_WEIGHT * min(0.0, average)
 
 
@@ -246,7 +268,7 @@ def narrow_down(
             _answer(ask, siblings, chunk)
             running += siblings
             running.sort(key=lambda tried: -merit(tried.score, vanilla.score, middle))
-        yield [Tried(one.profile, Score(dict(one.score.right), dict(one.score.asked))) for one in (vanilla, *running)]
+        yield [Tried(one.profile, deepcopy(one.score)) for one in (vanilla, *running)]
         running = _kept(running, vanilla, middle, limits)
 
 
@@ -321,5 +343,6 @@ def _kept(running: Sequence[Tried], vanilla: Tried, middle: Collection[int], lim
 
 
 def does_help(score: Score, vanilla: Score, middle: Collection[int]) -> bool:
-    """Whether accuracy rises with gold in the middle and the mean over positions does not fall."""
-    return score.accuracy(middle) > vanilla.accuracy(middle) and score.accuracy() >= vanilla.accuracy()
+    """Whether accuracy rises in the middle, and its mean over positions does not fall, with and without refusals."""
+    is_kept = score.accuracy() >= vanilla.accuracy() and score.mean() >= vanilla.mean()
+    return is_kept and score.accuracy(middle) > vanilla.accuracy(middle)

@@ -18,11 +18,13 @@ from services.generate.data.questions import (
     BadData,
     Check,
     Example,
+    Unanswerable,
     best_subspan_em,
     contains_answer,
     generated_facts,
     natural_questions,
     open_facts,
+    open_unanswerable,
     place_gold,
     synthwiki,
 )
@@ -40,7 +42,7 @@ class QuestionSet:
     """Questions of one data set, the limits of their answers, and the check of answers.
 
     `read` returns examples of K documents for a seed, gold first; None for generated questions, which `draw` draws:
-    a number of them, of K documents, for a seed.
+    a number of them, of K documents, for a seed. `draw_unanswerable` does so for unanswerable ones, if there are any.
     `distractors` describes the source of the other documents.
     """
 
@@ -51,6 +53,7 @@ class QuestionSet:
     is_right: Check
     read: Callable[[int, int], list[Example]] | None
     draw: Callable[[int, int, int], list[Example]] = generated_facts
+    draw_unanswerable: Callable[[int, int, int], list[Unanswerable]] | None = None
 
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
         """Draw at most `count` questions of a part in random order, gold first; None for all, or for 500 generated.
@@ -66,6 +69,12 @@ class QuestionSet:
         random.Random(seed).shuffle(chosen)
         return chosen[:count]
 
+    def unanswerable(self, part: Part, num_documents: int, count: int, seed: int = 0) -> list[Unanswerable]:
+        """Draw `count` questions of a part that no document answers; none from a data set without them."""
+        if self.draw_unanswerable is None:
+            return []
+        return self.draw_unanswerable(count, num_documents, GENERATED_SEEDS[part] + seed)
+
 
 def question_set(data: str) -> QuestionSet:
     """Open `generated` or `open`, or a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv).
@@ -77,7 +86,7 @@ def question_set(data: str) -> QuestionSet:
         return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
     if data == OPEN:
         others = "other facts, often of the same kind"
-        return QuestionSet(OPEN, others, 32, ("\n",), best_subspan_em, None, open_facts)
+        return QuestionSet(OPEN, others, 32, ("\n",), best_subspan_em, None, open_facts, open_unanswerable)
     path = Path(data)
     if not path.is_file():
         raise BadData(f"{data} does not exist; give a file, {GENERATED!r} or {OPEN!r}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generate.data.facts import USUAL_NAMING, Naming, ask, draw_facts
-from services.generate.data.world.documents import Scope, draw_world
+from services.generate.data.world.documents import REFUSAL, Scope, draw_world
 from services.generate.prompts.templates import Document
 
 Check = Callable[[str, Sequence[str]], bool]
@@ -36,6 +36,16 @@ class Example:
     answers: tuple[str, ...]
     documents: tuple[Document, ...]
     gold: int
+
+
+@dataclass(frozen=True)
+class Unanswerable:
+    """A question that none of its documents answers: any of `answers`, the refusals, is right."""
+
+    question: str
+    answers: tuple[str, ...]
+    documents: tuple[Document, ...]
+    gold: None = None
 
 
 def place_gold(example: Example, position: int) -> Example:
@@ -127,6 +137,21 @@ def open_facts(num_questions: int, num_documents: int, seed: int = 0) -> list[Ex
             example = Example(asked.question, (asked.answer,), world.documents, asked.gold)
             examples.append(place_gold(example, 0))
     return examples
+
+
+def open_unanswerable(num_questions: int, num_documents: int, seed: int = 0) -> list[Unanswerable]:
+    """Generate questions that no document answers (see services.generate.data.world): the refusal is right.
+
+    The same for the same arguments.
+    """
+    _check_count(num_documents)
+    scope = Scope((num_documents, num_documents), refused=1.0)
+    questions = []
+    for number in range(num_questions):
+        generator = random.Random(f"open, unanswerable {seed} {number}")
+        world = draw_world(generator, scope)
+        questions.append(Unanswerable(world.ask(generator).question, (REFUSAL,), world.documents))
+    return questions
 
 
 def best_subspan_em(answer: str, answers: Sequence[str]) -> bool:

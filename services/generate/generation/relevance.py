@@ -62,16 +62,20 @@ def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num
     return Calibration(prompt.spans, alpha, frozenset(profile.layers))
 
 
-def answerable(profile: CalibrationProfile | None, first_logits: Tensor) -> float | None:
+def answerable(
+    profile: CalibrationProfile | None, first_logits: Tensor, *, is_calibrated: bool = False
+) -> float | None:
     """Return the probability that the documents answer, from the logits (V,) of an answer's first token.
 
-    None without a profile of a trained refusal. See `Answerability` for the equation.
+    `is_calibrated` says whether calibration acted on the logits. None without a profile of a trained refusal. See
+    `Answerability` for the equation.
     """
     refusal = profile.answerability if profile is not None else None
     if refusal is None or refusal.token_id >= len(first_logits):
         return None
+    fit = refusal.fit(is_calibrated=is_calibrated)
     log_odds = refusal_log_odds(first_logits, refusal.token_id)
-    return float(((refusal.offset - log_odds) / refusal.temperature).sigmoid())
+    return float(((fit.offset - log_odds) / fit.temperature).sigmoid())
 
 
 def refusal_log_odds(first_logits: Tensor, token_id: int) -> Tensor:

@@ -122,7 +122,7 @@ def facts_of(
         order=tuple(range(len(generation.prompt.spans))),
         echo=generation.echo,
         scored=_scored(generation, prefilled.scores, vocabulary),
-        answerable=answerable(generation.calibration, first_logits),
+        answerable=answerable(generation.calibration, first_logits, is_calibrated=calibration is not None),
     )
 
 

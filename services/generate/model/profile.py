@@ -47,12 +47,22 @@ class BiasTable(BaseModel):
         return len(self.attention)
 
 
+class LogisticFit(BaseModel):
+    """The temperature t and offset o of a probability σ((o + x) / t)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    offset: Annotated[float, Field(allow_inf_nan=False)]
+
+
 class Answerability(BaseModel):
     """A trained refusal, and how its probability becomes one that the documents answer.
 
     With p the probability of `token_id`, the first token of the refusal, as the first token of an answer, documents
     answer with probability σ((offset − logit p) / temperature). `share_temperature` is t of α, the documents' shares of
-    that probability in a ranking; None for the profile's own.
+    that probability in a ranking; None for the profile's own. Calibration changes p: `calibrated` is the fit for
+    answers under the profile's calibration; None for the same fit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +72,13 @@ class Answerability(BaseModel):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     share_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    calibrated: LogisticFit | None = None
+
+    def fit(self, *, is_calibrated: bool) -> LogisticFit:
+        """The fit for answers with or without calibration."""
+        if is_calibrated and self.calibrated is not None:
+            return self.calibrated
+        return LogisticFit(temperature=self.temperature, offset=self.offset)
 
 
 class CalibrationProfile(BaseModel):

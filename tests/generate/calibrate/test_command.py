@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_good, choose_calibration
+from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_good, choose_calibration, evenly_mixed
 from services.generate.calibrate.command import app, decision
 from services.generate.calibrate.search import Limits, Score, Tried
 from services.generate.data.question_sets import QuestionSet
-from services.generate.data.questions import generated_facts
+from services.generate.data.questions import generated_facts, open_unanswerable
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, CalibrationProfile, RowScope, paper_profile, read_profile
 from services.jobs.checkpoints import find_checkpoint
@@ -106,6 +106,34 @@ def test_a_calibration_that_helps_on_held_out_questions_is_on_with_its_gain(mode
     assert all(work > 0 for _, work in steps)
 
 
+class Eager(Helped):
+    """One that refuses what it can't answer, unless calibration makes it answer everything."""
+
+    def ask(self, profiles: Sequence[CalibrationProfile | None], examples: Any) -> list[list[bool]]:
+        right = super().ask(profiles, [one for one in examples if one.gold is not None])
+        answers = [iter(some) for some in right]
+        return [
+            [profile is None if one.gold is None else next(some) for one in examples]
+            for profile, some in zip(profiles, answers, strict=True)
+        ]
+
+
+def test_a_calibration_that_costs_the_refusals_is_off(model: LanguageModel) -> None:
+    bench, examples = Eager(model, questions()), generated_facts(24, 3)
+    assert choose_calibration(bench, examples, PLAN).profile.enabled
+    choice = choose_calibration(bench, examples, PLAN, unanswerable=open_unanswerable(8, 3))
+    assert not choice.profile.enabled
+    assert choice.rounds[-1][0].score.unanswerable == 4
+
+
+def test_every_part_of_the_questions_has_its_share_of_unanswerable_ones() -> None:
+    examples, others = generated_facts(12, 3), open_unanswerable(4, 3)
+    mixed = evenly_mixed(examples, others)
+    assert [one for one in mixed if one.gold is not None] == examples
+    assert [one for one in mixed if one.gold is None] == others
+    assert [sum(one.gold is None for one in mixed[start : start + 4]) for start in range(0, 16, 4)] == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("row_scopes", [("last",), ("last", "tail")])
 def test_no_step_of_the_search_exceeds_the_number_of_prompts_that_it_names(
     model: LanguageModel, row_scopes: tuple[RowScope, ...]
@@ -147,6 +175,13 @@ def test_the_decision_is_told_in_a_sentence_with_its_reason(
     said = decision(profile)
     assert said.startswith(beginning) and said.endswith(end)
     assert "with the gold in the middle went from 50.00 % to 75.00 %" in said
+
+
+def test_the_decision_tells_what_became_of_the_refusals() -> None:
+    gain = {"vanilla": 0.8, "calibrated": 0.9, "middle_vanilla": 0.5, "middle_calibrated": 0.75, "num_prompts": 800}
+    refusals = {"refused_vanilla": 0.9, "refused_calibrated": 0.85, "num_unanswerable": 200}
+    said = decision(paper_profile(2).model_copy(update={"gain": gain | refusals}))
+    assert said.endswith("Of 200 unanswerable questions, 90.00 % were refused without and 85.00 % with it.")
 
 
 def test_a_calibration_that_only_moves_accuracy_about_is_off_and_says_what_was_measured(model: LanguageModel) -> None:

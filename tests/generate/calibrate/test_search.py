@@ -119,6 +119,24 @@ def test_accuracy_weighs_positions_alike_however_often_they_were_asked() -> None
     assert math.isnan(counted.accuracy({1}))
 
 
+def test_refusals_weigh_as_much_as_answers_in_the_mean_and_have_no_position() -> None:
+    score = Score()
+    for position, is_right in [(0, True), (1, False), (None, True), (None, True), (None, True), (None, False)]:
+        score.add(position, is_right=is_right)
+    assert (score.num_questions, score.unanswerable, score.accuracy()) == (2, 4, 0.5)
+    assert score.mean() == pytest.approx((0.5 + 0.75) / 2)
+    assert Score({0: 1}, {0: 2}).mean() == 0.5
+
+
+def test_a_middle_that_rises_by_what_refusals_lose_is_no_gain() -> None:
+    vanilla = Score({0: 9, 1: 5, 2: 9}, dict.fromkeys(range(3), 10), refused=9, unanswerable=10)
+    lost = Score({0: 9, 1: 8, 2: 9}, dict.fromkeys(range(3), 10), refused=5, unanswerable=10)
+    kept = Score({0: 9, 1: 7, 2: 9}, dict.fromkeys(range(3), 10), refused=9, unanswerable=10)
+    assert not does_help(lost, vanilla, (1,))
+    assert does_help(kept, vanilla, (1,))
+    assert merit(kept, vanilla, (1,)) > 0 > merit(lost, vanilla, (1,))
+
+
 def test_profiles_that_do_badly_are_dropped_and_the_best_is_first_in_the_end() -> None:
     profiles = [
         CalibrationProfile(enabled=True, layers=(layer,), rel_layers=(0,), temperature=1e-3) for layer in range(20)

@@ -14,9 +14,11 @@ from services.generate.data.questions import (
     contains_answer,
     generated_facts,
     natural_questions,
+    open_unanswerable,
     place_gold,
     synthwiki,
 )
+from services.generate.data.world.documents import REFUSAL
 from services.generate.prompts.templates import Document
 from tests.published_data import published
 
@@ -141,6 +143,15 @@ def test_generated_questions_are_the_same_each_time_and_begin_with_their_gold() 
         assert len(example.documents) == 6
         [holder] = [k for k, document in enumerate(example.documents) if f"the {example.answers[0]}." in document.text]
         assert holder == example.gold == 0
+
+
+def test_unanswerable_questions_are_the_same_each_time_and_have_the_refusal_for_an_answer() -> None:
+    some = open_unanswerable(20, 4, seed=7)
+    assert some[:5] == open_unanswerable(5, 4, seed=7)
+    assert some != open_unanswerable(20, 4, seed=8)
+    assert len({one.question for one in some}) > 10
+    for one in some:
+        assert (one.answers, one.gold, len(one.documents)) == ((REFUSAL,), None, 4)
 
 
 @pytest.mark.parametrize("count", [0, -1])

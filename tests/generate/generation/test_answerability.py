@@ -12,7 +12,14 @@ from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import rank
 from services.generate.generation.relevance import answerable, refusal_log_odds
 from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import OFF, Answerability, CalibrationProfile, read_profile, write_profile
+from services.generate.model.profile import (
+    OFF,
+    Answerability,
+    CalibrationProfile,
+    LogisticFit,
+    read_profile,
+    write_profile,
+)
 from services.generate.prompts.templates import Document
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
@@ -38,6 +45,27 @@ def test_the_probability_is_the_equation_s() -> None:
     assert answerable(OFF, logits) is None
     assert answerable(None, logits) is None
     assert answerable(profile(token_id=20), logits) is None
+
+
+def test_calibrated_logits_have_a_fit_of_their_own() -> None:
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    both = profile(calibrated=LogisticFit(temperature=0.5, offset=3.0))
+    alone = profile(temperature=0.5, offset=3.0)
+    assert answerable(both, logits) == answerable(profile(), logits)
+    assert answerable(both, logits, is_calibrated=True) == answerable(alone, logits)
+    assert answerable(profile(), logits, is_calibrated=True) == answerable(profile(), logits)
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_an_answer_s_probability_is_that_of_the_fit_for_its_logits(model: LanguageModel, is_enabled: bool) -> None:
+    certain = LogisticFit(temperature=1.0, offset=1e4)
+    changes = {"enabled": is_enabled, "layers": [0], "rel_layers": [0]}
+    engine = GenerateEngine(model, profile(calibrated=certain).changed(changes), EngineOptions())
+    generation = engine.processor.prepare_question(QUERY, DOCUMENTS, AnswerOptions(max_tokens=3))
+    assert isinstance(generation, Generation)
+    ((_, progress, _),) = engine.admit([generation])
+    assert isinstance(progress, Progress) and progress.facts is not None and progress.facts.answerable is not None
+    assert (progress.facts.answerable == 1.0) == is_enabled
 
 
 def test_a_certain_refusal_stays_finite() -> None:

@@ -1,0 +1,43 @@
+"""The probability that the documents answer, fitted for answers under a profile's calibration.
+
+Shapes: V vocabulary.
+"""
+
+import torch
+
+from services.generate.calibrate.bench import Bench
+from services.generate.data.question_sets import at_positions
+from services.generate.generation.relevance import refusal_log_odds
+from services.generate.model.profile import CalibrationProfile, LogisticFit
+from services.generate.training.reading.measures import fit_logistic
+
+NUM_FITTED = 400
+# of the questions, as in the reader's training
+SHARE_UNANSWERABLE = 0.3
+# questions of the training have other seeds, those of the search the first of their part
+SEED = 7_000
+
+
+def fitted_with_calibration(
+    bench: Bench, profile: CalibrationProfile, token_id: int, num_documents: int
+) -> LogisticFit | None:
+    """Fit t and o of σ((o − logit p) / t) by likelihood, p the probability of the refusal's first token (Platt, 1999).
+
+    Half of the questions have `num_documents` documents, half a third as many, for the fit is to hold for both. None
+    for a profile that is off and for data without unanswerable questions.
+    """
+    if not profile.enabled or bench.questions.draw_unanswerable is None:
+        return None
+    odds, is_answerable = [], []
+    for number, count in enumerate((num_documents, -(-num_documents // 3))):
+        num_refused = round(SHARE_UNANSWERABLE * NUM_FITTED / 2)
+        some = bench.questions.examples("calibration", count, NUM_FITTED // 2 - num_refused, SEED + number)
+        asked = [
+            *at_positions(some, range(count)),
+            *bench.questions.unanswerable("calibration", count, num_refused, SEED + number),
+        ]
+        for one, logits in zip(asked, bench.first_logits(asked, profile), strict=True):
+            odds.append(refusal_log_odds(logits, token_id))
+            is_answerable.append(one.gold is not None)
+    temperature, offset = fit_logistic(-torch.stack(odds), torch.tensor(is_answerable))
+    return LogisticFit(temperature=temperature, offset=offset)
