@@ -249,13 +249,15 @@ def _answerable(generator: random.Random, world: World, told: Sequence[int]) -> 
 
 
 def typed(generator: random.Random, question: str) -> str:
-    """Type a question as people do: a few without a capital, without a question mark, or politely."""
+    """Type a question as people do: some without capitals, without a question mark, or politely."""
     draw = generator.random()
     if draw < 0.04:
         return question[0].lower() + question[1:]
     if draw < 0.06:
         return question[0].lower() + question[1:].rstrip("?.")
-    if draw < 0.08 and not question.startswith(("Tell", "Do ")):
+    if draw < 0.15:
+        return question.lower().rstrip("?.")
+    if draw < 0.17 and not question.startswith(("Tell", "Do ")):
         return f"{generator.choice(('Please tell me:', 'Hello,', 'One question:'))} {question[0].lower()}{question[1:]}"
     return question
 

@@ -14,9 +14,11 @@ def stages(
     """
     few, some = min(4, num_documents), min(6, num_documents)
     copy = Mixture(Scope((min(2, few), few), 1, reversed=0.5, refused=0.0, titled=0.2, similar=0.2, mixed=0.2))
-    choose = Mixture(Scope((1, some), 4), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.05)
-    short = Mixture(Scope((1, some), 4), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08, bias=bias)
-    long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.15, bias=bias)
+    choose = Mixture(Scope((1, some), 4), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.05, topical=0.05)
+    short = Mixture(
+        Scope((1, some), 4), pasted=0.08, history=0.15, closed_book=0.03, narrow=0.08, bias=bias, topical=0.08
+    )
+    long = Mixture(Scope((some, num_documents), 4), pasted=0.06, history=0.12, narrow=0.15, bias=bias, topical=0.08)
     finding, rate = (0.3, 0.7) if is_trained else (0.15, 1.0)
     return (
         Stage(steps[0], ((128, copy),), finding=0.05),

@@ -22,6 +22,7 @@ from services.generate.data.facts import Naming, ask, draw_facts
 from services.generate.data.world.documents import REFUSAL, Asked, Scope, World, draw_world
 from services.generate.data.world.relations import Relation
 from services.generate.data.world.subjects import GROUPS, group
+from services.generate.data.world.topics import draw_topics
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, RANDOM_ORDER, Document, Template
 from services.generate.training.llama import BOS_ID, EOS_ID
 from services.generate.training.loop import position_weights
@@ -51,7 +52,8 @@ class Mixture:
     """The texts of a stage: the scope of their questions, and the shares of other layouts than the usual prompt.
 
     pasted: documents in the first question. history: earlier questions and system prompts. narrow: questions of
-    services.generate.data.facts, with golds in the middle exp(−bias) times as frequent as at the ends.
+    services.generate.data.facts, with golds in the middle exp(−bias) times as frequent as at the ends. topical:
+    keywords and questions of services.generate.data.world.topics.
     """
 
     scope: Scope
@@ -60,6 +62,7 @@ class Mixture:
     closed_book: float = 0.0
     narrow: float = 0.0
     bias: float = 0.0
+    topical: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,8 @@ def _begin(generator: random.Random, mixture: Mixture, text: _Text, num_document
     draw = generator.random()
     if draw < mixture.narrow:
         return _Narrow(generator, mixture, text)
+    if generator.random() < mixture.topical:
+        return _Topical(generator, mixture, text, num_documents)
     draw = generator.random()
     world = draw_world(generator, mixture.scope, num_documents)
     first = world.ask(generator)
@@ -289,6 +294,27 @@ class _Narrow:
         gold = self._generator.choices(range(len(self._facts)), self._positions)[0]
         question = ask(self._generator, self._facts, gold, self.NAMING)
         return Asked(question.question, question.answer, gold)
+
+
+class _Topical:
+    """Writes a prompt over documents about topics, with keywords for its question, and asks on.
+
+    The answer is the sentence; a query about a topic of none of the documents is refused.
+    """
+
+    def __init__(self, generator: random.Random, mixture: Mixture, text: _Text, num_documents: int) -> None:
+        self._generator, self._refused = generator, mixture.scope.refused
+        *self._topics, self._other = draw_topics(generator, num_documents + 1)
+        first = self()
+        text.tell(prompt_text(QUERY_AWARE, first.question, [Document(topic.text) for topic in self._topics]))
+        text.answer(first.answer)
+
+    def __call__(self) -> Asked:
+        if self._generator.random() < self._refused:
+            return Asked(self._generator.choice(self._other.queries), REFUSAL, None)
+        gold = self._generator.randrange(len(self._topics))
+        topic = self._topics[gold]
+        return Asked(self._generator.choice(topic.queries), topic.text, gold)
 
 
 def prompt_text(template: Template, question: str, documents: Sequence[Document]) -> str:
