@@ -98,6 +98,18 @@ def test_questions_without_documents_are_refused() -> None:
     assert told.split("Answer:")[1].startswith(f" {REFUSAL}<eos>")
 
 
+def test_keywords_are_answered_by_the_sentence_about_them_or_refused() -> None:
+    mixture = Mixture(Scope((3, 3), 1, refused=0.4), topical=1.0)
+    answers = set()
+    for seed in range(20):
+        text = draw_text(random.Random(seed), mixture, tokenizer(), 300)
+        told, answer, *_ = tokenizer().decode(text.ids, skip_special_tokens=False).split("Answer:")
+        answer = answer.split("<eos>")[0].strip()
+        answers.add(answer == REFUSAL)
+        assert answer == REFUSAL or answer in told
+    assert answers == {True, False}
+
+
 def test_rows_have_one_length_and_the_loss_falls_on_what_follows_a_place() -> None:
     rows = draw_rows(random.Random(3), MIXED, tokenizer(), 4, 256)
     assert rows.input_ids.shape == (4, 256)
