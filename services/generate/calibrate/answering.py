@@ -7,6 +7,7 @@ import torch
 
 from services.generate.calibrate.bench import Bench
 from services.generate.data.question_sets import at_positions
+from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.relevance import refusal_log_odds
 from services.generate.model.profile import CalibrationProfile, LogisticFit
 from services.generate.training.reading.measures import fit_logistic
@@ -32,7 +33,7 @@ def fitted_with_calibration(
     for number, count in enumerate((num_documents, -(-num_documents // 3))):
         num_refused = round(SHARE_UNANSWERABLE * NUM_FITTED / 2)
         some = bench.questions.examples("calibration", count, NUM_FITTED // 2 - num_refused, SEED + number)
-        asked = [
+        asked: list[Example | Unanswerable] = [
             *at_positions(some, range(count)),
             *bench.questions.unanswerable("calibration", count, num_refused, SEED + number),
         ]

@@ -160,7 +160,8 @@ def gain(calibrated: Score, vanilla: Score, middle: Collection[int]) -> dict[str
 
 def evenly_mixed(examples: Sequence[Example], others: Sequence[Unanswerable]) -> list[Example | Unanswerable]:
     """Both kinds in one list, each in its order, so that every part of the list has about the same share of each."""
-    placed = [((number + 0.5) / len(some), one) for some in (examples, others) for number, one in enumerate(some)]
+    kinds: tuple[Sequence[Example | Unanswerable], ...] = (examples, others)
+    placed = [((number + 0.5) / len(some), one) for some in kinds for number, one in enumerate(some)]
     return [one for _, one in sorted(placed, key=lambda pair: pair[0])]
 
 

@@ -31,8 +31,8 @@ def test_the_mean_probability_of_calibrated_answers_is_the_share_that_can_be_ans
     assert fit is not None
     refusal = Answerability(refusal="The documents do not say.", token_id=TOKEN, calibrated=fit)
     fitted = profile.model_copy(update={"answerability": refusal})
-    some = [*bench.questions.examples("evaluation", 4, 70), *bench.questions.unanswerable("evaluation", 4, 30)]
-    logits = list(bench.first_logits(some, fitted))
+    answered, refused = bench.questions.examples("evaluation", 4, 70), bench.questions.unanswerable("evaluation", 4, 30)
+    logits = [*bench.first_logits(answered, fitted), *bench.first_logits(refused, fitted)]
     mean = statistics.fmean(answerable(fitted, one, is_calibrated=True) or 0.0 for one in logits)
     assert mean == pytest.approx(1 - SHARE_UNANSWERABLE, abs=0.1)
 
