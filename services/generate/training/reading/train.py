@@ -31,8 +31,9 @@ NAME = "open-facts"
 KIND = "causal-lm"
 STATEMENT = (
     "Trained on generated documents of one to four short English sentences about people, what they own, do, like and"
-    " are, and about companies, with ordinary, foreign and invented names, up to ten documents a prompt, and on"
-    " questions that no document answers. It copies its answers from the documents and knows nothing else."
+    " are, and about companies, with ordinary, foreign and invented names, up to ten documents a prompt, on"
+    " keywords for sentences about things, and on questions that no document answers. It copies its answers from the"
+    " documents and knows nothing else."
 )
 
 app = command_line(help="Train and publish the starter checkpoint of the generate service.")
