@@ -42,7 +42,9 @@ class System:
             with closing(http.client.HTTPConnection("127.0.0.1", self.gateway.port)) as connection:
                 connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
                 wait_until(lambda: self.metric("fovea_queue_depth") > 0 or _is_answered(connection))
-            wait_until(lambda: self.metric("fovea_inflight_requests") == 0)  # a queue may be empty between batches
+            wait_until(lambda: self.metric("fovea_inflight_requests") == 0)
+            # A batch that was prepared while another ran waits for the end of that one.
+            wait_until(lambda: self.metric("fovea_queue_depth") == 0)
             if self.metric(name) > before:
                 return self.metric("fovea_batch_size_count") - computed
         raise AssertionError(f"no hang-up was noticed in {NUM_ATTEMPTS} requests")
