@@ -165,7 +165,8 @@ def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_pa
     assert "2 students, 1 of them finished before" in done.stderr
     assert (tmp_path / first / SCORES).stat().st_mtime_ns == before
     steps = [line.split()[1] for line in log_of(tmp_path, second) if line.startswith("step")]
-    assert steps in (evaluated, evaluated[1:])  # the first one is untold if the kill came between state and telling
+    told_once = [step for step in steps if step in evaluated]  # a slow machine tells of steps between them too
+    assert told_once in (evaluated, evaluated[1:])  # the first one is untold if the kill came between state and telling
     assert log_of(tmp_path, second)[: len(told)] == told
     results = json.loads(done.stdout.splitlines()[-1])
     assert [result["method"] for result in results] == ["standard", "step-by-step"]
