@@ -28,6 +28,7 @@ from services.score.training.fact_space import (
     values_of_things,
 )
 from services.score.training.objectives import encode_by_length
+from services.score.training.word_labels import WordNaming, word_states
 
 K = 1 + NUM_ALTERNATIVES
 # Weights: of the choice among a picture's own claims by pooled features and by words, of that among all pictures'
@@ -221,31 +222,31 @@ class FactSeeing(nn.Module):
 
 
 class ClaimNaming(nn.Module):
-    """The naming of a claim's words by the end of its caption, with nothing else to learn."""
+    """The naming of facts by the words that complete them, with nothing else to learn."""
 
-    def __init__(self, clip: Any, said: SaidThings) -> None:
+    def __init__(self, clip: Any, words: WordNaming) -> None:
         super().__init__()
-        self.clip, self.said = clip, said
+        self.clip, self.words = clip, words
 
     def forward(self, batch: ClaimBatch) -> Tensor:
-        loss: Tensor = self.said(ends(encode_by_length(self.clip, batch.input_ids)), batch.said)
+        loss: Tensor = self.words(word_states(self.clip, batch.input_ids), batch.input_ids, batch.said)
         return loss
 
 
 class ClaimReading(nn.Module):
     """Choice among claims by captions as the text tower reads them, its distance to the claims' places in the fact
-    space, and the naming of their words."""
+    space, and the naming of facts by the words that complete them and by the end of the caption."""
 
-    def __init__(self, clip: Any, said: SaidThings, space: FactSpace) -> None:
+    def __init__(self, naming: ClaimNaming, said: SaidThings, space: FactSpace) -> None:
         super().__init__()
-        self.clip, self.said, self.space = clip, said, space
+        self.naming, self.said, self.space = naming, said, space
 
     def forward(self, batch: ClaimBatch) -> Tensor:
-        texts = encode_by_length(self.clip, batch.input_ids)
+        texts = encode_by_length(self.naming.clip, batch.input_ids)
         images = self.space.of_pictures(batch.pictures)
         loss = pooled_loss(images, texts.pooled, batch.is_true, clamped_scale(self.space.log_scale))
         loss = loss + MATCHED * _distance(texts.pooled, self.space.of_claims(batch.said))
-        total: Tensor = loss + self.said(ends(texts), batch.said)
+        total: Tensor = loss + self.said(ends(texts), batch.said) + NAMED * self.naming(batch)
         return total
 
 

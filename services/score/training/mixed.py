@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from services.score.data.claimed_pictures import ClaimBatch, PictureBatch
-from services.score.training.claim_losses import ClaimReading, SaidThings, image_states
+from services.score.training.claim_losses import ClaimNaming, ClaimReading, SaidThings, image_states
 from services.score.training.fact_space import FactSpace
 from services.score.training.scene_clip import KEEPING, SceneBatch, SceneReading
 
@@ -65,9 +65,9 @@ class MixedLoss(nn.Module):
 class MixedReading(nn.Module):
     """The supervised loss of the text tower on claims, and with the weight KEEPING that on scenes."""
 
-    def __init__(self, clip: Any, said: SaidThings, space: FactSpace) -> None:
+    def __init__(self, naming: ClaimNaming, said: SaidThings, space: FactSpace) -> None:
         super().__init__()
-        self.of_scenes, self.of_claims = SceneReading(clip), ClaimReading(clip, said, space)
+        self.of_scenes, self.of_claims = SceneReading(naming.clip), ClaimReading(naming, said, space)
 
     def forward(self, batch: MixedBatch) -> Tensor:
         loss: Tensor = KEEPING * self.of_scenes(batch.scenes) + self.of_claims(batch.pictures)

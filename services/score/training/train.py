@@ -55,6 +55,7 @@ from services.score.training.scene_clip import (
     create_scene_clip,
 )
 from services.score.training.wise_ft import wise_ft
+from services.score.training.word_labels import WordLabels, WordNaming
 
 BASE_NAME = "clip-scenes"
 FSC_CLIP_NAME = "fsc-clip-scenes"
@@ -83,11 +84,11 @@ def clip_scenes(
         int, typer.Option(min=0, help="Steps of the image tower's supervised warm-up. 0: no warm-up.")
     ] = 600,
     naming_steps: Annotated[
-        int, typer.Option(min=0, help="Steps in which the text tower learns to name the words of claims. 0: none.")
-    ] = 600,
+        int, typer.Option(min=0, help="Steps in which the text tower's words learn to name facts. 0: none.")
+    ] = 800,
     reading_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up. 0: no warm-up.")
-    ] = 600,
+    ] = 2500,
     fact_steps: Annotated[
         int,
         typer.Option(min=0, help="Steps in which facts and claims learn their places in the shared space. 0: none."),
@@ -135,8 +136,8 @@ def clip_scenes(
     if seeing_steps > 0:
         scenes = SceneCaptions(tokenizer, seed + 1_000, warmup.num_examples, SEEN_PAIRS)
         seen = Pictures(seed + 1_000, pictures, IMAGE_SIDE, num_easy=seeing_steps // 2)
-        naming = replace(warmup, num_steps=seeing_steps, stage="warmup")
-        train(naming, MixedLoss(visual, seen_scenes, seeing), MixedData(scenes, seen))
+        seen_run = replace(warmup, num_steps=seeing_steps, stage="warmup")
+        train(seen_run, MixedLoss(visual, seen_scenes, seeing), MixedData(scenes, seen))
     if fact_steps > 0:
         facts = ClaimedPictures(tokenizer, Pictures(seed + 5_000, pictures, READ_SIDE), pictures)
         placing = replace(run, num_steps=fact_steps, learning_rate=FACT_RATE * learning_rate, stage="facts")
@@ -144,15 +145,16 @@ def clip_scenes(
     space.fixed()
     # a step of reading costs little: many small ones teach more than few large ones
     num_read, reading = max(2, pictures // 4), replace(run, learning_rate=READ_RATE * learning_rate)
-    read = SaidThings(model.model.text_projection.shape[1])
+    embed_dim = model.model.text_projection.shape[1]
+    naming, read = ClaimNaming(model.model, WordNaming(embed_dim, WordLabels(tokenizer))), SaidThings(embed_dim)
     if naming_steps > 0:
         claims = ClaimedPictures(tokenizer, Pictures(seed + 7_000, num_read, READ_SIDE), num_read)
-        train(replace(reading, num_steps=naming_steps, stage="naming"), ClaimNaming(model.model, read), claims)
+        train(replace(reading, num_steps=naming_steps, stage="naming"), naming, claims)
     if reading_steps > 0:
         scenes = SceneCaptions(tokenizer, seed + 2_000, max(1, warmup.num_examples // 2), READ_PAIRS)
         claims = ClaimedPictures(tokenizer, Pictures(seed + 2_000, num_read, READ_SIDE), num_read)
         reading = replace(reading, num_steps=reading_steps, stage="reading")
-        train(reading, MixedReading(model.model, read, space), MixedData(scenes, claims))
+        train(reading, MixedReading(naming, read, space), MixedData(scenes, claims))
     if matching_steps > 0:
         scenes = SceneCaptions(tokenizer, seed + 6_000, warmup.num_examples, SEEN_PAIRS)
         claims = ClaimedPictures(tokenizer, Pictures(seed + 6_000, pictures, IMAGE_SIDE), pictures)

@@ -1,0 +1,52 @@
+"""The words of a caption that name facts while the text tower learns to read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.score.data.claimed_pictures import said
+from services.score.data.claims import Claim, Noun
+from services.score.training.scene_clip import create_scene_clip
+from services.score.training.word_labels import WordLabels, WordNaming, word_states
+
+RED, BLUE = Noun(color="red", shape="circle"), Noun(color="blue", shape="square")
+
+
+@pytest.mark.parametrize(
+    ("claim", "caption", "words"),
+    [
+        (Claim(RED), "a red circle", {"circle"}),
+        (Claim(RED), "the circle is red", {"red"}),
+        (Claim(RED, BLUE), "a red circle and a blue square", {"circle", "square"}),
+        (Claim(RED, BLUE, "left"), "a red circle left of a blue square", {"circle", "left", "blue", "square"}),
+        (Claim(RED, BLUE, "above"), "top: red circle, bottom: blue square", {"red", "circle", "blue", "square"}),
+        (Claim(Noun(shape="circle"), Noun(shape="square")), "a circle and a square", set()),
+        (Claim(RED, Noun(color="red", shape="square")), "a red circle and a red square", set()),
+    ],
+)
+def test_the_words_that_complete_what_is_said_of_a_thing_name_it(
+    tmp_path: Path, claim: Claim, caption: str, words: set[str]
+) -> None:
+    tokenizer = create_scene_clip(tmp_path, width=32, layers=1).tokenizer
+    input_ids, codes = tokenizer([caption]), torch.tensor([said(claim)])
+    states = torch.randn(1, input_ids.shape[1], 8, requires_grad=True)
+
+    loss = WordNaming(8, WordLabels(tokenizer))(states, input_ids, codes)
+
+    assert bool(loss > 0) == bool(words)
+    learning = set()
+    if words:
+        loss.backward()
+        assert states.grad is not None
+        learning = set(input_ids[0, states.grad[0].abs().sum(dim=1) > 0].tolist())
+    assert learning == {int(tokenizer([word])[0, 1]) for word in words}
+
+
+def test_every_word_of_a_caption_has_a_state_before_the_last_block(tmp_path: Path) -> None:
+    clip = create_scene_clip(tmp_path, width=32, layers=1)
+    input_ids = clip.tokenizer(["a red circle", "a red circle and a blue square"])
+    states = word_states(clip.model, input_ids)
+    assert states.shape == (2, int(input_ids.argmax(dim=1).max()) + 1, 32)
+    alone = word_states(clip.model, input_ids[:1])
+    assert torch.allclose(states[:1, : alone.shape[1]], alone, atol=1e-5)
