@@ -145,8 +145,8 @@ def clip_scenes(
     space.fixed()
     # a step of reading costs little: many small ones teach more than few large ones
     num_read, reading = max(2, pictures // 4), replace(run, learning_rate=READ_RATE * learning_rate)
-    embed_dim = model.model.text_projection.shape[1]
-    naming, read = ClaimNaming(model.model, WordNaming(embed_dim, WordLabels(tokenizer))), SaidThings(embed_dim)
+    text_width, embed_dim = model.model.text_projection.shape
+    naming, read = ClaimNaming(model.model, WordNaming(text_width, WordLabels(tokenizer))), SaidThings(embed_dim)
     if naming_steps > 0:
         claims = ClaimedPictures(tokenizer, Pictures(seed + 7_000, num_read, READ_SIDE), num_read)
         train(replace(reading, num_steps=naming_steps, stage="naming"), naming, claims)
