@@ -18,6 +18,7 @@ from services.nn.text_transformer import clamped_scale
 from services.score.data.claimed_pictures import NUM_ALTERNATIVES, ClaimBatch, PictureBatch, centered_things
 from services.score.data.claims import MAX_THINGS, RELATIONS
 from services.score.fsc_clip import ImageFeatures, TextFeatures, mean_local_similarity, token_cosines
+from services.score.training.caption_states import read_captions, word_states
 from services.score.training.fact_space import (
     BOUND,
     COLOR,
@@ -28,7 +29,7 @@ from services.score.training.fact_space import (
     values_of_things,
 )
 from services.score.training.objectives import encode_by_length
-from services.score.training.word_labels import WordNaming, word_states
+from services.score.training.word_labels import WordNaming
 
 K = 1 + NUM_ALTERNATIVES
 # Weights: of the choice among a picture's own claims by pooled features and by words, of that among all pictures'
@@ -234,19 +235,25 @@ class ClaimNaming(nn.Module):
 
 
 class ClaimReading(nn.Module):
-    """Choice among claims by captions as the text tower reads them, its distance to the claims' places in the fact
-    space, and the naming of facts by the words that complete them and by the end of the caption."""
+    """Choice among claims by captions as the text tower reads them, the distances of their ends and of the means of
+    their words to the claims' places in the fact space, and the naming of facts by the words that complete them and by
+    the ends.
+
+    A place is nearly a sum of what words say, so words whose mean lies there leave little for the last block to do.
+    """
 
     def __init__(self, naming: ClaimNaming, said: SaidThings, space: FactSpace) -> None:
         super().__init__()
         self.naming, self.said, self.space = naming, said, space
 
     def forward(self, batch: ClaimBatch) -> Tensor:
-        texts = encode_by_length(self.naming.clip, batch.input_ids)
-        images = self.space.of_pictures(batch.pictures)
-        loss = pooled_loss(images, texts.pooled, batch.is_true, clamped_scale(self.space.log_scale))
-        loss = loss + MATCHED * _distance(texts.pooled, self.space.of_claims(batch.said))
-        total: Tensor = loss + self.said(ends(texts), batch.said) + NAMED * self.naming(batch)
+        read = read_captions(self.naming.clip, batch.input_ids)
+        pooled = F.normalize(read.ends.float(), dim=-1)
+        images, places = self.space.of_pictures(batch.pictures), self.space.of_claims(batch.said)
+        loss = pooled_loss(images, pooled, batch.is_true, clamped_scale(self.space.log_scale))
+        loss = loss + MATCHED * (_distance(pooled, places) + _distance(read.means, places))
+        named = self.naming.words(read.words, batch.input_ids, batch.said)
+        total: Tensor = loss + self.said(read.ends, batch.said) + NAMED * named
         return total
 
 
@@ -275,11 +282,6 @@ class ClaimChoice(nn.Module):
 def _distance(features: Tensor, targets: Tensor) -> Tensor:
     """Mean of 1 − cosine between unit features and their targets, (N, E) each."""
     return 1 - (features.float() * targets).sum(dim=-1).mean()
-
-
-def ends(texts: TextFeatures) -> Tensor:
-    """Return the last token of each text, (A, E), not normalised."""
-    return texts.tokens[torch.arange(len(texts.mask), device=texts.mask.device), texts.mask.sum(dim=1)]
 
 
 def image_states(visual: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:

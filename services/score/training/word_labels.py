@@ -7,7 +7,6 @@ Shapes: A captions, W text tokens, D width.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,13 +99,3 @@ def _named(head: nn.Module, states: Tensor, at: Sequence[Tensor], targets: Seque
     if not is_there.any():
         return states.new_zeros(())
     return F.cross_entropy(head(states[number[is_there], place[is_there]]).float(), target[is_there])
-
-
-def word_states(clip: Any, input_ids: Tensor) -> Tensor:
-    """Compute the states of captions' words after all blocks but the last: (A, W) int64 → (A, W, D)."""
-    length = int(input_ids.argmax(dim=-1).max()) + 1
-    x = clip.token_embedding(input_ids[:, :length]) + clip.positional_embedding[:length]
-    for block in clip.transformer.resblocks[:-1]:
-        x = block(x, attn_mask=clip.attn_mask[:length, :length])
-    states: Tensor = x
-    return states

@@ -8,7 +8,7 @@ import torch
 from services.score.data.claimed_pictures import said
 from services.score.data.claims import Claim, Noun
 from services.score.training.scene_clip import create_scene_clip
-from services.score.training.word_labels import WordLabels, WordNaming, word_states
+from services.score.training.word_labels import WordLabels, WordNaming
 
 RED, BLUE = Noun(color="red", shape="circle"), Noun(color="blue", shape="square")
 
@@ -41,12 +41,3 @@ def test_the_words_that_complete_what_is_said_of_a_thing_name_it(
         assert states.grad is not None
         learning = set(input_ids[0, states.grad[0].abs().sum(dim=1) > 0].tolist())
     assert learning == {int(tokenizer([word])[0, 1]) for word in words}
-
-
-def test_every_word_of_a_caption_has_a_state_before_the_last_block(tmp_path: Path) -> None:
-    clip = create_scene_clip(tmp_path, width=32, layers=1)
-    input_ids = clip.tokenizer(["a red circle", "a red circle and a blue square"])
-    states = word_states(clip.model, input_ids)
-    assert states.shape == (2, int(input_ids.argmax(dim=1).max()) + 1, 32)
-    alone = word_states(clip.model, input_ids[:1])
-    assert torch.allclose(states[:1, : alone.shape[1]], alone, atol=1e-5)
