@@ -88,14 +88,14 @@ def clip_scenes(
     ] = 800,
     reading_steps: Annotated[
         int, typer.Option(min=0, help="Steps of the text tower's supervised warm-up. 0: no warm-up.")
-    ] = 2500,
+    ] = 4500,
     fact_steps: Annotated[
         int,
         typer.Option(min=0, help="Steps in which facts and claims learn their places in the shared space. 0: none."),
     ] = 800,
     matching_steps: Annotated[
         int, typer.Option(min=0, help="Steps in which the image tower learns the places of facts. 0: none.")
-    ] = 800,
+    ] = 1500,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the contrastive training.")] = 600,
     batch_size: Annotated[int, typer.Option(min=1, help="Scenes per step, over all processes.")] = 64,
     pictures: Annotated[int, typer.Option(min=2, help="Pictures of any kind per step, in each process.")] = 128,
