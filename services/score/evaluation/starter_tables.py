@@ -1,7 +1,8 @@
 """Tables of the gains from tuning the small CLIP on generated scenes, by method, kind of hard negative and seed.
 
 `python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, named `base`,
-`<method>-<seed>` and `wise-ft-<seed>`, and prints the tables.
+`<method>-<seed>` and `wise-ft-<seed>`, and of the wide base `wide-base-<seed>` and `starter-<seed>`, and prints the
+tables.
 """
 
 import json
@@ -27,6 +28,8 @@ NAMES = {
     "fsc-clip": "FSC-CLIP",
     "wise-ft": "FSC-CLIP + WiSE-FT",
     "wise-ft-local": "the same, scored as it is served",
+    "wide-base": "wide base, before",
+    "starter": "wide base, FSC-CLIP + WiSE-FT, scored as it is served: the packaged starter",
 }
 COMPOSITION = ("comp", *NEGATIVE_KINDS)
 KEPT = ("zs", "i2t", "t2i")
@@ -59,13 +62,15 @@ def collect(runs: Path) -> list[Result]:
         described = json.loads(path.read_text())
         metrics = described["metrics"]
         seed = str(described["seed"])
-        if run == "wise-ft":
+        if run in ("wise-ft", "starter"):
             chosen = {"alpha": described["training"]["alpha"], "local_weight": described["training"]["local_weight"]}
-            as_global = {kind: metrics[f"global_{kind}"] for kind in COMPOSITION}
             kept = {key: value for key, value in metrics.items() if not key.startswith("global_")}
-            found.append(Result("wise-ft", {seed: {**kept, **as_global, **chosen}}))
-            found.append(Result("wise-ft-local", {seed: {**kept, **chosen}}))
-        else:
+            served = "wise-ft-local" if run == "wise-ft" else run
+            found.append(Result(served, {seed: {**kept, **chosen}}))
+        if run == "wise-ft":
+            as_global = {kind: metrics[f"global_{kind}"] for kind in COMPOSITION}
+            found.append(Result(run, {seed: {**kept, **as_global, **chosen}}))
+        elif run != "starter":
             found.append(Result(run, {seed: metrics}))
     return RESULT_FILES.merge(found)
 

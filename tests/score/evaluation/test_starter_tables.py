@@ -39,6 +39,15 @@ def test_what_is_served_is_scored_by_its_local_weight_and_the_row_above_without(
     assert not any(key.startswith("global_") for key in found["wise-ft"])
 
 
+def test_the_packaged_starter_is_one_row_as_it_is_served(tmp_path: Path) -> None:
+    alone = {f"global_{kind}": 40.0 for kind in COMPOSITION}
+    describe(tmp_path, "wide-base-0", 0, 50)
+    describe(tmp_path, "starter-0", 0, 70, metrics=alone, training={"alpha": 0.6, "local_weight": 0.2})
+    found = {result.run: result.scores["0"] for result in collect(tmp_path)}
+    assert found.keys() == {"wide-base", "starter"}
+    assert (found["starter"]["comp"], found["starter"]["alpha"]) == (70, 0.6)
+
+
 def test_tables_tell_mean_and_spread(tmp_path: Path) -> None:
     describe(tmp_path, "base", 0, 50)
     describe(tmp_path, "fsc-clip-0", 0, 60)
