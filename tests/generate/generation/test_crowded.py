@@ -107,7 +107,7 @@ ROUTES: list[tuple[str, Any]] = [
 @pytest.fixture
 def fresh_client(tmp_path: Path) -> Iterator[TestClient]:
     """A client of a service that has not measured its speed yet."""
-    with served_tiny(tmp_path, max_cached_tokens=1024, max_running=8, min_concurrency=64) as client:
+    with served_tiny(tmp_path, max_cached_tokens=1024, max_running=8, min_concurrency=64, max_wait_s=2) as client:
         yield client
 
 
