@@ -120,14 +120,21 @@ def test_openais_client_raises_its_own_errors_with_our_fields(client: openai.Ope
 def test_the_clients_own_timeout_is_the_deadline(system: System, client: openai.OpenAI) -> None:
     ends = ['fovea_cancelled_total{reason="deadline"}', 'fovea_cancelled_total{reason="disconnect"}']
     before = sum(map(system.metric, ends))
-    body = {"image": URI, "captions": [f"a caption that is late, number {number}" for number in range(1024)]}
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(client.with_options(timeout=5).post, "/score", body=body, cast_to=httpx.Response)
-        wait_until(lambda: system.metric("fovea_queue_depth") > 0)
-        with system.standing_still(), pytest.raises((openai.APITimeoutError, openai.APIStatusError)):
-            asked.result()
+    late = (error_of_a_long_wait(system, client, f"late for the {number}. time") for number in range(20))
+    error = next((one for one in late if one is not None), None)  # a fast machine answers some before it stands still
+    assert isinstance(error, openai.APITimeoutError | openai.APIStatusError)
     wait_until(lambda: sum(map(system.metric, ends)) > before)
     wait_until(lambda: system.metric("fovea_queue_depth") == 0)
+
+
+def error_of_a_long_wait(system: System, client: openai.OpenAI, caption: str) -> BaseException | None:
+    """Ask with a timeout while the service stands still, once the request waits; None if it was answered before."""
+    body = {"image": URI, "captions": [f"{caption}, number {number}" for number in range(1024)]}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client.with_options(timeout=5).post, "/score", body=body, cast_to=httpx.Response)
+        wait_until(lambda: system.metric("fovea_queue_depth") > 0 or asked.done())
+        with system.standing_still():
+            return asked.exception()
 
 
 # --- vLLM ---
