@@ -120,7 +120,7 @@ def absent(random: Random) -> tuple[Picture, Group]:
 Maker = Callable[[Random], tuple[Picture, Group]]
 # Each as often as it stands here.
 MAKERS: tuple[Maker, ...] = (
-    numbered, numbered, numbered, textured, textured, two_textures, two_textures, two_sizes, two_sizes, absent,
+    numbered, numbered, textured, textured, two_textures, two_textures, two_textures, two_sizes, two_sizes, absent,
 )  # fmt: skip
 
 
