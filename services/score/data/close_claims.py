@@ -120,14 +120,14 @@ def absent(random: Random) -> tuple[Picture, Group]:
 Maker = Callable[[Random], tuple[Picture, Group]]
 # Each as often as it stands here.
 MAKERS: tuple[Maker, ...] = (
-    numbered, numbered, textured, textured, two_textures, two_textures, two_textures, two_sizes, two_sizes, absent,
+    numbered, numbered, textured, textured, two_textures, two_textures, two_sizes, two_sizes, two_sizes, absent, absent,
 )  # fmt: skip
 
 
 def _exchanges(
     a: Noun, b: Noun, name: str, values: tuple[str, ...], choices: tuple[tuple[str, ...], ...], random: Random
 ) -> Group:
-    """Claim two things whose values of an attribute are exchanged, and that either has another value."""
+    """Claim two things whose values of an attribute are exchanged, in either order, and that one has another value."""
     names = _distinct(a, b, choices, random)
     if random.random() < 0.5:
         a, b = b, a
@@ -135,13 +135,12 @@ def _exchanges(
     assert claim.first is not None
     assert claim.second is not None
     mine, yours = getattr(a, name), getattr(b, name)
-    first, second = (random.choice([value for value in values if value != known]) for known in (mine, yours))
-    return [
-        claim,
-        replace(claim, first=replace(claim.first, **{name: yours}), second=replace(claim.second, **{name: mine})),
-        replace(claim, first=replace(claim.first, **{name: first})),
-        replace(claim, second=replace(claim.second, **{name: second})),
-    ]
+    exchanged = replace(
+        claim, first=replace(claim.first, **{name: yours}), second=replace(claim.second, **{name: mine})
+    )
+    turned = replace(exchanged, first=exchanged.second, second=exchanged.first)
+    other = random.choice([value for value in values if value != mine])
+    return [claim, exchanged, turned, replace(claim, first=replace(claim.first, **{name: other}))]
 
 
 def _distinct(a: Noun, b: Noun, choices: tuple[tuple[str, ...], ...], random: Random) -> tuple[str, ...]:
