@@ -15,7 +15,7 @@ HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
 HTTP = ("fastapi", "starlette", "uvicorn", "services.core.http", "services.{service}.http")
 WORLD = ("os", "pathlib", "json", "structlog", "time")
 
-JOBS = "training,evaluation,calibrate,bulk,extraction"
+JOBS = "training,evaluation,calibrate,bulk,extraction,imports"
 # Of a service: the rooms above its engine, and what jobs and the engine know alike.
 ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
 BELOW = ("services.nn", "services.{service}", "services.core.errors")

@@ -16,13 +16,16 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from services.cli.one_line import errors_in_one_line
 from services.cli.references import ENGINES, NoReference, write_reference
+from services.cli.store_import import ImportOptions, recognise, summary
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
 from services.core.store.garbage import Removal
+from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
 from services.core.store.versions import Version
@@ -149,10 +152,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
             raise InvalidCheckpoint(
                 f"kind: {description.kind!r} is unknown; did you mean {meant[0]!r}? (--no-reference: publish unchecked)"
             )
-        try:
-            write_reference(description.kind, directory)
-        except NoReference as missing:
-            typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
+        _write_reference(description.kind, directory)
     aliases = list(alias or description.aliases)
     model = name or description.name
     with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
@@ -161,6 +161,63 @@ def publish(  # noqa: PLR0913 - one parameter an option
         for each in aliases:
             store.promote(version.name, version.id, each)
     _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+
+
+@app.command("import")
+def import_checkpoint(  # noqa: PLR0913 - one parameter an option
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf://owner/name[@revision], a folder, or a file.")],
+    name: Annotated[str | None, typer.Option(help="Name to publish under. Default: the source's.")] = None,
+    task: Annotated[
+        Path | None, typer.Option("--task", help="Task file for a T5: what it answers (docs/guide/distill.md).")
+    ] = None,
+    label_prefix: Annotated[str, typer.Option(help="Text that a T5 was trained to have before its input.")] = "",
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="Chat template for a language model, in place of its own: a Jinja file, or a family's name."),
+    ] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
+    ] = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported, and change nothing.")] = False,
+    reference: Annotated[
+        bool, typer.Option(help="Load and run the model, refuse what fails, and keep its outputs for later checks.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Import a published model: choose its files, convert and check them, and publish it.
+
+    The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
+    """
+    with errors_in_one_line("fovea store import", "generate"):
+        planned = recognise(source, ImportOptions(name, task, label_prefix, chat_template, licence))
+    check_model_name(planned.name)
+    aliases = [check_alias(each) for each in alias or ["latest"]]
+    if not as_json:
+        for line in summary(planned):
+            typer.echo(printable(line))
+        _print_table(("file", "size", "what becomes of it"), planned.rows())
+    if dry_run:
+        if as_json:
+            _print_json(planned.content())
+        return
+    store = _open(store_url)
+    with errors_in_one_line("fovea store import", "generate"):
+        folder = planned.put_together()
+        if reference:
+            _write_reference(planned.plan.kind, folder)
+    with _audit(audit_log).command("store.import", store=store.label, model=planned.name, aliases=aliases) as entry:
+        version = store.publish(planned.name, folder, planned.info(), alias=None)
+        entry["version"] = version.id
+        for each in aliases:
+            store.promote(version.name, version.id, each)
+    planned.clean_up()
+    _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+    if not as_json:
+        typer.echo(f"serve it: FOVEA_{planned.plan.service.upper()}_MODEL={planned.name} fovea up")
 
 
 @app.command()
@@ -254,6 +311,13 @@ def _removed(store: Store, audit: AuditLog, keep: int, grace_hours: float) -> Se
         removals = store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=False)
         entry["removed"] = [f"{removal.name}@{removal.version}" for removal in removals]
         return removals
+
+
+def _write_reference(kind: str, directory: Path) -> None:
+    try:
+        write_reference(kind, directory)
+    except NoReference as missing:
+        typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
 
 
 def _audit(path: Path | None) -> AuditLog:

@@ -17,6 +17,7 @@ from torch import Tensor
 from services.generate.calibration import Calibration
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
 from services.generate.model.branches import Branch, Branched, BranchPass
+from services.generate.model.context_length import context_length
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.nn.devices import DeviceOptions
@@ -25,8 +26,9 @@ from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.refusals import readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-# Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
-VARYING_ROPE = ("dynamic", "longrope")
+# Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
+# Those of "dynamic" would too, beyond the context length that they are served with.
+VARYING_ROPE = ("longrope",)
 # Maximum number of tokens in a pass over several prompts; a longer prompt has its own pass.
 MAX_PASS_TOKENS = 8192
 # Rows of logits in memory at once if those of every row are wanted.
@@ -106,7 +108,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.config = _model_config(model)
+        self.config = _model_config(model, tokenizer.eos_token_id)
         self._interventions: Interventions | None = None
         if can_pack(self.device, self.dtype):
             pack_linear_layers(model)
@@ -122,7 +124,7 @@ class LanguageModel:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        _check(config)
+        check_config(config)
         device = options.choose_device()
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
         with quiet_loading(), readable_weights(directory):
@@ -330,7 +332,8 @@ def _check_room(slot: Slot, num_tokens: int) -> None:
         raise ValueError(f"{num_tokens} tokens: the slot has room for {slot.capacity - slot.length} more")
 
 
-def _check(config: Any) -> None:
+def check_config(config: Any) -> None:
+    """Raises ValueError for a configuration of transformers whose model is not supported."""
     if config.model_type not in ARCHITECTURES:
         raise ValueError(f"the architecture {config.model_type!r} is none of {', '.join(ARCHITECTURES)}")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -340,10 +343,12 @@ def _check(config: Any) -> None:
         raise ValueError("quantised weights are not supported")
 
 
-def _model_config(model: Any) -> ModelConfig:
+def _model_config(model: Any, end_of_turn: int | None) -> ModelConfig:
+    """Describe a model; `end_of_turn` is the token that its tokenizer names as the end, for chat models of a turn."""
     config = model.config
     eos = model.generation_config.eos_token_id
     eos = config.eos_token_id if eos is None else eos
+    ends = [] if eos is None else [eos] if isinstance(eos, int) else eos
     return ModelConfig(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -351,7 +356,7 @@ def _model_config(model: Any) -> ModelConfig:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        max_model_len=config.max_position_embeddings,
-        eos_token_ids=frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos),
+        max_model_len=context_length(config),
+        eos_token_ids=frozenset(ends if end_of_turn is None else (*ends, end_of_turn)),
         is_greedy=model.generation_config.do_sample is False,
     )

@@ -1,0 +1,145 @@
+"""`fovea store import`: publish what lies on the Hugging Face Hub, in a folder or in one file."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+from rich.filesize import decimal as human_bytes
+
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the user says of a source beside its place."""
+
+    name: str | None
+    task: Path | None
+    label_prefix: str
+    chat_template: str | None
+    licence: str | None
+
+
+@dataclass(frozen=True)
+class Import:
+    """A source that was recognised: its plan, and how its checkpoint is built."""
+
+    source: Any
+    plan: Any
+    build: Callable[[Path], None]
+    name: str
+    licence: str | None
+
+    def info(self) -> CheckpointInfo:
+        """Describe the checkpoint for its manifest."""
+        source: dict[str, JsonValue] = {"uri": self.source.uri, "revision": self.source.revision, **self.plan.facts}
+        return CheckpointInfo(kind=self.plan.kind, licence=self.licence, source=source)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """List every file of source and checkpoint, with its size and what becomes of it."""
+        plan = self.plan
+        fates = {path: "taken" for path in (*plan.taken, *plan.weights.files)}
+        if plan.weights.are_pickles:
+            pairs = zip(plan.weights.files, plan.weights.made(), strict=True)
+            fates |= {path: f"converted to {name}" for path, name in pairs}
+        fates |= {path: "read" for path in plan.read} | {path: f"left: {why}" for path, why in plan.left.items()}
+        rows = [(path, human_bytes(self.source.files[path]), fate) for path, fate in fates.items()]
+        return rows + [(path, "", f"made of {of}") for path, of in plan.made.items()]
+
+    def content(self) -> dict[str, Any]:
+        """Return the plan as plain JSON."""
+        files = [{"path": path, "size": size, "fate": fate} for path, size, fate in self.rows()]
+        return {"name": self.name, **self.info().model_dump(mode="json"), "files": files}
+
+    def clean_up(self) -> None:
+        """Remove the folder of a finished import."""
+        from services.jobs.imports.staging import remove, staging_folder
+
+        remove(staging_folder(self.source))
+
+    def put_together(self) -> Path:
+        """Fetch, convert and make the checkpoint's files in its folder of imports, continuing an earlier attempt."""
+        from services.jobs.imports.staging import place, staging_folder
+        from services.jobs.imports.weights import convert
+        from services.jobs.progress import watched
+
+        weights = self.plan.weights
+        folder = staging_folder(self.source, weights.made() if weights.are_pickles else ())
+        taken = self.plan.taken if weights.are_pickles else (*self.plan.taken, *weights.files)
+        for path in watched(taken, "fetching", len(taken)):
+            place(self.source.fetch(path), folder / path)
+        if weights.are_pickles:
+            convert(self.source, weights, folder)
+        self.build(folder)
+        return folder
+
+
+def recognise(text: str, options: ImportOptions) -> Import:
+    """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.generate.imports.language_model import LanguageModelImport
+    from services.jobs.imports.source import licence_of, open_source, read_object
+    from services.nn.refusals import Refused
+    from services.predict.imports.t5 import T5Import
+
+    source = open_source(text)
+    config = read_object(source, "config.json")
+    for given, kind in ((options.task, T5Import), (options.chat_template, LanguageModelImport)):
+        if given is not None and not kind.recognises(config):
+            raise Refused(f"{source.uri} is no {'T5' if kind is T5Import else 'language model'}: {given} does not apply")
+    importer: Any
+    if T5Import.recognises(config):
+        importer = T5Import(source, options.task, options.label_prefix)
+    elif LanguageModelImport.recognises(config):
+        importer = LanguageModelImport(source, options.chat_template)
+    else:
+        kind = config.get("model_type")
+        what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
+        raise Refused(f"{source.uri} can't be imported: {what}")
+    licence = options.licence or licence_of(source)
+    return Import(source, importer.plan(), importer.build, options.name or store_name(source.name), licence)
+
+
+def store_name(text: str) -> str:
+    """Make a name that the store accepts of a source's: `Qwen2.5-7B-Instruct` becomes `qwen2.5-7b-instruct`.
+
+    Raises InvalidCheckpoint if nothing of it can stand in a name.
+    """
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:MAX_NAME_LENGTH].rstrip("-._")
+    if not name:
+        raise InvalidCheckpoint(f"no name can be made of {text!r}: give --name")
+    return name
+
+
+def described(facts: Mapping[str, JsonValue]) -> list[str]:
+    """Write the facts of a model as lines."""
+    return [f"{fact.replace('_', ' ')}: {_told(fact, value)}" for fact, value in facts.items()]
+
+
+def _told(fact: str, value: JsonValue) -> str:
+    if fact.endswith("bytes") or fact.startswith("bytes"):
+        return human_bytes(int(str(value)))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def room_needed(facts: Mapping[str, JsonValue]) -> str:
+    """Say what serving a model takes of a device's memory, as far as its facts tell."""
+    weights, per_token = facts.get("weight_bytes"), facts.get("bytes_per_token")
+    needed = f"{human_bytes(int(str(weights)))} for its weights as stored"
+    if per_token is None:
+        return needed
+    return f"{needed}, and {human_bytes(1000 * int(str(per_token)))} for each thousand tokens of prompts and answers"
+
+
+def summary(planned: Import) -> list[str]:
+    """Write what is imported, as what, and what it needs, as lines."""
+    return [
+        f"{planned.source.uri}, revision {planned.source.revision or 'unknown'}",
+        f"{planned.name}: {planned.plan.kind}, served by {planned.plan.service}",
+        f"licence: {planned.licence or 'not named by the source; --licence says it'}",
+        *described(planned.plan.facts),
+        f"memory: {room_needed(planned.plan.facts)}",
+    ]
