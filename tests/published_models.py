@@ -98,7 +98,9 @@ def qwen2_5_instruct(folder: Path) -> None:
     tokenizer = _byte_level_tokenizer(ends, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     generation = {"bos_token_id": ids[0], "eos_token_id": ids[::-1], "pad_token_id": ids[0], "do_sample": True}
-    _causal_lm(folder, config | {"bos_token_id": ids[0], "eos_token_id": ids[1]}, shards=4, safe=True, generation=generation)
+    _causal_lm(
+        folder, config | {"bos_token_id": ids[0], "eos_token_id": ids[1]}, shards=4, safe=True, generation=generation
+    )
     _write_tokenizer(folder, tokenizer, CHATML_TEMPLATE, tokenizer_class="Qwen2Tokenizer")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary["vocab"]))
@@ -106,11 +108,18 @@ def qwen2_5_instruct(folder: Path) -> None:
 
 
 def llama_3_1_instruct(folder: Path) -> None:
-    """meta-llama/Llama-3.1-8B-Instruct: rope of llama3, three tokens that end an answer, the original weights beside."""
+    """meta-llama/Llama-3.1-8B-Instruct: rope of llama3, three tokens that end an answer, original weights."""
     rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
     config = LLAMA | BRAIN | {"rope_scaling": rope | {"original_max_position_embeddings": 8192}, "rope_theta": 5e5}
     config |= {"num_key_value_heads": 2, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
-    control = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>")
+    control = (
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+    )
     tokenizer = _byte_level_tokenizer(control, opening=control[0], bos_token=control[0], eos_token="<|eot_id|>")
     ends = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
     named = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": ends}
@@ -181,7 +190,8 @@ def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor], count: int,
     from safetensors.torch import save_file
 
     stem, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
-    names, mapped = sorted(weights), {}
+    names = sorted(weights)
+    mapped: dict[str, str] = {}
     for number in range(count):
         file = f"{stem}-{number + 1:05d}-of-{count:05d}.{suffix}"
         part = {name: weights[name].contiguous() for name in names[number::count]}
@@ -221,7 +231,7 @@ def sentencepiece_model(kind: str) -> bytes:
 def _sentencepiece_tokenizer(folder: Path, **settings: Any) -> None:
     (folder / "tokenizer.model").write_bytes(sentencepiece_model("bpe"))
     token = {"__type": "AddedToken", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    config = {name: {**token, "content": text} for name, text in LLAMA2_SPECIAL.items()}
+    config: dict[str, Any] = {name: {**token, "content": text} for name, text in LLAMA2_SPECIAL.items()}
     config |= {"add_bos_token": True, "add_eos_token": False, "legacy": False, "tokenizer_class": "LlamaTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None, **settings}))
     (folder / "special_tokens_map.json").write_text(json.dumps({**LLAMA2_SPECIAL, "pad_token": "<unk>"}))
@@ -248,7 +258,9 @@ def _byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, 
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     if opening is not None:
         number = tokenizer.token_to_id(opening)
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{opening} $A", special_tokens=[(opening, number)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{opening} $A", special_tokens=[(opening, number)]
+        )
     return transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 

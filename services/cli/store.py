@@ -182,7 +182,9 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     store_url: StoreUrl = None,
     audit_log: AuditOption = None,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be imported, and change nothing.")
+    ] = False,
     reference: Annotated[
         bool, typer.Option(help="Load and run the model, refuse what fails, and keep its outputs for later checks.")
     ] = True,
@@ -207,7 +209,9 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     store = _open(store_url)
     with errors_in_one_line("fovea store import", "generate"):
         folder = planned.put_together()
-        if reference:
+        if reference and (told := planned.lacks_memory()) is not None:
+            typer.echo(f"fovea store: published without reference outputs: {told}", err=True)
+        elif reference:
             _write_reference(planned.plan.kind, folder)
     with _audit(audit_log).command("store.import", store=store.label, model=planned.name, aliases=aliases) as entry:
         version = store.publish(planned.name, folder, planned.info(), alias=None)

@@ -9,13 +9,14 @@ from typing import Any
 from pydantic import JsonValue
 from rich.filesize import decimal as human_bytes
 
+from services.core.scarce_memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user says of a source beside its place."""
+    """Options that describe a source, beside its place."""
 
     name: str | None
     task: Path | None
@@ -42,11 +43,11 @@ class Import:
     def rows(self) -> list[tuple[str, str, str]]:
         """List every file of source and checkpoint, with its size and what becomes of it."""
         plan = self.plan
-        fates = {path: "taken" for path in (*plan.taken, *plan.weights.files)}
+        fates = dict.fromkeys((*plan.taken, *plan.weights.files), "taken")
         if plan.weights.are_pickles:
             pairs = zip(plan.weights.files, plan.weights.made(), strict=True)
             fates |= {path: f"converted to {name}" for path, name in pairs}
-        fates |= {path: "read" for path in plan.read} | {path: f"left: {why}" for path, why in plan.left.items()}
+        fates |= dict.fromkeys(plan.read, "read") | {path: f"left: {why}" for path, why in plan.left.items()}
         rows = [(path, human_bytes(self.source.files[path]), fate) for path, fate in fates.items()]
         return rows + [(path, "", f"made of {of}") for path, of in plan.made.items()]
 
@@ -54,6 +55,14 @@ class Import:
         """Return the plan as plain JSON."""
         files = [{"path": path, "size": size, "fate": fate} for path, size, fate in self.rows()]
         return {"name": self.name, **self.info().model_dump(mode="json"), "files": files}
+
+    def lacks_memory(self) -> str | None:
+        """Say what this machine lacks to load the model on its CPU, in single precision; None if nothing is known."""
+        needed = 4 * int(str(self.plan.facts.get("num_parameters") or 0))
+        available = available_bytes()
+        if available is None or needed <= available:
+            return None
+        return f"loading it takes {human_bytes(needed)}, and {human_bytes(available)} are free"
 
     def clean_up(self) -> None:
         """Remove the folder of a finished import."""
@@ -87,9 +96,12 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
     source = open_source(text)
     config = read_object(source, "config.json")
-    for given, kind in ((options.task, T5Import), (options.chat_template, LanguageModelImport)):
-        if given is not None and not kind.recognises(config):
-            raise Refused(f"{source.uri} is no {'T5' if kind is T5Import else 'language model'}: {given} does not apply")
+    for given, of, is_one in (
+        (options.task, "T5", T5Import.recognises(config)),
+        (options.chat_template, "language model", LanguageModelImport.recognises(config)),
+    ):
+        if given is not None and not is_one:
+            raise Refused(f"{source.uri} is no {of}: {given} does not apply")
     importer: Any
     if T5Import.recognises(config):
         importer = T5Import(source, options.task, options.label_prefix)

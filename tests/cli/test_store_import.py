@@ -54,7 +54,9 @@ EXPECTED: Mapping[str, Expected] = {
     "tulu-2-7b": Expected(
         "<|user|>\nHello!\n<|assistant|>\nHi!</s>\n<|user|>\nHow are you?\n<|assistant|>\n", ("</s>",), 8192
     ),
-    "Mistral-7B-Instruct-v0.2": Expected("<s>[INST] Hello! [/INST] Hi!</s>[INST] How are you? [/INST]", ("</s>",), 32768),
+    "Mistral-7B-Instruct-v0.2": Expected(
+        "<s>[INST] Hello! [/INST] Hi!</s>[INST] How are you? [/INST]", ("</s>",), 32768
+    ),
     "Qwen2.5-7B-Instruct": Expected(
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\nHi!<|im_end|>\n"

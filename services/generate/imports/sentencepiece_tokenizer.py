@@ -43,7 +43,9 @@ def make_fast(model: Path, config: Mapping[str, Any], added: Mapping[str, int]) 
         add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
         add([AddedToken(token, special=is_special, normalized=False)])
         if tokenizer.token_to_id(token) != number:
-            raise Refused(f"the added token {token!r} has the id {number}, where {tokenizer.token_to_id(token)} follows")
+            raise Refused(
+                f"the added token {token!r} has the id {number}, where {tokenizer.token_to_id(token)} follows"
+            )
     bos = special.get("bos_token", "<s>")
     if config.get("add_bos_token", True) and bos in ids:
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, ids[bos])])
@@ -67,7 +69,7 @@ def _pieces(model: Path) -> list[tuple[str, float]]:
 
 
 def _merges(pieces: Sequence[tuple[str, float]], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """List the pairs of pieces that make a piece, those of better pieces first; of one piece's, in the pieces' order."""
+    """List the pairs of pieces that make a piece, those of better pieces first."""
     merges: list[tuple[float, int, int, str, str]] = []
     for piece, score in pieces:
         for cut in range(1, len(piece)):

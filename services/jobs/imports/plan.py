@@ -10,7 +10,18 @@ from services.jobs.imports.source import Source
 from services.jobs.imports.weights import PICKLES, Weights
 
 DOCUMENTATION = (".md", ".txt", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
-OTHER_FRAMEWORKS = (".onnx", ".onnx_data", ".gguf", ".ggml", ".msgpack", ".h5", ".ot", ".tflite", ".mlpackage", ".engine")
+OTHER_FRAMEWORKS = (
+    ".onnx",
+    ".onnx_data",
+    ".gguf",
+    ".ggml",
+    ".msgpack",
+    ".h5",
+    ".ot",
+    ".tflite",
+    ".mlpackage",
+    ".engine",
+)
 PROGRAMS = (".py", ".pyc", ".sh", ".so", ".ipynb")
 
 
@@ -33,9 +44,7 @@ class Plan:
     facts: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-def left_files(
-    source: Source, weights: Weights, others: Collection[str], reasons: Mapping[str, str]
-) -> dict[str, str]:
+def left_files(source: Source, weights: Weights, others: Collection[str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Say for each file of a source but the weights and `others` why it is left; `reasons` win over what names tell."""
     used = {*others, *weights.files, weights.index}
     return {path: reasons.get(path) or _reason(path) for path in source.files if path not in used}

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,26 +144,20 @@ def _refuse_pointer(file: Path) -> None:
             raise Refused(f"{file} is a pointer of git LFS, not the file itself: run `git lfs pull` in its folder")
 
 
-class _hub_errors:  # noqa: N801 - used like a function
-    """Turns errors of the Hub in a `with` block into refusals of one line."""
+@contextmanager
+def _hub_errors(what: str) -> Iterator[None]:
+    """Turn errors of the Hub in this block into refusals of one line."""
+    from huggingface_hub import errors
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        from huggingface_hub import errors
-
-        if isinstance(error, errors.GatedRepoError):
-            raise Refused(
-                f"{self._what} is gated: accept its conditions on its page, and set HF_TOKEN to a token of yours"
-            ) from None
-        if isinstance(error, errors.RepositoryNotFoundError):
-            raise Refused(f"{self._what}: there is no such repository, or HF_TOKEN may not read it") from None
-        if isinstance(error, errors.RevisionNotFoundError):
-            raise Refused(f"{self._what}: the repository has no such revision") from None
-        if isinstance(error, errors.HFValidationError | OSError):
-            reason = str(error).splitlines()[0] if str(error) else repr(error)
-            raise Refused(f"{self._what} can't be read: {reason}") from None
+    try:
+        yield
+    except errors.GatedRepoError:
+        told = f"{what} is gated: accept its conditions on its page, and set HF_TOKEN to a token of yours"
+        raise Refused(told) from None
+    except errors.RepositoryNotFoundError:
+        raise Refused(f"{what}: there is no such repository, or HF_TOKEN may not read it") from None
+    except errors.RevisionNotFoundError:
+        raise Refused(f"{what}: the repository has no such revision") from None
+    except (errors.HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise Refused(f"{what} can't be read: {reason}") from None

@@ -61,7 +61,10 @@ class T5Import:
             made[TASK_FILE] = self.task.name
         read = () if has_tokenizer else found
         left = left_files(
-            self.source, weights, {*taken, *read}, {SENTENCEPIECE: f"{TOKENIZER} says the same", TASK_FILE: "--task wins"}
+            self.source,
+            weights,
+            {*taken, *read},
+            {SENTENCEPIECE: f"{TOKENIZER} says the same", TASK_FILE: "--task wins"},
         )
         facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
         return Plan(KIND, "predict", tuple(taken), weights, read, made, left, facts)
