@@ -121,7 +121,8 @@ def openai_state(*, is_resnet: bool = False, seed: int = 0) -> dict[str, Tensor]
         model = open_clip().CLIP(embed_dim=32, quick_gelu=True, vision_cfg=vision, text_cfg=TEXT)
     random_weights(model, seed)
     open_clip().model.convert_weights_to_fp16(model)
-    return model.state_dict()
+    state: dict[str, Tensor] = model.state_dict()
+    return state
 
 
 class _OpenAi(nn.Module):
@@ -139,8 +140,9 @@ class _OpenAi(nn.Module):
         self.register_buffer("context_length", torch.tensor(77))
         self.register_buffer("vocab_size", torch.tensor(VOCAB_SIZE))
 
-    def forward(self, scale: Tensor) -> Tensor:
-        return self.logit_scale * scale + self.input_resolution
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what it gets: only the program that reads the archive would run it."""
+        return x
 
 
 def write_openai(path: Path, *, is_resnet: bool = False) -> Path:
@@ -148,14 +150,14 @@ def write_openai(path: Path, *, is_resnet: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what OpenAI published
-        torch.jit.trace(_OpenAi(is_resnet=is_resnet), torch.ones(1)).save(path)
+        torch.jit.trace(_OpenAi(is_resnet=is_resnet), torch.ones(1)).save(path)  # type: ignore[no-untyped-call]
     return path
 
 
 def write_siglip(folder: Path) -> Path:
     """Write ViT-B-16-SigLIP: timm's image tower, texts read in both directions, a tokenizer of T5."""
     folder.mkdir(parents=True)
-    config = {
+    config: dict[str, Any] = {
         "embed_dim": 64,
         "init_logit_bias": -10,
         "custom_text": True,
@@ -186,7 +188,8 @@ def write_siglip(folder: Path) -> Path:
     _write_t5_tokenizer(folder)
     arguments = {**config, "text_cfg": {**config["text_cfg"]}}
     del arguments["custom_text"], arguments["text_cfg"]["tokenizer_kwargs"]
-    model = random_weights(open_clip().CustomTextCLIP(**arguments))
+    model = open_clip().CustomTextCLIP(**arguments)
+    random_weights(model)
     with torch.no_grad():
         model.logit_scale.fill_(4.7646)  # of the published one: above CLIP's bound of ln 100
         model.logit_bias.fill_(-12.9)
@@ -205,9 +208,59 @@ def _write_t5_tokenizer(folder: Path) -> None:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    _write_options(folder, special)
+
+
+def write_xlm_roberta(folder: Path) -> Path:
+    """Write CLIP-ViT-B-32-xlm-roberta-base-laion5B: its text tower is Hugging Face's."""
+    folder.mkdir(parents=True)
+    text = {
+        "hf_model_name": "xlm-roberta-base",
+        "hf_tokenizer_name": "xlm-roberta-base",
+        "hf_pooler_type": "mean_pooler",
+    }
+    config = {"embed_dim": 32, "vision_cfg": VISION, "text_cfg": text}
+    preprocessing = {"mean": OPENAI_MEAN, "std": OPENAI_STD}
+    write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": preprocessing})
+    state = dict(random_weights(xlm_roberta_clip(folder.parent / "tower")).state_dict())
+    state["text.transformer.embeddings.position_ids"] = torch.arange(79)[None]  # as earlier versions wrote it
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *SIGLIP_VOCABULARY[3:]]
+    scores = [(piece, 0.0 if place < 4 else -1.0 - 0.01 * place) for place, piece in enumerate(pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=3))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    _write_options(folder, special)
+    return folder
+
+
+def xlm_roberta_clip(tower: Path) -> nn.Module:
+    """Create a model with a text tower of the configuration in `tower`, which is written there."""
+    tower.mkdir(exist_ok=True)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 128}
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "type_vocab_size": 1, "layer_norm_eps": 1e-05}
+    fields = {
+        "model_type": "xlm-roberta",
+        "vocab_size": len(SIGLIP_VOCABULARY) + 1,
+        "max_position_embeddings": 79,
+        **sizes,
+        **ids,
+    }
+    write_json(tower / "config.json", fields)
+    text = {"hf_model_name": str(tower), "hf_model_pretrained": False, "hf_pooler_type": "mean_pooler"}
+    model: nn.Module = open_clip().CustomTextCLIP(embed_dim=32, vision_cfg=VISION, text_cfg=text)
+    return model
+
+
+def _write_options(folder: Path, special: dict[str, str]) -> None:
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 64,
+        "model_max_length": 512,
         "clean_up_tokenization_spaces": True,
     }
     write_json(folder / "tokenizer_config.json", {**options, **special})

@@ -56,7 +56,7 @@ WEIGHTS: dict[str, Sequence[str]] = {
 # Files beside the configuration and the weights that a layout needs, if they are there.
 BESIDE: dict[str, Sequence[str]] = {
     "open-clip": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    "hugging-face": (PREPROCESSOR, "merges.txt", "tokenizer.json"),
+    "hugging-face": (PREPROCESSOR, "merges.txt", "vocab.json", "tokenizer.json"),
 }
 # The end of Hugging Face names of text towers whose checkpoints open_clip's weights do not hold.
 NOT_OPEN_CLIPS = ("position_ids",)
@@ -165,9 +165,9 @@ def _of_open_clip(source: Path, state: State, output: Path) -> ConvertedClip:
 def _of_hugging_face(source: Path, state: State, output: Path) -> ConvertedClip:
     config = _read_json(source / HUGGING_FACE_CONFIG)
     preprocessor = _read_json(source / PREPROCESSOR) if (source / PREPROCESSOR).is_file() else {}
-    merges = own_merges(source, _own_merges_of_clip())
     left_out = [name for name in state if name.endswith(NOT_OPEN_CLIPS)]
     converted = open_clip_config(config, preprocessor)
+    merges = own_merges(source, _own_merges_of_clip(), converted["model_cfg"]["text_cfg"]["vocab_size"])
     written = _written("hugging-face", output, converted, open_clip_state(state), left_out)
     if merges is not None:
         (output / MERGES).write_bytes(merges)

@@ -63,6 +63,9 @@ NAMES = {
 PROJECTIONS = {"text_projection.weight": "text_projection", "visual_projection.weight": "visual.proj"}
 SEPARATE = re.compile(r"(?P<block>.+)\.self_attn\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
 PARTS = "qkv"
+# CLIP's vocabulary: each byte inside and at the end of a word, then the merges, then start and end of text.
+NUM_BYTES = 512
+NOT_MERGED = NUM_BYTES + 2
 
 
 def open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,25 +127,37 @@ def open_clip_state(state: Mapping[str, Tensor]) -> State:
     return renamed
 
 
-def own_merges(folder: Path, known: Sequence[str]) -> bytes | None:
+def own_merges(folder: Path, known: Sequence[str], vocab_size: int) -> bytes | None:
     """Return the byte-pair merges of a folder as open_clip reads them, None if they are CLIP's own (`known`) or lack.
 
-    Raises UnusableWeights for a tokenizer without merges.
+    Raises UnusableWeights for a tokenizer that is not of CLIP's kind: bytes, merges in their order, start and end.
     """
     if (folder / "merges.txt").is_file():
         lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         merges = [line for line in lines if line.strip() and not line.startswith("#version")]
+        vocabulary = _read(folder / "vocab.json") if (folder / "vocab.json").is_file() else {}
     elif (folder / "tokenizer.json").is_file():
-        found = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("model", {}).get("merges")
-        if not isinstance(found, list):
-            raise UnusableWeights("tokenizer.json has no byte-pair merges: it is not a CLIP tokenizer")
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in found]
+        model = _read(folder / "tokenizer.json").get("model") or {}
+        vocabulary = model.get("vocab") or {}
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
     else:
         return None
     if merges == list(known):
         return None
+    ids = {merge: vocabulary.get(merge.replace(" ", "")) for merge in merges if vocabulary}
+    if len(merges) + NOT_MERGED != vocab_size or any(
+        number != NUM_BYTES + place for place, number in enumerate(ids.values())
+    ):
+        raise UnusableWeights(f"a tokenizer with {len(merges)} merges and {vocab_size} tokens is not of CLIP's kind")
     # a fixed time in the gzip header makes equal vocabularies equal bytes
     return gzip.compress("\n".join(["#version: 0.2", *merges]).encode(), mtime=0)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise UnusableWeights(f"{path.name} is not a JSON object")
+    return found
 
 
 def _merged(defaults: Mapping[str, Any], *given: Mapping[str, Any] | None) -> dict[str, Any]:

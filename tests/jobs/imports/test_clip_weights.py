@@ -1,5 +1,6 @@
 """Published CLIPs become checkpoints that both services serve with the numbers of the libraries they come from."""
 
+import gzip
 import json
 import pickle
 import shutil
@@ -28,7 +29,7 @@ from services.jobs.imports.clip_weights import (
 )
 from services.jobs.imports.torch_script import read_torch_script
 from services.jobs.released_weights import UnusableWeights
-from services.nn.clip_model import OPEN_CLIP_WEIGHTS, open_clip
+from services.nn.clip_model import MERGES, OPEN_CLIP_WEIGHTS, open_clip
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.score.engine import ScoreEngine
@@ -41,6 +42,8 @@ from tests.published_clips import (
     write_laion,
     write_openai,
     write_siglip,
+    write_xlm_roberta,
+    xlm_roberta_clip,
 )
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
@@ -84,6 +87,16 @@ def by_transformers(source: Path) -> Theirs:
     return Theirs(found.image_embeds, found.text_embeds, found.logits_per_image)
 
 
+def by_text_tower(source: Path) -> Theirs:
+    """The numbers of open_clip's model, whose text tower it would download the configuration of."""
+    model = xlm_roberta_clip(source.parent / "tower")
+    state = torch.load(source / "open_clip_pytorch_model.bin")
+    model.load_state_dict({name: weight for name, weight in state.items() if not name.endswith("position_ids")})
+    transform = open_clip().image_transform(64, is_train=False)
+    tokenizer = open_clip().tokenizer.HFTokenizer(str(source), context_length=77)
+    return _compared(model.eval(), transform, tokenizer(TEXTS))
+
+
 def _compared(model: Any, transform: Callable[[Image.Image], Tensor], input_ids: Tensor) -> Theirs:
     with torch.no_grad():
         pixels = torch.stack([transform(image) for image in IMAGES])
@@ -108,6 +121,7 @@ PUBLISHED = {
     "ViT-B-32.pt": Published(write_openai, convert_openai_clip, by_openai),
     "RN50.pt": Published(write_resnet, convert_openai_clip, by_openai),
     "ViT-B-16-SigLIP": Published(write_siglip, convert_clip_folder, by_open_clip),
+    "CLIP-ViT-B-32-xlm-roberta": Published(write_xlm_roberta, convert_clip_folder, by_text_tower),
 }
 
 
@@ -239,11 +253,17 @@ def test_a_vocabulary_of_ones_own_comes_along(tmp_path: Path) -> None:
     source = write_hugging_face(tmp_path / "source")
     lines = (source / "merges.txt").read_text().splitlines()[:-1]
     (source / "merges.txt").write_text("\n".join(lines))
+    with pytest.raises(UnusableWeights, match="48893 merges and 49408 tokens is not of CLIP's kind"):
+        convert_clip_folder(source, tmp_path / "out")
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 49407
+    write_json(source / "config.json", config)
     convert_clip_folder(source, tmp_path / "out")
-    assert (tmp_path / "out" / "bpe.txt.gz").is_file()
-    (source / "merges.txt").unlink()
-    convert_clip_folder(source, tmp_path / "out")
-    assert not (tmp_path / "out" / "bpe.txt.gz").exists()
+    assert gzip.decompress((tmp_path / "out" / MERGES).read_bytes()).decode().splitlines() == lines
+    vocabulary = json.loads((source / "vocab.json").read_text())
+    write_json(source / "vocab.json", {token: number + 1 for token, number in vocabulary.items()})
+    with pytest.raises(UnusableWeights, match="not of CLIP's kind"):
+        convert_clip_folder(source, tmp_path / "out")
 
 
 class Runs:
