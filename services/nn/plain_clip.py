@@ -71,7 +71,10 @@ def load_plain_clip(
 
 
 class PlainEncoder:
-    """Runs under torch.inference_mode, on one thread at a time. It owns the model, and repacks plain towers on CPUs."""
+    """Runs under torch.inference_mode, on one thread at a time. It owns the model, and repacks plain towers on CPUs.
+
+    `reads_padding` tells that a text costs as much as a whole context, however short it is.
+    """
 
     def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
         self._clip = clip
@@ -79,6 +82,7 @@ class PlainEncoder:
         self._device = device
         self._dtype = dtype
         self._is_plain_vit = is_plain_vit(self._model.visual)
+        self.reads_padding = not is_causal(self._model)
         if can_pack(device, dtype):
             if self._is_plain_vit:
                 pack_tower(self._model.visual)

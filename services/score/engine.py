@@ -185,7 +185,9 @@ class ScoreEngine:
 
     def cost(self, item: Item) -> int:
         """Number of tokens in a tower: a caption's, or an image's patches and its class token."""
-        return item.num_tokens if isinstance(item, Text) else self._num_image_tokens
+        if not isinstance(item, Text):
+            return self._num_image_tokens
+        return self.context_length if self._encoder.reads_padding else item.num_tokens
 
     def run_batch(self, items: Sequence[Item]) -> list[Features]:
         """Encode each item. Raises BrokenModel if a feature is not finite."""

@@ -22,8 +22,8 @@ from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import REFERENCE_FILE
 from services.score.engine import ScoreEngine
 from tests.core.image_files import encode, scene
-from tests.embed.tiny import wait_until_ready
-from tests.published_clips import write_openai, write_siglip
+from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
+from tests.published_clips import write_laion, write_openai, write_siglip
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
 PHOTO = encode(scene(), "PNG")
@@ -32,9 +32,11 @@ CONDITION = "What is the color of the object?"
 
 
 @contextmanager
-def served(checkpoint: Path, folder: Path) -> Iterator[TestClient]:
+def served(checkpoint: Path | None, folder: Path) -> Iterator[TestClient]:
+    """Serve what the store below `folder` holds, after publishing a checkpoint if one is given."""
     store_url = (folder / "store").as_uri()
-    Store.open(store_url).publish("clip", checkpoint, CheckpointInfo(kind="open-clip"))
+    if checkpoint is not None:
+        Store.open(store_url).publish("clip", checkpoint, CheckpointInfo(kind="open-clip"))
     settings = EmbedSettings(
         store_url=store_url,
         checkpoint_cache_dir=folder / "checkpoints",
@@ -117,6 +119,25 @@ def test_a_collection_is_searched_by_image_and_by_text(client: TestClient) -> No
     created = client.put("/collections/others", json={"conditions": [CONDITION]})
     assert refusal(created)["param"] == "conditions.0"
     assert "fovea train focallens" in refusal(created)["message"]
+
+
+def test_a_collection_keeps_its_conditions_while_a_plain_clip_is_served(tmp_path: Path) -> None:
+    store_url = (tmp_path / "store").as_uri()
+    store = Store.open(store_url)
+    focallens = store.publish("clip", write_tiny_checkpoint(tmp_path / "tiny"), CheckpointInfo(kind="focallens-clip"))
+    convert_clip_folder(write_laion(tmp_path / "source"), tmp_path / "plain")
+    with served(None, tmp_path) as client:
+        assert client.put("/collections/things", json={"conditions": [CONDITION]}).status_code == 201
+        images = [{"id": "photo", "image": as_base64(PHOTO)}]
+        client.post("/collections/things/images", params={"wait": True}, json={"images": images})
+    with served(tmp_path / "plain", tmp_path) as client:
+        (hit,) = client.post("/collections/things/search", json={"text": "red"}).json()["results"]
+        assert hit["id"] == "photo"
+    store.promote("clip", focallens.id, "latest")
+    with served(None, tmp_path) as client:
+        found = client.post("/collections/things/search", json={"text": "red", "condition": CONDITION}).json()
+        assert found["index"]["condition"] == CONDITION
+        assert found["index"]["state"] == "ready"
 
 
 def test_both_services_check_the_reference_of_a_version(checkpoint: Path, tmp_path: Path) -> None:

@@ -131,7 +131,9 @@ class PlainEngine:
 
     def cost(self, item: Item) -> int:
         """Count the tokens that a tower processes."""
-        return item.num_tokens if isinstance(item, Text) else self._image_cost
+        if not isinstance(item, Text):
+            return self._image_cost
+        return self.context_length if self._encoder.reads_padding else item.num_tokens
 
     def run_batch(self, items: Sequence[Item]) -> list[Reading]:
         """Run a batch and return a reading of each item. Raises BrokenModel if one of its numbers is not finite."""

@@ -27,6 +27,8 @@ class Encoder:
     Raises BrokenModel if a number of the features is not finite.
     """
 
+    reads_padding = False
+
     def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
         self._model = clip.model
         self._transform = clip.transform
@@ -60,6 +62,7 @@ class GlobalEncoder:
 
     def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
         self._encoder = PlainEncoder(clip, device, dtype)
+        self.reads_padding = self._encoder.reads_padding
 
     def encode_images(self, pixels: Tensor) -> list[Features]:
         """Encode images (B, height, width, 3) uint8."""

@@ -170,6 +170,25 @@ def test_scores_are_those_of_the_library_that_a_model_comes_from(converted: tupl
         assert difference(logits, theirs.logits[place]) < TOLERANCE * engine.logit_scale
 
 
+def test_half_precision_nearly_keeps_the_embeddings(converted: tuple[Path, Theirs]) -> None:
+    directory, theirs = converted
+    engine = PlainEngine.load(directory, DeviceOptions("cpu", "bfloat16", num_threads=1))
+    engine.self_check()
+    rows = np.concatenate([one.rows for one in engine.run_batch([engine.prepare_text(text) for text in TEXTS])])
+    assert float((rows * np.asarray(theirs.texts)).sum(axis=1).min()) > 0.99
+    scale = ScoreEngine.load_plain(directory, DeviceOptions("cpu", "bfloat16", num_threads=1)).logit_scale
+    assert scale == ScoreEngine.load_plain(directory, CPU).logit_scale
+
+
+def test_a_text_costs_what_its_tower_reads(tmp_path: Path) -> None:
+    convert_clip_folder(write_siglip(tmp_path / "siglip"), tmp_path / "padded")
+    convert_clip_folder(write_laion(tmp_path / "laion"), tmp_path / "cut")
+    for folder, cost in (("padded", 64), ("cut", 3)):
+        for engine in (PlainEngine.load(tmp_path / folder, CPU), ScoreEngine.load_plain(tmp_path / folder, CPU)):
+            tokenised = engine.prepare_text if isinstance(engine, PlainEngine) else engine.prepare_caption
+            assert engine.cost(tokenised("red")) == cost
+
+
 def test_weights_keep_their_dtypes(tmp_path: Path) -> None:
     state = openai_state()
     convert_openai_clip(write_openai(tmp_path / "ViT-B-32.pt"), tmp_path / "out")
