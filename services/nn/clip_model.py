@@ -77,8 +77,22 @@ def create_clip(config: dict[str, Any], merges: Path | None = None, directory: P
     model = (open_clip().CustomTextCLIP if custom_text else open_clip().CLIP)(**model_config)
     if "conv_stem" in config:
         model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
-    tokenizer = _tokenizer(config["model_cfg"]["text_cfg"], merges, directory)
-    return ClipModel(model, tokenizer, _transform(model, config), config, merges, directory)
+    preprocess = config.get("preprocess_cfg", {})
+    size = model.visual.image_size
+    return ClipModel(
+        model=model,
+        tokenizer=_tokenizer(config["model_cfg"]["text_cfg"], merges, directory),
+        transform=ImageTransform(
+            size=(size, size) if isinstance(size, int) else tuple(size),
+            mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
+            std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
+            interpolation=preprocess.get("interpolation", "bicubic"),
+            resize_mode=preprocess.get("resize_mode", "shortest"),
+        ),
+        config=config,
+        merges=merges,
+        directory=directory,
+    )
 
 
 def continue_image_tower(visual: Any, earlier: Any) -> None:
@@ -132,12 +146,7 @@ def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
     quick_gelu = uses_quick_gelu(name, pretrained)
     model = open_clip().create_model(name, pretrained=pretrained, force_quick_gelu=quick_gelu)
     preprocess = {key: model.visual.preprocess_cfg[key] for key in PREPROCESSING}
-    config = {"model_cfg": {**model_config, "quick_gelu": quick_gelu}, "preprocess_cfg": preprocess}
-    text = model_config["text_cfg"]
-    if "hf_tokenizer_name" in text or "hf_model_name" in text:  # open_clip fetches what belongs to its names
-        tokenizer = Tokenizer(open_clip().get_tokenizer(name), text.get("context_length", 77))
-        return ClipModel(model, tokenizer, _transform(model, config), config)
-    clip = create_clip(config)
+    clip = create_clip({"model_cfg": {**model_config, "quick_gelu": quick_gelu}, "preprocess_cfg": preprocess})
     clip.model.load_state_dict(model.state_dict())
     return clip
 
@@ -244,18 +253,6 @@ def _buildable(config: dict[str, Any], directory: Path | None) -> dict[str, Any]
         text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
         custom_text = True
     return {**config, "text_cfg": text, "vision_cfg": vision, "custom_text": custom_text}
-
-
-def _transform(model: Any, config: dict[str, Any]) -> ImageTransform:
-    preprocess = config.get("preprocess_cfg", {})
-    size = model.visual.image_size
-    return ImageTransform(
-        size=(size, size) if isinstance(size, int) else tuple(size),
-        mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
-        std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
-        interpolation=preprocess.get("interpolation", "bicubic"),
-        resize_mode=preprocess.get("resize_mode", "shortest"),
-    )
 
 
 def _tokenizer(text_config: dict[str, Any], merges: Path | None, directory: Path | None) -> Tokenizer:

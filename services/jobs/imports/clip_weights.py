@@ -58,7 +58,7 @@ BESIDE: dict[str, Sequence[str]] = {
     "open-clip": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "hugging-face": (PREPROCESSOR, "merges.txt", "vocab.json", "tokenizer.json"),
 }
-# The end of Hugging Face names of text towers whose checkpoints open_clip's weights do not hold.
+# Ends of names of buffers that earlier versions of transformers saved.
 NOT_OPEN_CLIPS = ("position_ids",)
 
 
@@ -93,7 +93,10 @@ def convert_clip_folder(source: Path, output: Path) -> ConvertedClip:
     """Convert a folder of open_clip's hub layout or of transformers' `CLIPModel`. Raises UnusableWeights."""
     layout = clip_layout(source)
     if layout is None:
-        raise UnusableWeights(f"{source} has no {OPEN_CLIP_CONFIG}, and no {HUGGING_FACE_CONFIG} of a CLIP")
+        raise UnusableWeights(
+            f"{source} has no {OPEN_CLIP_CONFIG}, and no {HUGGING_FACE_CONFIG} of a CLIP; of SigLIP, take the "
+            "repository in open_clip's layout, such as timm/ViT-B-16-SigLIP"
+        )
     state = _read_weights(source, clip_files(layout, [path.name for path in source.iterdir()])[1])
     return (_of_open_clip if layout == "open-clip" else _of_hugging_face)(source, state, output)
 

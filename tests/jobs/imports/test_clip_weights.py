@@ -29,7 +29,7 @@ from services.jobs.imports.clip_weights import (
 )
 from services.jobs.imports.torch_script import read_torch_script
 from services.jobs.released_weights import UnusableWeights
-from services.nn.clip_model import MERGES, OPEN_CLIP_WEIGHTS, open_clip
+from services.nn.clip_model import MERGES, OPEN_CLIP_WEIGHTS, load_clip, open_clip, save_clip
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.score.engine import ScoreEngine
@@ -323,6 +323,23 @@ def test_a_tokenizer_that_refers_to_code_or_is_missing_is_refused(tmp_path: Path
     (source / "tokenizer.json").unlink()
     with pytest.raises(UnusableWeights, match=r"there is no tokenizer\.json"):
         convert_clip_folder(source, tmp_path / "out")
+
+
+def test_a_saved_model_keeps_its_tokenizer(tmp_path: Path) -> None:
+    for write in (write_siglip, write_xlm_roberta):
+        converted = tmp_path / f"{write.__name__}-converted"
+        convert_clip_folder(write(tmp_path / write.__name__), converted)
+        clip = load_clip(str(converted))
+        save_clip(clip, tmp_path / f"{write.__name__}-saved")
+        again = load_clip(str(tmp_path / f"{write.__name__}-saved"))
+        assert torch.equal(again.tokenizer(TEXTS), clip.tokenizer(TEXTS))
+        assert again.tokenizer.num_tokens(TEXTS[0]) == clip.tokenizer.num_tokens(TEXTS[0])
+
+
+def test_a_folder_of_siglip_for_transformers_is_refused_with_the_other_one(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "siglip"})
+    with pytest.raises(UnusableWeights, match="timm/ViT-B-16-SigLIP"):
+        convert_clip_folder(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
