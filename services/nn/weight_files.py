@@ -1,13 +1,15 @@
-"""Detection of weights that can't result from training, from a checkpoint's files alone."""
+"""Weights in files: detection of those that can't result from training, and of those that are not the model's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
+from services.nn.refusals import Refused, shown_names
 
 # Weights of trained models are far smaller; products of larger ones overflow.
 MAX_WEIGHT = 1e6
@@ -33,6 +35,27 @@ def check_weights(directory: Path) -> None:
             num_constant += tensor.numel() if lowest == highest else 0
     if num_constant > MAX_CONSTANT_SHARE * num_all:
         raise BrokenModel(f"{num_constant} of {num_all} weights are in constant matrices")
+
+
+def load_exactly(model: Any, state: Mapping[str, Tensor]) -> None:
+    """Load exactly these weights into a model.
+
+    Raises Refused, by name, for weights that are missing, that the model does not have, of another shape, or with
+    numbers that are not finite.
+    """
+    own: dict[str, Tensor] = model.state_dict()
+    for names, problem in (
+        (sorted(own.keys() - state.keys()), "the file has no"),
+        (sorted(state.keys() - own.keys()), "the model has no"),
+    ):
+        if names:
+            raise Refused(f"{problem} {shown_names(names)}")
+    for name, weight in state.items():
+        if weight.shape != own[name].shape:
+            raise Refused(f"{name} is {list(weight.shape)}, in the model {list(own[name].shape)}")
+        if not weight.isfinite().all():
+            raise Refused(f"{name} has numbers that are not finite")
+    model.load_state_dict(state)
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
