@@ -175,6 +175,9 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         str | None,
         typer.Option(help="Chat template for a language model, in place of its own: a Jinja file, or a family's name."),
     ] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
+    ] = None,
     licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
@@ -195,7 +198,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
     """
     with errors_in_one_line("fovea store import", "generate"):
-        planned = recognise(source, ImportOptions(name, task, label_prefix, chat_template, licence))
+        planned = recognise(source, ImportOptions(name, task, label_prefix, chat_template, architecture, licence))
     check_model_name(planned.name)
     aliases = [check_alias(each) for each in alias or ["latest"]]
     if not as_json:
@@ -221,7 +224,8 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     planned.clean_up()
     _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
     if not as_json:
-        typer.echo(f"serve it: FOVEA_{planned.plan.service.upper()}_MODEL={planned.name} fovea up")
+        for setting in planned.settings():
+            typer.echo(f"serve it: {setting} fovea up")
 
 
 @app.command()

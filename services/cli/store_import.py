@@ -13,6 +13,9 @@ from services.core.scarce_memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 
+# Names of the settings that choose what a service serves.
+SETTINGS = {"embed": "MODEL", "generate": "MODEL", "predict": "MODELS", "score": "MODEL"}
+
 
 @dataclass(frozen=True)
 class ImportOptions:
@@ -22,6 +25,7 @@ class ImportOptions:
     task: Path | None
     label_prefix: str
     chat_template: str | None
+    architecture: str | None
     licence: str | None
 
 
@@ -42,13 +46,11 @@ class Import:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """List every file of source and checkpoint, with its size and what becomes of it."""
-        plan = self.plan
-        fates = dict.fromkeys((*plan.taken, *plan.weights.files), "taken")
-        if plan.weights.are_pickles:
-            pairs = zip(plan.weights.files, plan.weights.made(), strict=True)
-            fates |= {path: f"converted to {name}" for path, name in pairs}
+        plan, sizes = self.plan, self.source.files
+        fates = dict.fromkeys(plan.placed, "taken")
+        fates |= {path: f"converted to {name}" for path, name in plan.converted.items()}
         fates |= dict.fromkeys(plan.read, "read") | {path: f"left: {why}" for path, why in plan.left.items()}
-        rows = [(path, human_bytes(self.source.files[path]), fate) for path, fate in fates.items()]
+        rows = [(path, human_bytes(sizes[path]), fate) for path, fate in fates.items()]
         return rows + [(path, "", f"made of {of}") for path, of in plan.made.items()]
 
     def content(self) -> dict[str, Any]:
@@ -76,41 +78,44 @@ class Import:
         from services.jobs.imports.weights import convert
         from services.jobs.progress import watched
 
-        weights = self.plan.weights
-        folder = staging_folder(self.source, weights.made() if weights.are_pickles else ())
-        taken = self.plan.taken if weights.are_pickles else (*self.plan.taken, *weights.files)
-        for path in watched(taken, "fetching", len(taken)):
+        plan = self.plan
+        folder = staging_folder(self.source, plan.converted.values())
+        for path in watched(plan.placed, "fetching", len(plan.placed)):
             place(self.source.fetch(path), folder / path)
-        if weights.are_pickles:
-            convert(self.source, weights, folder)
+        if plan.converted:
+            convert(self.source, plan.weights, folder)
         self.build(folder)
         return folder
+
+    def settings(self) -> list[str]:
+        """List the settings that serve the model, one for each service that can."""
+        return [f"FOVEA_{service.upper()}_{SETTINGS[service]}={self.name}" for service in self.plan.services]
 
 
 def recognise(text: str, options: ImportOptions) -> Import:
     """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
     from services.generate.imports.language_model import LanguageModelImport
+    from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
     from services.nn.refusals import Refused
     from services.predict.imports.t5 import T5Import
 
     source = open_source(text)
     config = read_object(source, "config.json")
-    for given, of, is_one in (
-        (options.task, "T5", T5Import.recognises(config)),
-        (options.chat_template, "language model", LanguageModelImport.recognises(config)),
-    ):
-        if given is not None and not is_one:
-            raise Refused(f"{source.uri} is no {of}: {given} does not apply")
     importer: Any
+    unused = {"--task": options.task, "--chat-template": options.chat_template, "--architecture": options.architecture}
     if T5Import.recognises(config):
-        importer = T5Import(source, options.task, options.label_prefix)
+        importer = T5Import(source, unused.pop("--task"), options.label_prefix)
+    elif ClipImport.recognises(source, config):
+        importer = ClipImport(source, unused.pop("--architecture"))
     elif LanguageModelImport.recognises(config):
-        importer = LanguageModelImport(source, options.chat_template)
+        importer = LanguageModelImport(source, unused.pop("--chat-template"))
     else:
         kind = config.get("model_type")
         what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
         raise Refused(f"{source.uri} can't be imported: {what}")
+    if given := [option for option, value in unused.items() if value is not None]:
+        raise Refused(f"{given[0]} does not apply to {source.uri}")
     licence = options.licence or licence_of(source)
     return Import(source, importer.plan(), importer.build, options.name or store_name(source.name), licence)
 
@@ -150,7 +155,7 @@ def summary(planned: Import) -> list[str]:
     """Write what is imported, as what, and what it needs, as lines."""
     return [
         f"{planned.source.uri}, revision {planned.source.revision or 'unknown'}",
-        f"{planned.name}: {planned.plan.kind}, served by {planned.plan.service}",
+        f"{planned.name}: {planned.plan.kind}, served by {' and '.join(planned.plan.services)}",
         f"licence: {planned.licence or 'not named by the source; --licence says it'}",
         *described(planned.plan.facts),
         f"memory: {room_needed(planned.plan.facts)}",

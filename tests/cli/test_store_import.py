@@ -5,8 +5,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,19 @@ from typer.testing import CliRunner
 
 from services.cli.store import app
 from services.core.store.store import Store
+from services.embed.model.plain_engine import PlainEngine
 from services.generate.engine import GenerateEngine
 from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.model.language_model import Prefill
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.chat import render_chat
 from services.generate.prompts.templates import Document
+from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
+from services.predict.engine import PredictEngine
+from services.score.engine import ScoreEngine
 from tests.hub_server import COMMIT, serving
+from tests.published_clips import openai_state, write_hugging_face, write_laion, write_openai, write_siglip
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
 
 VICUNA = (
@@ -155,9 +161,6 @@ def test_the_fast_tokenizer_of_a_sentencepiece_model_gives_its_tokens(tmp_path: 
 
 @pytest.mark.parametrize("name", T5S)
 def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, name: str) -> None:
-    from services.nn.devices import DeviceOptions
-    from services.predict.engine import PredictEngine
-
     task = tmp_path / "tickets.yaml"
     task.write_text("task: tickets\nfields: [subject]\nlabels: [billing, bug]\n")
     source = publish(tmp_path, name)
@@ -289,6 +292,36 @@ def test_a_chat_template_of_ones_own_replaces_the_models(tmp_path: Path, given: 
     engine = GenerateEngine.load(folder, EngineOptions())
     expected = "[user]Hello![assistant]Hi![user]How are you?>" if given == "file" else VICUNA
     assert prompt_of(engine) == expected
+
+
+CLIPS: Mapping[str, Callable[[Path], Path]] = {
+    "CLIP-ViT-B-32-laion2B-s34B-b79K": write_laion,
+    "clip-vit-large-patch14-336": write_hugging_face,
+    "ViT-B-32.pt": write_openai,
+    "RN50.pt": partial(write_openai, is_resnet=True),
+    "ViT-B-16-SigLIP": write_siglip,
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_published_clip_is_served_by_two_services(tmp_path: Path, name: str) -> None:
+    source = CLIPS[name](tmp_path / name)
+    result = run(source)
+    assert result.exit_code == 0, result.output
+    served = source.stem.lower() if source.is_file() else name.lower()
+    for setting in (f"FOVEA_SCORE_MODEL={served} ", f"FOVEA_EMBED_MODEL={served} "):
+        assert f"serve it: {setting}fovea up" in result.output
+    store = Store.open(f"file://{tmp_path}/store")
+    folder = store.fetch(served, store.resolve(served), tmp_path / "copies")
+    for engine in (PlainEngine.load(folder, DeviceOptions()), ScoreEngine.load_plain(folder, DeviceOptions())):
+        engine.self_check()
+
+
+def test_a_file_of_a_training_needs_the_name_of_its_architecture(tmp_path: Path) -> None:
+    tuned = {f"module.{name}": weight for name, weight in openai_state().items()}
+    torch.save({"epoch": 5, "name": "negclip", "state_dict": tuned}, tmp_path / "negclip.pt")
+    result = run(tmp_path / "negclip.pt")
+    assert (result.exit_code, "give --architecture" in result.stderr) == (1, True)
 
 
 @pytest.mark.process

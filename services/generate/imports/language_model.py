@@ -67,7 +67,7 @@ class LanguageModelImport:
         left = left_files(self.source, weights, {*taken, *read}, reasons)
         size = sum(present[file] for file in weights.files)
         facts = {**_facts(config), "weight_bytes": size, "chat_template": told}
-        return Plan(KIND, "generate", tuple(taken), weights, read, made, left, facts)
+        return Plan(KIND, ("generate",), tuple(taken), weights, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
         """Make in the folder, which holds the files that are taken, what the source lacks. Raises Refused."""

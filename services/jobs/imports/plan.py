@@ -27,26 +27,40 @@ PROGRAMS = (".py", ".pyc", ".sh", ".so", ".ipynb")
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of a source for a checkpoint of a kind.
+    """The files of a source for a checkpoint of a kind, and the services that serve it.
 
-    `taken` stay as they are, `weights` are converted if they are pickles, `read` are needed to make others, `made` are
-    new files with what they are made of, and `left` are the others with the reason. `facts` describe the model to
-    people and enter the manifest.
+    `taken` stay as they are; `weights`, None if they are among the others, are converted if they are pickles; `read`
+    are needed to make others; `made` are new files with what they are made of; and `left` are the others with the
+    reason. `facts` describe the model to people and enter the manifest.
     """
 
     kind: str
-    service: str
+    services: tuple[str, ...]
     taken: tuple[str, ...]
-    weights: Weights
+    weights: Weights | None
     read: tuple[str, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, JsonValue] = field(default_factory=dict)
 
+    @property
+    def converted(self) -> Mapping[str, str]:
+        """Pickled weights, and the files that they are converted to."""
+        if self.weights is None or not self.weights.are_pickles:
+            return {}
+        return dict(zip(self.weights.files, self.weights.made(), strict=True))
 
-def left_files(source: Source, weights: Weights, others: Collection[str], reasons: Mapping[str, str]) -> dict[str, str]:
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """Files that become part of the checkpoint as they are."""
+        return self.taken if self.weights is None or self.converted else (*self.taken, *self.weights.files)
+
+
+def left_files(
+    source: Source, weights: Weights | None, others: Collection[str], reasons: Mapping[str, str]
+) -> dict[str, str]:
     """Say for each file of a source but the weights and `others` why it is left; `reasons` win over what names tell."""
-    used = {*others, *weights.files, weights.index}
+    used = {*others, *((*weights.files, weights.index) if weights else ())}
     return {path: reasons.get(path) or _reason(path) for path in source.files if path not in used}
 
 

@@ -67,7 +67,7 @@ class T5Import:
             {SENTENCEPIECE: f"{TOKENIZER} says the same", TASK_FILE: "--task wins"},
         )
         facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
-        return Plan(KIND, "predict", tuple(taken), weights, read, made, left, facts)
+        return Plan(KIND, ("predict",), tuple(taken), weights, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
         """Make in the folder, which holds the files that are taken, what the source lacks. Raises Refused."""
