@@ -103,19 +103,22 @@ def recognise(text: str, options: ImportOptions) -> Import:
     source = open_source(text)
     config = read_object(source, "config.json")
     importer: Any
-    unused = {"--task": options.task, "--chat-template": options.chat_template, "--architecture": options.architecture}
+    given = {"--task": options.task, "--chat-template": options.chat_template, "--architecture": options.architecture}
     if T5Import.recognises(config):
-        importer = T5Import(source, unused.pop("--task"), options.label_prefix)
+        importer = T5Import(source, options.task, options.label_prefix)
+        del given["--task"]
     elif ClipImport.recognises(source, config):
-        importer = ClipImport(source, unused.pop("--architecture"))
+        importer = ClipImport(source, options.architecture)
+        del given["--architecture"]
     elif LanguageModelImport.recognises(config):
-        importer = LanguageModelImport(source, unused.pop("--chat-template"))
+        importer = LanguageModelImport(source, options.chat_template)
+        del given["--chat-template"]
     else:
         kind = config.get("model_type")
         what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
         raise Refused(f"{source.uri} can't be imported: {what}")
-    if given := [option for option, value in unused.items() if value is not None]:
-        raise Refused(f"{given[0]} does not apply to {source.uri}")
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise Refused(f"{unused[0]} does not apply to {source.uri}")
     licence = options.licence or licence_of(source)
     return Import(source, importer.plan(), importer.build, options.name or store_name(source.name), licence)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pydantic import JsonValue
+
 from services.jobs.imports.clip_weights import (
     HUGGING_FACE_CONFIG,
     Layout,
@@ -52,7 +54,11 @@ class ClipImport:
         made = {OPEN_CLIP_CONFIG: "the source's configuration", OPEN_CLIP_WEIGHTS: "the source's weights"}
         size = sum(self.source.files[path] for path in read)
         left = left_files(self.source, None, read, {})
-        facts = {"layout": layout, "architecture": self.architecture or "CLIP", "weight_bytes": size}
+        facts: dict[str, JsonValue] = {
+            "layout": layout,
+            "architecture": self.architecture or "CLIP",
+            "weight_bytes": size,
+        }
         return Plan(OPEN_CLIP_KIND, ("score", "embed"), (), None, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
