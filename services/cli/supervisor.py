@@ -312,8 +312,9 @@ def require_free_port(program: Program) -> None:
     try:
         socket.create_server((program.host, program.port), family=family).close()
     except OSError as refused:
+        reason = (refused.strerror or str(refused)).partition(" (while")[0]
         raise PortTaken(
-            f"{program.name} cannot listen on {program.host}:{program.port} ({refused.strerror}). "
+            f"{program.name} cannot listen on {program.host}:{program.port} ({reason}). "
             f"Choose another port with {program.port_variable}."
         ) from None
 

@@ -40,7 +40,7 @@ def find_ports(configured: Configured) -> Iterator[Finding]:
             told = f"{program.name}: a Fovea runs already on {program.host}:{program.port}"
             yield Finding(TOPIC_PORTS, "warning", told, f"use {program.url}, or start a second one: {cure}")
         else:
-            yield Finding(TOPIC_PORTS, "failure", refusal.partition(". ")[0], cure)
+            yield Finding(TOPIC_PORTS, "failure", refusal.partition(". Choose")[0], cure)
 
 
 def find_redis(configured: Configured) -> Iterator[Finding]:
