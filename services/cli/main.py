@@ -286,7 +286,7 @@ _delegate(
     "capacity",
     "services.cli.capacity",
     "Print the cache, the streams and the context of a language model that fit into a device's memory.",
-    None,
+    "generate",
 )
 _delegate(
     app,

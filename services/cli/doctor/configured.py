@@ -54,6 +54,11 @@ def read_configured() -> Configured:
     return Configured(names, missing, settings, _once(complaints))
 
 
+def model_variable(name: str, settings: ProcessSettings) -> str:
+    """Return the variable that sets which models a process serves."""
+    return f"FOVEA_{name.upper()}_{'MODELS' if hasattr(settings, 'models') else 'MODEL'}"
+
+
 def served_models(settings: ProcessSettings) -> list[tuple[str, str]]:
     """Return the name and alias of every model that a process serves."""
     models = getattr(settings, "models", None)

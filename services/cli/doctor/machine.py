@@ -36,7 +36,7 @@ def find_memory() -> Iterator[Finding]:
     told = f"{binary_size(available)} of {binary_size(total)} available, {cores} cores"
     if available < SCARCE_MEMORY_BYTES:
         needed = binary_size(SCARCE_MEMORY_BYTES)
-        cure = f"end other programs (all services take about {needed}), or start one alone: fovea serve embed"
+        cure = f"end other programs (all services want {needed}), or start one alone: fovea serve embed"
         yield Finding(TOPIC_MEMORY, "warning", told, cure, figures)
     else:
         yield Finding(TOPIC_MEMORY, "ok", told, figures=figures)

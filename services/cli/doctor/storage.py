@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from services.cli.byte_sizes import binary_size
-from services.cli.doctor.configured import Configured, served_models
+from services.cli.doctor.configured import Configured, model_variable, served_models
 from services.cli.doctor.findings import Finding
 from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
 from services.core.store.starters import packaged_starters, read_description
@@ -34,8 +34,10 @@ def find_store(configured: Configured) -> Iterator[Finding]:
             continue
         yield Finding(TOPIC_STORE, "ok", f"{store.label} answers; models: {', '.join(models) or 'none yet'}")
         for name in names:
-            for model, alias in served_models(configured.settings[name]):
-                yield _model(store, name, model, alias, is_ours=(model, alias) in starters and _can_write(url))
+            settings = configured.settings[name]
+            for model, alias in served_models(settings):
+                is_ours = (model, alias) in starters and _can_write(url)
+                yield _model(store, (model, alias), name, model_variable(name, settings), is_ours=is_ours)
 
 
 def find_room(configured: Configured, room_bytes: int) -> Iterator[Finding]:
@@ -59,7 +61,8 @@ def find_room(configured: Configured, room_bytes: int) -> Iterator[Finding]:
             yield Finding(TOPIC_ROOM, "ok", told, figures=figures)
 
 
-def _model(store: Store, process: str, model: str, alias: str, *, is_ours: bool) -> Finding:
+def _model(store: Store, followed: tuple[str, str], process: str, variable: str, *, is_ours: bool) -> Finding:
+    model, alias = followed
     try:
         version = store.resolve(model, alias)
         store.manifest(model, version)
@@ -68,7 +71,7 @@ def _model(store: Store, process: str, model: str, alias: str, *, is_ours: bool)
         if is_ours:
             told = f"{process}: {model} is packaged, and stored when it is first started"
             return Finding(TOPIC_STORE, "ok", told)
-        cure = f"fovea store publish FOLDER --name {model} --alias {alias}, or unset FOVEA_{process.upper()}_MODEL"
+        cure = f"fovea store publish FOLDER --name {model} --alias {alias}, or unset {variable}"
         return Finding(TOPIC_STORE, "failure", f"{process} would have no model: {missing}", cure)
     except CorruptCheckpoint as damaged:
         return Finding(TOPIC_STORE, "failure", f"{process}: {damaged}", f"fovea store rollback {model} {alias}")

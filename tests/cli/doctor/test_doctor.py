@@ -237,6 +237,13 @@ def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_name
     assert f"generate: my-llama@latest is {version.id}" in [one["found"] for one in machine.findings()]
 
 
+def test_a_task_that_the_store_lacks_is_named_with_the_variable_that_asks_for_it(machine: Machine) -> None:
+    machine.environment["FOVEA_PREDICT_MODELS"] = "inferences,my-task@stable"
+    [(_, found, cure)] = machine.failures()
+    assert found.startswith("predict would have no model: my-task has no alias 'stable'")
+    assert cure.endswith("fovea store publish FOLDER --name my-task --alias stable, or unset FOVEA_PREDICT_MODELS")
+
+
 def test_a_damaged_model_is_a_failure(machine: Machine, tmp_path: Path) -> None:
     url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
     machine.environment["FOVEA_GENERATE_MODEL"] = "my-llama"
