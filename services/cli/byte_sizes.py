@@ -2,8 +2,8 @@
 
 import re
 
-_UNITS = {"": 1, **{prefix: 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}}
-_BINARY_UNITS = {f"{prefix}i": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
+_UNITS: dict[str, int] = {"": 1, **{prefix: 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}}
+_BINARY_UNITS: dict[str, int] = {f"{prefix}i": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kKMGT]?i?)B?")
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 Fovea = Callable[..., subprocess.Popen[str]]
 SHAPES = base64.b64encode((ROOT / "docs" / "images" / "two-shapes.jpg").read_bytes()).decode()
 # One for each service.
-QUESTIONS = {
+QUESTIONS: dict[str, dict[str, Any]] = {
     "/embed": {"images": [SHAPES], "condition": "What is the shape of the object?"},
     "/generate": {
         "query": "What is the pet of Belan Ashford?",

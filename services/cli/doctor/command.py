@@ -10,7 +10,7 @@ import typer
 
 from services.cli.byte_sizes import parse_bytes
 from services.cli.doctor.configured import read_configured
-from services.cli.doctor.findings import Finding, examine
+from services.cli.doctor.findings import Check, Finding, examine
 from services.cli.doctor.installation import (
     TOPIC_EXTRAS,
     TOPIC_PROCESSES,
@@ -58,7 +58,7 @@ def doctor(
 
 def _examine(room_bytes: int) -> list[Finding]:
     configured = read_configured()
-    checks = {
+    checks: dict[str, Check] = {
         TOPIC_VERSIONS: find_versions,
         TOPIC_PROCESSES: partial(find_processes, configured),
         TOPIC_EXTRAS: partial(find_extras, configured),

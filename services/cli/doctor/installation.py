@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 from services.cli.doctor.configured import Configured
-from services.cli.doctor.findings import Finding
+from services.cli.doctor.findings import Finding, Status
 from services.cli.one_line import MODULES
 
 TOPIC_VERSIONS, TOPIC_PROCESSES, TOPIC_EXTRAS = "versions", "processes", "extras"
@@ -53,7 +53,7 @@ def find_processes(configured: Configured) -> Iterator[Finding]:
     nothing_starts = not set(services) & set(ready)
     for module, names in by_module.items():
         # `fovea up` leaves out a service that can't start, unless it is the last, but not the gateway.
-        status = "failure" if nothing_starts or "gateway" in names else "warning"
+        status: Status = "failure" if nothing_starts or "gateway" in names else "warning"
         extra = names[0] if len(configured.missing) == 1 else "cpu"
         told = f"{module} is not installed, and {', '.join(names)} can't start"
         yield Finding(TOPIC_PROCESSES, status, told, f"pip install 'fovea[{extra}]'")

@@ -56,11 +56,11 @@ def find_devices(configured: Configured) -> Iterator[Finding]:
         cure = "small models need none; for large ones install NVIDIA's driver, until this lists a GPU: nvidia-smi"
         yield Finding(TOPIC_DEVICES, "warning", "no GPU: models run on the processor", cure)
     for setting in ("device", "index_device"):
-        for device, names in configured.values(setting).items():
+        for device, services in configured.values(setting).items():
             if device not in available:
-                variables = " ".join(f"FOVEA_{name.upper()}_{setting.upper()}" for name in sorted(names))
-                told = f"{', '.join(sorted(names))}: {setting} is {device!r}, which torch does not find here"
-                yield Finding(TOPIC_DEVICES, "failure", told, f"unset FOVEA_{setting.upper()} {variables}")
+                variables = " ".join(f"FOVEA_{name.upper()}_{setting.upper()}" for name in services)
+                told = f"{', '.join(services)}: {setting} is {device!r}, which torch does not find here"
+                yield Finding(TOPIC_DEVICES, "failure", told, f"unset {variables}")
 
 
 def _memory() -> tuple[int, int]:
