@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from services.cli.byte_sizes import binary_size, parse_bytes
+from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
 from services.core.store.errors import InvalidCheckpoint, NotFoundInStore
-from services.core.store.starters import packaged_starters
+from services.core.store.starters import packaged_starters, read_description
 from services.core.store.store import Store
 from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES, CacheSize, Capacity, weights_as_served
 
@@ -113,6 +114,7 @@ def capacity(  # noqa: PLR0913 - one parameter an option
         memory_bytes = parse_bytes(memory)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from None
+    log_warnings_to_stderr()
     files = _find(model, store_url)
     found = measure(files, dtype, int(memory_bytes * share))
     if context > found.max_context:
@@ -152,7 +154,14 @@ def _find(model: str, store_url: str | None) -> ModelFiles:
     if "/" in model:
         raise NotFoundInStore(f"there is no folder {model}")
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
-    return stored_files(Store.open(settings.store_url, starters=packaged_starters()), model)
+    try:
+        return stored_files(Store.open(settings.store_url), model)
+    except NotFoundInStore:
+        # Of the starters a store that no service has used holds none.
+        starters = {read_description(folder).name: folder for folder in packaged_starters()}
+        if model not in starters:
+            raise
+        return folder_files(starters[model])
 
 
 def _report(label: str, found: Capacity, dtype: str, context: int) -> str:

@@ -105,6 +105,12 @@ def test_a_name_is_looked_up_in_the_store(tmp_path: Path) -> None:
     assert "has no alias 'stable'" in str(absent.exception)
 
 
+def test_a_starter_is_known_where_the_store_is_empty_and_nothing_is_stored(tmp_path: Path) -> None:
+    found = capacity("open-facts", "--memory", "1GiB", "--store-url", (tmp_path / "store").as_uri())
+    assert found["longest_context"] == 8192
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
