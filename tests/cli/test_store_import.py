@@ -16,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from services.cli.store import app
+from services.cli.store_import import store_name
 from services.core.store.store import Store
 from services.embed.model.plain_engine import PlainEngine
 from services.generate.engine import GenerateEngine
@@ -159,11 +160,72 @@ def test_the_fast_tokenizer_of_a_sentencepiece_model_gives_its_tokens(tmp_path: 
     assert tokenizer("the").input_ids == [1, *theirs.encode("the")]
 
 
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda at: at / "nothing", "there is no "),
+        (lambda at: "lmsys/vicuna-7b-v1.5", "did you mean hf://lmsys/vicuna-7b-v1.5?"),
+        (lambda at: "https://huggingface.co/lmsys/vicuna-7b-v1.5", "did you mean hf://lmsys/vicuna-7b-v1.5?"),
+        (lambda at: at, "is an empty folder"),
+        (lambda at: _with(at, "adapter_config.json", "{}"), "merge it into its model first"),
+        (lambda at: _with(at, "model-q4.gguf", "GGUF"), "GGUF is llama.cpp's own format"),
+        (lambda at: _with(at, "config.json", '{"model_type": "bert"}'), "causal language models, T5s and CLIPs can be"),
+        (lambda at: "hf://no", "is not of the form hf://owner/name"),
+    ],
+)
+def test_a_source_that_is_no_model_to_serve_is_told_apart(tmp_path: Path, make: Any, told: str) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    result = run(make(folder))
+    assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
+
+
+def _with(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_an_alias_that_named_another_version_is_told(tmp_path: Path) -> None:
+    assert run(publish(tmp_path, "vicuna-7b-v1.3"), "--name", "chat").exit_code == 0
+    first = Store.open(f"file://{tmp_path}/store").resolve("chat")
+    result = run(publish(tmp_path, "tulu-2-7b"), "--name", "chat")
+    assert f"latest named {first} before; `fovea store rollback chat latest` returns to it" in result.stdout
+
+
+def test_a_failed_import_that_converts_nothing_leaves_nothing(tmp_path: Path) -> None:
+    source = publish(tmp_path, "Qwen2.5-7B-Instruct")
+    damaged = source / "model-00002-of-00004.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    result = run(source)
+    assert result.exit_code == 1
+    assert "model-00002-of-00004.safetensors: the weights are damaged" in result.stderr
+    assert not list((tmp_path / "home" / ".fovea" / "imports").iterdir())
+
+
+@pytest.mark.process
+def test_two_imports_of_one_source_at_once_both_succeed(tmp_path: Path) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.3")
+    command = [sys.executable, "-m", "services.cli.main", "store", "import", str(source), "--no-reference", "--name"]
+    both = [subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in ("one", "two")]
+    for process in both:
+        _, told = process.communicate()
+        assert process.returncode == 0, told
+    assert not list((tmp_path / "home" / ".fovea" / "imports").iterdir())
+
+
+def test_a_chat_template_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    result = run(publish(tmp_path, "tulu-2-7b"), "--chat-template", template, "--dry-run")
+    assert (result.exit_code, "bad.jinja, line 2: unexpected '}'" in result.stderr) == (1, True), result.stderr
+
+
 @pytest.mark.parametrize("name", T5S)
 def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, name: str) -> None:
     task = tmp_path / "tickets.yaml"
     task.write_text("task: tickets\nfields: [subject]\nlabels: [billing, bug]\n")
     source = publish(tmp_path, name)
+    assert f"serve it: FOVEA_PREDICT_MODELS={name} fovea up" in run(source, "--task", task).output
     folder = imported(tmp_path, source, "--task", str(task), "--label-prefix", "classify: ")
     description = json.loads((folder / "task.json").read_text())
     assert (description["labels"], description["label_prefix"]) == (["billing", "bug"], "classify: ")
@@ -182,6 +244,13 @@ def _spm_ids(text: str) -> list[int]:
     return ids
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Größe 2", "grosse-2"), ("Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct"), ("_x_", "x")]
+)
+def test_a_name_for_the_store_is_made_of_the_sources(name: str, expected: str) -> None:
+    assert store_name(name) == expected
+
+
 def test_a_t5_without_a_task_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
     result = run(publish(tmp_path, "flan-t5-base"))
     assert result.exit_code == 1
@@ -195,6 +264,7 @@ def test_a_dry_run_tells_every_files_fate_and_publishes_nothing(tmp_path: Path) 
     plan = json.loads(result.stdout)
     fates = {file["path"]: file["fate"] for file in plan["files"]}
     assert set(fates) == {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert fates["LICENSE"] == "taken as text"
     assert fates["config.json"] == fates["model-00002-of-00003.safetensors"] == "taken"
     assert fates["consolidated.safetensors"] == "left: other weights than those that are imported"
     assert fates[".gitattributes"].startswith("left: bookkeeping")
@@ -239,7 +309,10 @@ class Opens:
         (lambda source: _edit(source / "config.json", auto_map={"AutoModel": "m.M"}), "nothing of a source is run"),
         (lambda source: (source / "pytorch_model-00002-of-00002.bin").unlink(), "its download is incomplete"),
         (lambda source: _edit(source / "config.json", model_type="mamba"), "the architecture 'mamba' is not served"),
-        (lambda source: _edit(source / "config.json", quantization_config={"bits": 4}), "quantised weights"),
+        (
+            lambda source: _edit(source / "config.json", quantization_config={"quant_method": "awq"}),
+            "quantised weights (awq) are not served; import the model that they were made from",
+        ),
         (lambda source: (source / "tokenizer.model").unlink(), "has no tokenizer"),
         (lambda source: (source / "tokenizer.model").write_bytes(b"no"), "is not a SentencePiece model"),
         (

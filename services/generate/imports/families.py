@@ -24,5 +24,6 @@ def family_of(name: str) -> str | None:
 def template_of(family: str) -> str:
     """Return a family's template as Jinja text. Raises Refused for an unknown one."""
     if family not in FAMILIES.values():
-        raise Refused(f"there is no conversation template {family!r}; known are {', '.join(FAMILIES.values())}")
+        known = ", ".join(FAMILIES.values())
+        raise Refused(f"--chat-template: {family!r} is no file and no conversation template of a family ({known})")
     return (files("services.generate.imports") / "chat_templates" / f"{family}.jinja").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment, TemplateSyntaxError
 from pydantic import JsonValue
 
 from services.generate.imports.families import family_of, template_of
@@ -85,6 +86,10 @@ class LanguageModelImport:
         if raw.get("model_type") not in ARCHITECTURES:
             kind = raw.get("model_type")
             raise Refused(f"{CONFIG}: the architecture {kind!r} is not served; served are {', '.join(ARCHITECTURES)}")
+        if (quantised := raw.get("quantization_config")) is not None:
+            how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+            told = f"quantised weights ({how})" if how else "quantised weights"
+            raise Refused(f"{CONFIG}: {told} are not served; import the model that they were made from")
         try:
             with quiet_loading():
                 config = transformers().CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
@@ -112,7 +117,7 @@ class LanguageModelImport:
         if self.chat_template is not None:
             file = Path(self.chat_template)
             if file.is_file():
-                return file.read_text(), f"the file {file.name}"
+                return _checked(file), f"the file {file.name}"
             return template_of(self.chat_template), f"the family's: {self.chat_template}"
         if self._has_template():
             return None, "the source's own"
@@ -127,6 +132,16 @@ class LanguageModelImport:
         given = {**read_object(self.source, SPECIAL_TOKENS), **read_object(self.source, TOKENIZER_CONFIG)}
         added = read_object(self.source, ADDED_TOKENS)
         make_fast(self.source.fetch(SENTENCEPIECE), given, added).save_pretrained(folder)
+
+
+def _checked(file: Path) -> str:
+    """Read a chat template. Raises Refused for text that is no template."""
+    text = file.read_text()
+    try:
+        Environment().parse(text)
+    except TemplateSyntaxError as error:
+        raise Refused(f"--chat-template: {file.name}, line {error.lineno}: {error.message}") from None
+    return text
 
 
 def _facts(config: Any) -> dict[str, JsonValue]:

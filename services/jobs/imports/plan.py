@@ -1,5 +1,6 @@
 """The plan of an import: which files a checkpoint takes, which are converted or made, and which are left, and why."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -22,6 +23,8 @@ OTHER_FRAMEWORKS = (
     ".mlpackage",
     ".engine",
 )
+# A licence goes with what it is about.
+LICENCES = re.compile(r"(LICEN[CS]E|NOTICE|USE_POLICY)(\.(md|txt))?", re.IGNORECASE)
 PROGRAMS = (".py", ".pyc", ".sh", ".so", ".ipynb")
 
 
@@ -61,7 +64,8 @@ def left_files(
 ) -> dict[str, str]:
     """Say for each file of a source but the weights and `others` why it is left; `reasons` win over what names tell."""
     used = {*others, *((*weights.files, weights.index) if weights else ())}
-    return {path: reasons.get(path) or _reason(path) for path in source.files if path not in used}
+    left = [path for path in source.files if path not in used and not LICENCES.fullmatch(path)]
+    return {path: reasons.get(path) or _reason(path) for path in left}
 
 
 def _reason(path: str) -> str:
@@ -75,6 +79,6 @@ def _reason(path: str) -> str:
         return "of another framework"
     if suffix == ".safetensors" or suffix in PICKLES or ".bin." in name or ".safetensors." in name:
         return "other weights than those that are imported"
-    if suffix in DOCUMENTATION or name.upper() in ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY"):
+    if suffix in DOCUMENTATION or name.upper() in ("LICENSE", "README"):
         return "documentation"
     return "not needed for serving"

@@ -27,6 +27,9 @@ class Source(Protocol):
     revision: str | None
     files: Mapping[str, int]
 
+    def local(self, path: str) -> Path | None:
+        """Return the local file of a path, None if it has to be downloaded first."""
+
     def fetch(self, path: str) -> Path:
         """Return the local file of a path, downloaded if necessary. Raises Refused."""
 
@@ -36,6 +39,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         """Raises Refused for a path that is not there, an empty folder, and one without the files of git LFS."""
+        if not path.exists():
+            raise Refused(f"there is no {path}{_meant(path)}")
         self._root = _snapshot_of(path)
         named = _HUB_CACHE.fullmatch(path.name) or _HUB_CACHE.fullmatch(self._root.parent.parent.name)
         is_snapshot = named is not None and self._root.parent.name == "snapshots"
@@ -48,9 +53,12 @@ class Folder:
         else:
             self.files = dict(sorted(_walk(self._root)))
         if not self.files:
-            raise Refused(f"{path} is no file, and no folder with files")
+            raise Refused(f"{path} is an empty folder")
         for name in self.files:
             _refuse_pointer(self._root / name)
+
+    def local(self, path: str) -> Path | None:
+        return self.fetch(path)
 
     def fetch(self, path: str) -> Path:
         # Links are followed: the Hub's cache consists of them.
@@ -71,6 +79,12 @@ class HubRepository:
         self.revision: str | None = found.sha
         self.files: Mapping[str, int] = {file.rfilename: file.size or 0 for file in found.siblings or ()}
         self._repository = repository
+
+    def local(self, path: str) -> Path | None:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self._repository, path, revision=self.revision)
+        return Path(found).resolve() if isinstance(found, str) else None
 
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
@@ -117,6 +131,12 @@ def licence_of(source: Source) -> str | None:
     return licence if isinstance(licence, str) else None
 
 
+def _meant(path: Path) -> str:
+    """Suggest the form of a repository for what looks like one: a name, or the address of its page."""
+    parts = [part for part in path.parts if part not in ("https:", "http:", "huggingface.co")]
+    return f"; did you mean {HUB_SCHEME}{'/'.join(parts)}?" if len(parts) == 2 and not path.is_absolute() else ""
+
+
 def _snapshot_of(path: Path) -> Path:
     """Return the snapshot that a repository in the Hub's cache names as its main one, or the path itself."""
     main = path / "refs" / "main"
@@ -158,6 +178,8 @@ def _hub_errors(what: str) -> Iterator[None]:
         raise Refused(f"{what}: there is no such repository, or HF_TOKEN may not read it") from None
     except errors.RevisionNotFoundError:
         raise Refused(f"{what}: the repository has no such revision") from None
-    except (errors.HFValidationError, OSError) as error:
+    # the last but one is the root of its HTTP client's errors, which it does not export
+    except (errors.HFValidationError, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise Refused(f"{what} can't be read: {reason}") from None
+        told = f"{what} can't be read: {reason} (HF_ENDPOINT names a mirror; the same command continues)"
+        raise Refused(told) from None

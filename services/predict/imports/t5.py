@@ -15,6 +15,7 @@ from services.jobs.imports.source import Source, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.refusals import Refused
+from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TASK_FILE, TaskDescription
 from services.predict.tasks import Prefixes
@@ -48,6 +49,7 @@ class T5Import:
         present = self.source.files
         if self.task is None and TASK_FILE not in present:
             raise Refused(f"{self.source.uri} has no {TASK_FILE}: give --task FILE, which says what the model answers")
+        self._description()
         if TOKENIZER not in present and SENTENCEPIECE not in present:
             raise Refused(f"{self.source.uri} has no tokenizer: neither {TOKENIZER} nor {SENTENCEPIECE}")
         taken = [path for path in BESIDE_WEIGHTS if path in present]
@@ -73,9 +75,18 @@ class T5Import:
         """Make in the folder, which holds the files that are taken, what the source lacks. Raises Refused."""
         if TOKENIZER not in self.source.files:
             self._make_tokenizer(folder)
-        if self.task is not None:
-            prefixes = Prefixes(self.label_prefix, "")
-            TaskDescription.of(read_task_file(self.task).to_task(), prefixes, has_rationales=False).write(folder)
+        if (description := self._description()) is not None:
+            description.write(folder)
+
+    def _description(self) -> TaskDescription | None:
+        """Read --task, if it is given. Raises Refused."""
+        if self.task is None:
+            return None
+        try:
+            task = read_task_file(self.task).to_task()
+        except BadData as error:
+            raise Refused(f"--task: {error}") from None
+        return TaskDescription.of(task, Prefixes(self.label_prefix, ""), has_rationales=False)
 
     def _config(self) -> Any:
         raw = read_object(self.source, CONFIG)
