@@ -47,7 +47,7 @@ ROOMS = (
     Room("services/core/http/**", ("services.core",), (*HEAVY, core_except("http", "admission"))),
     Room("services/core/serving/**", ("services.core",), HEAVY),
     Room("services/core/*", ("services.core",), (*HEAVY, core_except())),
-    Room("services/nn/**", ("services.nn", "services.core.errors"), (*HTTP, "os")),
+    Room("services/nn/**", ("services.nn", "services.core.{errors,scarce_memory}"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),
     Room("gateway/**", ("gateway", "services.core"), HEAVY),

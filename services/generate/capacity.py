@@ -7,8 +7,6 @@ from typing import Any
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Share of a device's memory for weights and cache. The rest is for the numbers of a pass and for the libraries.
 DEFAULT_SHARE = 0.9
-# Scalings whose `max_position_embeddings` is the length before scaling.
-LENGTHENING_ROPE = ("linear", "dynamic")
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,17 @@ class CacheSize:
             num_layers=config["num_hidden_layers"],
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-            max_context=_max_context(config),
+            max_context=context_length(config),
         )
 
     def token_bytes(self, dtype: str) -> int:
         """Return the bytes of one token's keys and values in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        return self.token_numbers * DTYPE_BYTES[dtype]
+
+    @property
+    def token_numbers(self) -> int:
+        """Count the numbers of one token's keys and values in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,21 @@ def weights_as_served(stored_bytes: int, stored_dtype: str, dtype: str) -> int:
     return stored_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[stored_dtype]
 
 
-def _max_context(config: Mapping[str, Any]) -> int:
-    """Return the context that the position embeddings reach once they are scaled."""
+def context_length(config: Mapping[str, Any]) -> int:
+    """Return the tokens of prompt and answer together that a `config.json` allows.
+
+    Scaled position embeddings reach further than `max_position_embeddings`: `linear` ones as far as
+    `max_sequence_length` says, or by their factor; `yarn` by their factor from the length that they were trained with.
+    `llama3` counts its factor in already. `dynamic` ones are not scaled, and so the same as in transformers, up to
+    `max_position_embeddings`; beyond, they would change with every token, and with them the cached keys.
+    """
     stated: int = config["max_position_embeddings"]
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor") or 1.0
-    if kind in LENGTHENING_ROPE:
-        return int(stated * factor)
-    return max(stated, int((scaling.get("original_max_position_embeddings") or 0) * factor))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = rope.get("factor") or 1.0
+    match rope.get("rope_type") or rope.get("type"):
+        case "linear":
+            return int(config.get("max_sequence_length") or stated * factor)
+        case "yarn":
+            return int((rope.get("original_max_position_embeddings") or stated) * factor)
+        case _:
+            return stated

@@ -70,7 +70,7 @@ def test_heads_and_their_width_default_as_in_transformers() -> None:
     [
         (None, 4096),
         ({"type": "linear", "factor": 4.0}, 16384),
-        ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+        ({"rope_type": "dynamic", "factor": 2.0}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
         ({"rope_type": "default", "rope_theta": 10000.0}, 4096),

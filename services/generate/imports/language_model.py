@@ -10,9 +10,9 @@ import torch
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import JsonValue
 
+from services.generate.capacity import context_length
 from services.generate.imports.families import family_of, template_of
 from services.generate.imports.sentencepiece_tokenizer import make_fast
-from services.generate.model.context_length import context_length
 from services.generate.model.language_model import ARCHITECTURES, check_config
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_object
@@ -156,7 +156,7 @@ def _facts(config: Any) -> dict[str, JsonValue]:
         "num_parameters": sum(weight.numel() for weight in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
         "bytes_per_token": kept * dtype.itemsize,
-        "context_length": context_length(config),
+        "context_length": context_length(config.to_dict()),
     }
 
 
