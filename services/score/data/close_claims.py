@@ -96,7 +96,7 @@ def absent(random: Random) -> tuple[Picture, Group]:
     names = random.choice(OF_ABSENCES)
     there = list(dict.fromkeys(some_of(noun, names) for noun in known))
     random.shuffle(there)
-    missing = []
+    missing: list[Noun] = []
     while len(missing) < 2:
         near = random.choice(known)
         drawn = {"color": random.choice(COLORS), "shape": random.choice(SHAPES)}
