@@ -95,7 +95,7 @@ class ClaimProtocol:
 
 def claim_metrics(clip: ClipModel, num_pictures: int, local_weight: float) -> dict[str, float]:
     """Measure claims of any kind, `claims`, and close ones, `close`, about as many pictures each."""
-    found = {}
+    found: dict[str, float] = {}
     for name, is_close in (("claims", False), ("close", True)):
         scores = ClaimProtocol(num_pictures, close=is_close).evaluate(clip)
         found |= scores.metrics(local_weight, name)

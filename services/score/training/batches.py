@@ -7,7 +7,7 @@ Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +44,9 @@ class TuningBatch:
     pictures: PictureBatch | None = None
 
     def to(self, device: torch.device) -> "TuningBatch":
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TuningBatch(**{name: None if value is None else value.to(device) for name, value in known.items()})
+        known: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value if value is None else value.to(device) for name, value in known.items()}
+        return TuningBatch(**moved)
 
     def pixels(self, transform: ImageTransform) -> Tensor:
         """Return the images as (B, 3, S, S), normalised."""
@@ -138,7 +139,7 @@ class TuningData:
             images = torch.cat([scenes, pictures.pixels])
             if self.excludes_true:
                 others = torch.ones(len(scenes), len(scenes), dtype=torch.bool)
-                rivals = torch.block_diag(others, ~claimed.is_true)
+                rivals = torch.block_diag(others, ~claimed.is_true)  # type: ignore[no-untyped-call]
             captions = [*captions, *(right for right, _ in claimed.groups)]
             for number, column in enumerate(columns):
                 column += [wrong[number] if number < len(wrong) else None for _, wrong in claimed.groups]

@@ -97,7 +97,10 @@ class TuningLoss(nn.Module):
 
 def _all_rivals(rivals: Tensor | None) -> Tensor | None:
     """Put the rivals of all processes on the diagonal of one matrix; captions of others are not known to be wrong."""
-    return rivals if rivals is None or world_size() == 1 else torch.block_diag(*gather(rivals).chunk(world_size()))
+    if rivals is None or world_size() == 1:
+        return rivals
+    joined: Tensor = torch.block_diag(*gather(rivals).chunk(world_size()))  # type: ignore[no-untyped-call]
+    return joined
 
 
 def _share_of_rows(exists: Tensor) -> Tensor | float:

@@ -38,7 +38,8 @@ class PictureNaming(nn.Module):
         self.of_stem: CenteredThings | None = None
         self._stem_states: Tensor | None = None
         if isinstance(clip.visual.conv1, nn.Sequential):
-            self.of_stem = CenteredThings(clip.visual.conv1[-1].in_channels)
+            last: Any = clip.visual.conv1[-1]
+            self.of_stem = CenteredThings(last.in_channels)
             clip.visual.conv1[-2].register_forward_hook(self._keep)
 
     def forward(self, images: ImageFeatures, batch: PictureBatch) -> Tensor:
