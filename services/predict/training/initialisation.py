@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from services.nn.loading import transformers
 
@@ -18,6 +19,12 @@ PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
 # The first bucket of T5's relative positions is a token's own; equal tokens begin with a logit of √d_kv, 5.7 for 32.
 OWN_POSITION_BIAS = -12.0
+# Where other heads do not begin to look: a step of AdamW moves a bias by at most the learning rate, too little for this.
+ELSEWHERE_BIAS = -6.0
+# Buckets of relative positions: 0 is a token's own, 1 to 7 tokens so many places before it, the next 8 those further
+# before, and the second half those after it.
+_AFTER = 16
+_NEAR = 3
 # A word, a digit or other characters with a preceding space; other white space.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -85,11 +92,12 @@ def merged_copy(handle: Any) -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a T5 with equally many encoder and decoder layers.
+    """Sizes of a T5, which has equally many encoder and decoder layers unless `num_decoder_layers` is given.
 
     `is_gated` chooses the feed-forward layers and the head of v1.1 and flan, gated GELU and a separate head, over those
     of the first T5, ReLU and the embeddings as head. `dropout` is that of training. With `has_matching_heads`, equal
-    tokens begin to attend to each other in half of the encoder's heads.
+    tokens begin to attend to each other in half of the encoder's heads, and the others begin to look only before a
+    token, near it, or after it.
     """
 
     d_model: int
@@ -100,6 +108,7 @@ class Shape:
     is_gated: bool = False
     dropout: float = 0.1
     has_matching_heads: bool = False
+    num_decoder_layers: int | None = None
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -109,6 +118,8 @@ SHAPES: Mapping[str, Shape] = {
     "mini": Shape(128, 3, 4, 384, d_kv=32, dropout=0.0),
     # Two sentences are compared word by word: from random keys, 50,000 pairs of sentences taught nothing.
     "micro": Shape(128, 3, 4, 512, d_kv=32, dropout=0.0, has_matching_heads=True),
+    # The encoder compares; a decoder that writes one of three labels costs as much for each of its layers.
+    "milli": Shape(192, 4, 6, 512, d_kv=32, dropout=0.0, has_matching_heads=True, num_decoder_layers=2),
     "small": Shape(512, 6, 8, 2048),
     "base": Shape(768, 12, 12, 3072),
     "small-v1.1": Shape(512, 8, 6, 1024, is_gated=True),
@@ -130,6 +141,7 @@ def create_t5(shape: str, vocab_size: int, seed: int) -> Any:
         d_kv=sizes.d_kv,
         d_ff=sizes.d_ff,
         num_layers=sizes.num_layers,
+        num_decoder_layers=sizes.num_decoder_layers,
         num_heads=sizes.num_heads,
         dropout_rate=sizes.dropout,
         feed_forward_proj="gated-gelu" if sizes.is_gated else "relu",
@@ -155,7 +167,10 @@ def _match_equal_tokens(model: Any, sizes: Shape) -> None:
     num_heads = sizes.num_heads // 2
     num_rows = num_heads * sizes.d_kv
     first = model.encoder.block[0].layer[0].SelfAttention
-    first.relative_attention_bias.weight[0, :num_heads] = OWN_POSITION_BIAS
+    biases = first.relative_attention_bias.weight
+    biases[0, :num_heads] = OWN_POSITION_BIAS
+    for head in range(num_heads, sizes.num_heads):
+        _look((head - num_heads) % 3, biases[:, head])
     for block in model.encoder.block:
         attention = block.layer[0].SelfAttention
         queries = attention.q.weight[:num_rows]
@@ -163,3 +178,13 @@ def _match_equal_tokens(model: Any, sizes: Shape) -> None:
     orthonormal = torch.linalg.qr(first.v.weight[:num_rows].T).Q
     first.v.weight[:num_rows] = orthonormal.T
     first.o.weight[:, :num_rows] = -orthonormal
+
+
+def _look(way: int, bias: Tensor) -> None:
+    """Let a head look before a token, near it, or after it: way 0, 1 or 2. `bias` (buckets,) is changed."""
+    if way == 0:
+        bias[0], bias[_AFTER:] = ELSEWHERE_BIAS, ELSEWHERE_BIAS
+    elif way == 1:
+        bias[_NEAR:_AFTER], bias[_AFTER + _NEAR :] = ELSEWHERE_BIAS, ELSEWHERE_BIAS
+    else:
+        bias[:_AFTER] = ELSEWHERE_BIAS

@@ -106,6 +106,7 @@ def distill(
     lora_rank: option.LoraRank = None,
     precision: option.Precision = "float32",
     gradient_checkpointing: option.GradientCheckpointing = False,
+    probe_weight: option.ProbeWeight = None,
     vocab_size: Annotated[
         int, typer.Option(help="Vocabulary size of a student trained from scratch.")
     ] = StudentRun.vocab_size,

@@ -77,6 +77,17 @@ def test_what_two_sentences_share_is_taken_away_by_the_first_block_of_a_micro() 
     assert kept[torch.tensor([4, 10])].min() > 0.8
 
 
+def test_the_other_heads_of_a_milli_begin_by_looking_before_a_token_near_it_or_after_it() -> None:
+    model = create_t5("milli", 300, 0)
+    assert (len(model.encoder.block), len(model.decoder.block)) == (4, 2)
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    with torch.no_grad():
+        shares = attention.compute_bias(21, 21)[0, 3:, 10].softmax(dim=-1)
+    assert shares[0, :10].sum() > 0.9
+    assert shares[1, 8:13].sum() > 0.9
+    assert shares[2, 11:].sum() > 0.9
+
+
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(KeyError):
         create_t5("gigantic", 300, 0)
