@@ -19,7 +19,7 @@ PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
 # The first bucket of T5's relative positions is a token's own; equal tokens begin with a logit of √d_kv, 5.7 for 32.
 OWN_POSITION_BIAS = -12.0
-# Where other heads do not begin to look: a step of AdamW moves a bias by at most the learning rate, too little for this.
+# Where other heads do not begin to look: AdamW moves a bias by at most the learning rate a step, too slowly to learn it.
 ELSEWHERE_BIAS = -6.0
 # Buckets of relative positions: 0 is a token's own, 1 to 7 tokens so many places before it, the next 8 those further
 # before, and the second half those after it.
