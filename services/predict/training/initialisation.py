@@ -19,7 +19,7 @@ PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"  # 0, 1, 2, as T5 has them
 MIN_VOCABULARY = 3 + 256
 # The first bucket of T5's relative positions is a token's own; equal tokens begin with a logit of √d_kv, 5.7 for 32.
 OWN_POSITION_BIAS = -12.0
-# Where other heads do not begin to look: AdamW moves a bias by at most the learning rate a step, too slowly to learn it.
+# Where other heads do not begin to look: a bias moves by at most the learning rate a step, too slowly to learn this.
 ELSEWHERE_BIAS = -6.0
 # Buckets of relative positions: 0 is a token's own, 1 to 7 tokens so many places before it, the next 8 those further
 # before, and the second half those after it.
@@ -165,19 +165,55 @@ def _match_equal_tokens(model: Any, sizes: Shape) -> None:
     sentences share is taken away, and the words in which they differ remain.
     """
     num_heads = sizes.num_heads // 2
-    num_rows = num_heads * sizes.d_kv
+    rows = slice(0, num_heads * sizes.d_kv)
+    _begin_matching(model.encoder, rows)
     first = model.encoder.block[0].layer[0].SelfAttention
+    first.o.weight[:, rows] = -_take_tokens(first, rows)
     biases = first.relative_attention_bias.weight
     biases[0, :num_heads] = OWN_POSITION_BIAS
     for head in range(num_heads, sizes.num_heads):
         _look((head - num_heads) % 3, biases[:, head])
-    for block in model.encoder.block:
+
+
+@torch.no_grad()
+def add_matching_heads(model: Any, num_heads: int, seed: int) -> Any:
+    """Copy a T5 with more heads, which begin by matching equal tokens in the encoder and change no answer.
+
+    They take what they find in the first block, and random projections of it in later ones; their outputs begin as 0.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_heads += num_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        grown = type(model)(config)
+    weights = model.state_dict()
+    for name, weight in grown.state_dict().items():
+        old = weights[name]
+        if name.endswith("Attention.o.weight"):
+            weight.zero_()
+        weight[tuple(slice(0, size) for size in old.shape)] = old
+    added = slice(model.config.num_heads * config.d_kv, None)
+    _begin_matching(grown.encoder, added)
+    first = grown.encoder.block[0].layer[0].SelfAttention
+    _take_tokens(first, added)
+    first.relative_attention_bias.weight[:, model.config.num_heads :] = 0
+    first.relative_attention_bias.weight[0, model.config.num_heads :] = OWN_POSITION_BIAS
+    return grown
+
+
+def _begin_matching(encoder: Any, rows: slice) -> None:
+    """Begin the keys of some heads as their queries, in the keys' scale."""
+    for block in encoder.block:
         attention = block.layer[0].SelfAttention
-        queries = attention.q.weight[:num_rows]
-        attention.k.weight[:num_rows] = queries * (attention.k.weight.std() / queries.std())
-    orthonormal = torch.linalg.qr(first.v.weight[:num_rows].T).Q
-    first.v.weight[:num_rows] = orthonormal.T
-    first.o.weight[:, :num_rows] = -orthonormal
+        queries = attention.q.weight[rows]
+        attention.k.weight[rows] = queries * (attention.k.weight[rows].std() / queries.std())
+
+
+def _take_tokens(attention: Any, rows: slice) -> Tensor:
+    """Let the values of some heads be orthonormal projections of the tokens; return the matrix that undoes them."""
+    orthonormal: Tensor = torch.linalg.qr(attention.v.weight[rows].T).Q
+    attention.v.weight[rows] = orthonormal.T
+    return orthonormal
 
 
 def _look(way: int, bias: Tensor) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from services.predict.training.initialisation import SHAPES, create_t5
+from services.predict.training.initialisation import SHAPES, add_matching_heads, create_t5
 
 
 def test_shapes_are_t5s_own() -> None:
@@ -86,6 +86,22 @@ def test_the_other_heads_of_a_milli_begin_by_looking_before_a_token_near_it_or_a
     assert shares[0, :10].sum() > 0.9
     assert shares[1, 8:13].sum() > 0.9
     assert shares[2, 11:].sum() > 0.9
+
+
+def test_heads_that_are_added_match_equal_tokens_and_change_no_answer() -> None:
+    model = create_t5("mini", 300, 0).eval()
+    grown = add_matching_heads(model, 2, 1).eval()
+    inputs, labels = torch.arange(3, 43).view(2, 20), torch.arange(50, 70).view(2, 10)
+    with torch.no_grad():
+        before, after = (some(input_ids=inputs, labels=labels).logits for some in (model, grown))
+        attention = grown.encoder.block[0].layer[0].SelfAttention
+        queries, keys = (layer.weight[4 * 32 :] for layer in (attention.q, attention.k))
+        words = model.shared.weight[:50]
+        logits = words @ queries.T @ keys @ words.T
+    assert torch.allclose(before, after, atol=1e-4)
+    assert grown.config.num_heads == 6
+    assert grown.lm_head.weight is grown.shared.weight
+    assert (logits.argmax(dim=1) == torch.arange(50)).float().mean() > 0.95
 
 
 def test_an_unknown_shape_is_refused() -> None:

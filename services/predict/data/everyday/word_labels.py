@@ -19,7 +19,7 @@ _ROLES = tuple(
     dict.fromkeys(f"{order} {side}{sign}" for order in ("first", "later") for sign in _SIGNS for side in _SIDES[sign])
 )
 PROBES = (
-    Probe("shared", 1, ("alone", "same")),
+    Probe("shared", 2, ("alone", "same")),
     Probe("role", 3, ("unused", "several", *_ROLES)),
     Probe("operation", 3, _SIGNS),
 )
