@@ -15,7 +15,7 @@ HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
 HTTP = ("fastapi", "starlette", "uvicorn", "services.core.http", "services.{service}.http")
 WORLD = ("os", "pathlib", "json", "structlog", "time")
 
-JOBS = "training,evaluation,calibrate,bulk,extraction"
+JOBS = "training,evaluation,calibrate,bulk,extraction,imports"
 # Of a service: the rooms above its engine, and what jobs and the engine know alike.
 ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
 BELOW = ("services.nn", "services.{service}", "services.core.errors")
@@ -47,7 +47,7 @@ ROOMS = (
     Room("services/core/http/**", ("services.core",), (*HEAVY, core_except("http", "admission"))),
     Room("services/core/serving/**", ("services.core",), HEAVY),
     Room("services/core/*", ("services.core",), (*HEAVY, core_except())),
-    Room("services/nn/**", ("services.nn", "services.core.errors"), (*HTTP, "os")),
+    Room("services/nn/**", ("services.nn", "services.core.{errors,scarce_memory}"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),
     Room("gateway/**", ("gateway", "services.core"), HEAVY),
@@ -91,8 +91,10 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES_IN_FOLDER = 17
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Here all errors must be caught: a batch is retried in halves, a request gets its answer, a checkpoint that does not
-# load is refused while the old one serves, and a collection that can't be opened leaves the others alone.
+# load is refused while the old one serves, a collection that can't be opened leaves the others alone, and what
+# breaks a check of the doctor's is a finding.
 CATCH_ALL = (
+    "services/cli/doctor/findings.py",
     "services/core/batching/**",
     "services/core/cache/**",
     "services/core/http/middleware.py",

@@ -281,6 +281,20 @@ _delegate(
 _delegate(
     app, "embed-bulk", "services.embed.bulk.command", "Embed many images into a collection or into files.", "embed"
 )
+_delegate(
+    app,
+    "capacity",
+    "services.cli.capacity",
+    "Print the cache, the streams and the context of a language model that fit into a device's memory.",
+    "generate",
+)
+_delegate(
+    app,
+    "doctor",
+    "services.cli.doctor.command",
+    "Tell what this machine has and what would not work, each with its cure.",
+    None,
+)
 _delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.", None)
 _delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.", "gateway")
 

@@ -1,28 +1,26 @@
 """`fovea store`: inspect and manage the model store."""
 
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal as human_bytes
-from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
-from services.cli.references import ENGINES, NoReference, write_reference
+from services.cli.one_line import errors_in_one_line
+from services.cli.references import ENGINES
+from services.cli.store_import import ImportOptions, interruptions, recognise, summary, write_outputs
+from services.cli.store_output import print_json, print_table, report, text_of
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
 from services.core.store.garbage import Removal
+from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.starters import CheckpointDescription, packaged_starters, read_description
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
 from services.core.store.versions import Version
@@ -87,12 +85,12 @@ def list_models(
     if name is not None and not listed:
         raise NotFoundInStore(f"{store.label} has no model {name!r}")
     if as_json:
-        _print_json([{**asdict(version), "aliases": aliases} for version, aliases in listed])
+        print_json([{**asdict(version), "aliases": aliases} for version, aliases in listed])
         return
     if not listed:
         typer.echo(printable(f"No models in {store.label}."))
         return
-    _print_table(
+    print_table(
         ("model", "version", "aliases", "published", "files", "size"),
         (_row(version, aliases) for version, aliases in listed),
     )
@@ -105,11 +103,11 @@ def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = 
     manifest = store.manifest(*_resolve(store, reference))
     content = manifest.model_dump(mode="json")
     if as_json:
-        _print_json(content)
+        print_json(content)
         return
     files = content.pop("files")
-    _print_table(("field", "value"), ((field, _text(value)) for field, value in content.items()))
-    _print_table(
+    print_table(("field", "value"), ((field, text_of(value)) for field, value in content.items()))
+    print_table(
         ("file", "size", "sha256"),
         ((path, human_bytes(file["size_bytes"]), file["sha256"]) for path, file in files.items()),
     )
@@ -149,10 +147,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
             raise InvalidCheckpoint(
                 f"kind: {description.kind!r} is unknown; did you mean {meant[0]!r}? (--no-reference: publish unchecked)"
             )
-        try:
-            write_reference(description.kind, directory)
-        except NoReference as missing:
-            typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
+        write_outputs(description.kind, directory)
     aliases = list(alias or description.aliases)
     model = name or description.name
     with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
@@ -160,7 +155,63 @@ def publish(  # noqa: PLR0913 - one parameter an option
         entry["version"] = version.id
         for each in aliases:
             store.promote(version.name, version.id, each)
-    _report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+    report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+
+
+@app.command("import")
+def import_checkpoint(  # noqa: PLR0913 - one parameter an option
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf://owner/name[@revision], a folder, or a file.")],
+    name: Annotated[str | None, typer.Option(help="Name to publish under. Default: the source's.")] = None,
+    task: Annotated[
+        Path | None, typer.Option("--task", help="Task file for a T5: what it answers (docs/guide/distill.md).")
+    ] = None,
+    label_prefix: Annotated[str, typer.Option(help="Text that a T5 was trained to have before its input.")] = "",
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="Chat template for a language model, in place of its own: a Jinja file, or a family's name."),
+    ] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", "--license", help="Licence. Default: what the model card says.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
+    ] = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be imported, and change nothing.")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option(help="Load and run the model, refuse what fails, and keep its outputs for later checks.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Import a published model: choose its files, convert and check them, and publish it.
+
+    The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
+    """
+    with errors_in_one_line("fovea store import", "generate"), interruptions():
+        planned = recognise(source, ImportOptions(name, task, label_prefix, chat_template, architecture, licence))
+        check_model_name(planned.name)
+        aliases = [check_alias(each) for each in alias or ["latest"]]
+        if not as_json:
+            for line in summary(planned):
+                typer.echo(printable(line))
+            print_table(("file", "size", "what becomes of it"), planned.rows())
+        if dry_run:
+            report(planned.content(), "Nothing was changed: this was a dry run.", as_json=as_json)
+            return
+        version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
+    report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
+    if not as_json:
+        for each, replaced in before.items():
+            typer.echo(f"{each} named {replaced} before; `fovea store rollback {version.name} {each}` returns to it")
+        for setting in planned.settings():
+            typer.echo(f"serve it: {setting} fovea up")
 
 
 @app.command()
@@ -179,7 +230,7 @@ def promote(
     audit = _audit(audit_log)
     with audit.command("store.promote", store=store.label, model=name, version=version, alias=alias):
         store.promote(name, version, alias, expected=_expected(expected))
-    _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
+    report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
 
 
 @app.command()
@@ -196,7 +247,7 @@ def rollback(
     store = _open(store_url)
     with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
         version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
-    _report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
+    report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
 
 
 @app.command()
@@ -214,9 +265,9 @@ def verify(
         targets = [(version.name, version.id) for name in store.names() for version in store.versions(name)]
     damage = {f"{name}@{version}": _damage(store, name, version) for name, version in targets}
     if as_json:
-        _print_json([{"version": version, "damage": found} for version, found in damage.items()])
+        print_json([{"version": version, "damage": found} for version, found in damage.items()])
     else:
-        _print_table(("version", "state"), ((version, found or "intact") for version, found in damage.items()))
+        print_table(("version", "state"), ((version, found or "intact") for version, found in damage.items()))
     if any(damage.values()):
         raise typer.Exit(1)
 
@@ -241,9 +292,9 @@ def gc(
         else store.gc(keep=keep, grace_s=grace_hours * HOUR_S, dry_run=True)
     )
     if as_json:
-        _print_json([asdict(removal) for removal in removals])
+        print_json([asdict(removal) for removal in removals])
         return
-    _print_table(
+    print_table(
         ("model", "removed" if delete else "would be removed", "reason", "size"),
         ((r.name, r.version, r.reason, human_bytes(r.size_bytes)) for r in removals),
     )
@@ -296,27 +347,3 @@ def _row(version: Version, aliases: Sequence[str]) -> tuple[str, ...]:
     published = f"{version.published:%Y-%m-%d %H:%M}"
     size = human_bytes(version.size_bytes)
     return version.name, version.id, ", ".join(aliases), published, str(version.num_files), size
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(content)
-    else:
-        typer.echo(printable(sentence))
-
-
-def _print_json(content: Any) -> None:
-    typer.echo(json.dumps(content, default=datetime.isoformat, indent=2))
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
-    # Piped output has no terminal width: ids and digests must not be cut.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(table)

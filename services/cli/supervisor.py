@@ -76,7 +76,7 @@ class Supervisor:
         PortTaken before anything has been started.
         """
         for child in self._children:
-            _require_free_port(child.program)
+            require_free_port(child.program)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -249,7 +249,7 @@ class _Child:
 async def _is_ready(program: Program) -> bool:
     """Whether `/readyz` answers 200 and the checks that the program needs pass."""
     try:
-        status, body = await _get(program, "/readyz")
+        status, body = await get(program, "/readyz")
         checks = json.loads(body)["checks"] if program.needs else {}
         return status == 200 and all(checks[name]["ok"] for name in program.needs)
     except (OSError, ValueError, KeyError):
@@ -260,7 +260,7 @@ async def _is_ready(program: Program) -> bool:
 async def _trouble(program: Program, others: Collection[str]) -> str | None:
     """Return the reasons that `/readyz` gives for a program itself, not for others; None where it is ready."""
     try:
-        status, body = await _get(program, "/readyz")
+        status, body = await get(program, "/readyz")
         failing = {name: str(check["detail"]) for name, check in json.loads(body)["checks"].items() if not check["ok"]}
     except (OSError, ValueError, KeyError):
         return "starting"
@@ -282,7 +282,7 @@ def _addresses(children: Sequence["_Child"]) -> list[str]:
 
 async def _is_well(program: Program, path: str) -> bool:
     try:
-        return (await _get(program, path))[0] == 200
+        return (await get(program, path))[0] == 200
     except (OSError, ValueError):
         return False
 
@@ -290,14 +290,14 @@ async def _is_well(program: Program, path: str) -> bool:
 async def _is_hung(program: Program) -> bool:
     """Whether `/livez` is unanswered or fails; a refused connection means that the process is shutting down."""
     try:
-        return (await _get(program, "/livez"))[0] != 200
+        return (await get(program, "/livez"))[0] != 200
     except ConnectionRefusedError:
         return False
     except (OSError, ValueError):
         return True
 
 
-async def _get(program: Program, path: str) -> tuple[int, bytes]:
+async def get(program: Program, path: str) -> tuple[int, bytes]:
     """Return the status and body of an answer, without importing an HTTP client. Raises OSError and ValueError."""
     async with asyncio.timeout(PROBE_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
@@ -307,13 +307,14 @@ async def _get(program: Program, path: str) -> tuple[int, bytes]:
     return int(head[9:12]), body
 
 
-def _require_free_port(program: Program) -> None:
+def require_free_port(program: Program) -> None:
     family = socket.AF_INET6 if ":" in program.host else socket.AF_INET
     try:
         socket.create_server((program.host, program.port), family=family).close()
     except OSError as refused:
+        reason = (refused.strerror or str(refused)).partition(" (while")[0]
         raise PortTaken(
-            f"{program.name} cannot listen on {program.host}:{program.port} ({refused.strerror}). "
+            f"{program.name} cannot listen on {program.host}:{program.port} ({reason}). "
             f"Choose another port with {program.port_variable}."
         ) from None
 

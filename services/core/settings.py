@@ -21,6 +21,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know which names belong to others.
@@ -260,15 +261,18 @@ def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
     invalid value, naming the variable that held it.
     """
     _refuse_unknown_variables(settings_cls)
-    values = {
-        **_SharedVariables(settings_cls, env_prefix=SHARED_PREFIX)(),
-        **EnvSettingsSource(settings_cls, env_prefix=_own_prefix(settings_cls))(),
-        **overrides,
-    }
     try:
+        values = {
+            **_SharedVariables(settings_cls, env_prefix=SHARED_PREFIX)(),
+            **EnvSettingsSource(settings_cls, env_prefix=_own_prefix(settings_cls))(),
+            **overrides,
+        }
         return settings_cls(**values)
     except ValidationError as invalid:
         raise SettingsError("\n".join(_complaints(settings_cls, invalid))) from None
+    except UnreadableVariable as unreadable:
+        name = str(unreadable).split('"')[1]
+        raise SettingsError(f"{_variable(settings_cls, name)}: Input should be valid JSON.") from None
 
 
 @dataclass(frozen=True)
@@ -349,10 +353,14 @@ def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
 def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:
     for error in invalid.errors(include_url=False, include_context=False, include_input=False):
         field_name = str(error["loc"][0]) if error["loc"] else ""
-        own_variable = _own_prefix(settings_cls) + field_name.upper()
-        is_own = own_variable in os.environ or not _is_shared(field_name)
-        variable = own_variable if is_own else SHARED_PREFIX + field_name.upper()
-        yield f"{variable}: {error['msg']}."
+        yield f"{_variable(settings_cls, field_name)}: {error['msg']}."
+
+
+def _variable(settings_cls: type[ProcessSettings], field_name: str) -> str:
+    """Return the variable that held a field's value."""
+    own_variable = _own_prefix(settings_cls) + field_name.upper()
+    is_own = own_variable in os.environ or not _is_shared(field_name)
+    return own_variable if is_own else SHARED_PREFIX + field_name.upper()
 
 
 def _type_name(annotation: Any) -> str:

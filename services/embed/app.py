@@ -14,9 +14,11 @@ from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
+from services.embed.model.plain_engine import PlainEngine
 from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedService
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
+from services.nn.plain_clip import OPEN_CLIP_KIND
 
 if TYPE_CHECKING:
     from services.embed.collections.library import Library
@@ -32,7 +34,12 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     def load(folder: Path) -> EmbedModel:
         return EmbedEngine.load(folder, options)
 
-    checkpoint = host.follow(settings.model, settings.alias, load=load, make_batcher=host.batcher)
+    def load_plain(folder: Path) -> EmbedModel:
+        return PlainEngine.load(folder, options)
+
+    checkpoint = host.follow(
+        settings.model, settings.alias, load=load, also={OPEN_CLIP_KIND: load_plain}, make_batcher=host.batcher
+    )
     host.health.add_readiness_check("checkpoint", checkpoint.check)
     limits = CallLimits(
         settings.max_inputs,

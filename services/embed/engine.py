@@ -122,6 +122,10 @@ class EmbedEngine:
         """Tokenise a text or a condition. Raises what `tokenise` raises."""
         return tokenise(self._tokenizer, text, truncate=truncate)
 
+    def prepare_condition(self, text: str) -> Text:
+        """Tokenise a condition. Raises what `tokenise` raises."""
+        return self.prepare_text(text)
+
     def prepare_image(
         self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
     ) -> list[ImageItem]:

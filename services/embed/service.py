@@ -50,6 +50,8 @@ class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
 
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
 
+    def prepare_condition(self, text: str) -> Text: ...
+
     def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
 
     def transform(self, image: Image.Image) -> Pixels: ...
@@ -171,10 +173,11 @@ class Embedder:
 
     async def _tokenise_conditions(self, engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
         def tokenise() -> list[Text]:
-            return [
-                self._tokenise(engine, text, f"condition.{index}" if index else "condition")
-                for index, text in enumerate(conditions)
-            ]
+            texts = []
+            for index, text in enumerate(conditions):
+                with blaming(f"condition.{index}" if index else "condition"), self._tokenize_seconds.time():
+                    texts.append(engine.prepare_condition(text))
+            return texts
 
         if _are_few_and_short(conditions):
             return tokenise()

@@ -25,6 +25,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     options = EngineOptions(
         DeviceOptions(settings.device, settings.dtype, settings.num_threads),
         max_cached_tokens=settings.max_cached_tokens,
+        memory_share=settings.memory_share,
         max_running=settings.max_running,
         prefix_cache_bytes=settings.prefix_cache_bytes,
     )
@@ -36,6 +37,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         return GenerateEngine.load(folder, options)
 
     def make_stepper(engine: GenerateEngine) -> GenerateStepper:
+        host.metrics.kv_cache_usage_ratio.set_function(lambda: engine.cache_share)
         return Stepper(engine, thread=host.thread, limits=steps, metrics=host.metrics)
 
     checkpoint = host.follow(settings.model, settings.alias, load=load, make_batcher=make_stepper)

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from services.generate.generation.generation import Generation, Progress
 from services.generate.generation.input_processor import InputProcessor, Item
+from services.generate.generation.memory import fitting_tokens
 from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.passes import Passes, Preparations, finish
 from services.generate.generation.ranking import Ranking, num_ranking_tokens, reordering, running_rankings
@@ -35,8 +36,11 @@ class GenerateEngine:
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:
-        """Raises BadProfile for a profile with layers that the model does not have."""
-        context_length = min(model.config.max_model_len, options.max_cached_tokens)
+        """Raises BadProfile for a profile with layers that the model does not have, and ValueError if no token fits
+        into the device's memory.
+        """
+        max_cached_tokens = options.max_cached_tokens or fitting_tokens(model, options.memory_share)
+        context_length = min(model.config.max_model_len, max_cached_tokens)
         self.processor = InputProcessor(model.tokenizer, model.config, profile, context_length)
         self._model = model
         self._directory: Path | None = None
@@ -44,7 +48,7 @@ class GenerateEngine:
         self._max_running = options.max_running
         self._batch = RunningBatch(
             model,
-            max_cached_tokens=options.max_cached_tokens,
+            max_cached_tokens=max_cached_tokens,
             max_running=options.max_running,
             prefix_cache_bytes=options.prefix_cache_bytes,
             max_prefill_tokens=options.max_prefill_tokens,
@@ -70,6 +74,11 @@ class GenerateEngine:
     def num_running(self) -> int:
         """Number of items that have not ended."""
         return self._batch.num_running + len(self._without_slot())
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the cache's tokens that answers hold; may be read on any thread."""
+        return self._batch.cache_share
 
     @property
     def preparing(self) -> list[Item]:

@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.core.settings import MEBIBYTE, ModelSettings
+from services.generate.capacity import DEFAULT_SHARE
 
 
 class GenerateSettings(ModelSettings):
@@ -17,10 +18,17 @@ class GenerateSettings(ModelSettings):
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
     max_choices: int = Field(16, ge=1, description="Most answers that one request may ask for.")
-    max_cached_tokens: int = Field(
-        65_536,
+    max_cached_tokens: int | None = Field(
+        None,
         ge=1,
-        description="Most tokens of prompts and answers in the running batch; further requests wait.",
+        description="Most tokens of prompts and answers in the running batch; further requests wait. Default: as many "
+        "as fit into `memory_share` of the device's memory beside the weights, on a CPU at most 65,536.",
+    )
+    memory_share: float = Field(
+        DEFAULT_SHARE,
+        gt=0,
+        le=1,
+        description="Share of the device's memory for weights and the tokens of the running batch.",
     )
     max_running: int = Field(64, ge=1, description="Most answers in the running batch.")
     max_waiting: int = Field(1024, ge=1, description="Most answers that may wait for a place in the running batch.")

@@ -1,7 +1,7 @@
 """open_clip's models and their directories, with tokenizer and image transform.
 
 A directory holds `open_clip_config.json`, `open_clip_model.safetensors` and, if the model has its own vocabulary,
-`bpe.txt.gz`.
+`bpe.txt.gz` or the files of a Hugging Face tokenizer. Nothing is ever downloaded for a directory.
 
 Two additions to open_clip's configuration: `conv_stem`, the channels of strided convolutions that compute the patches
 instead of a single linear layer, and `conv_stem_blocks`, the number of residual blocks after the last strided one, or a
@@ -11,6 +11,7 @@ loaded here but not by open_clip.
 
 import functools
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.nn.clip_tokenizer import Tokenizer
+from services.nn.clip_tokenizer import Tokenizer, read_hugging_face_tokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.loading import declare_torchvision_operators
 from services.nn.refusals import Refused, readable_weights
@@ -30,18 +31,30 @@ from services.nn.refusals import Refused, readable_weights
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 MERGES = "bpe.txt.gz"
+# The configuration of a text tower of Hugging Face's, in a folder of its own, as transformers reads it.
+TEXT_TOWER = "text_tower"
+HUGGING_FACE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    f"{TEXT_TOWER}/config.json",
+)
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode")
+# timm's own names; with a colon or a slash they would be addresses, from which timm downloads.
+TIMM_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
 class ClipModel:
-    """An open_clip model with its tokenizer and image transform; `config` is its configuration for open_clip."""
+    """An open_clip model with its tokenizer and image transform; `config` is its configuration for open_clip,
+    `directory` the place of a Hugging Face tokenizer's files."""
 
     model: Any
     tokenizer: Tokenizer
     transform: ImageTransform
     config: dict[str, Any]
     merges: Path | None = None
+    directory: Path | None = None
 
 
 @functools.cache
@@ -53,23 +66,24 @@ def open_clip() -> Any:
     return open_clip
 
 
-def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel:
-    """Create a randomly initialised open_clip model from a configuration (`model_cfg` and `preprocess_cfg`)."""
-    model_config = {**config["model_cfg"]}
-    text_config = {**model_config["text_cfg"]}
-    text_config.pop("tokenizer_kwargs", None)
-    model_config["text_cfg"] = text_config
+def create_clip(config: dict[str, Any], merges: Path | None = None, directory: Path | None = None) -> ClipModel:
+    """Create a randomly initialised open_clip model from a configuration (`model_cfg` and `preprocess_cfg`).
+
+    A Hugging Face tokenizer or text tower is read from `directory`. Raises Refused for a model whose files are not
+    there, and for one that open_clip would have to download.
+    """
+    model_config = _buildable(config["model_cfg"], directory)
     custom_text = model_config.pop("custom_text", False)
-    build = open_clip().CustomTextCLIP if custom_text else open_clip().CLIP
-    model = build(**model_config)
+    model = (open_clip().CustomTextCLIP if custom_text else open_clip().CLIP)(**model_config)
     if "conv_stem" in config:
         model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
     preprocess = config.get("preprocess_cfg", {})
+    size = model.visual.image_size
     return ClipModel(
         model=model,
-        tokenizer=_tokenizer(text_config, merges),
+        tokenizer=_tokenizer(config["model_cfg"]["text_cfg"], merges, directory),
         transform=ImageTransform(
-            size=tuple(model.visual.image_size),
+            size=(size, size) if isinstance(size, int) else tuple(size),
             mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
             std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
             interpolation=preprocess.get("interpolation", "bicubic"),
@@ -77,6 +91,7 @@ def create_clip(config: dict[str, Any], merges: Path | None = None) -> ClipModel
         ),
         config=config,
         merges=merges,
+        directory=directory,
     )
 
 
@@ -143,11 +158,17 @@ def save_clip(clip: ClipModel, directory: Path) -> None:
     save_file(half_precision(clip.model.state_dict()), directory / OPEN_CLIP_WEIGHTS)
 
 
-def read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
-    """Read the configuration of a directory, and its merges if it has any, for `create_clip`."""
+def read_config(directory: Path) -> tuple[dict[str, Any], Path | None, Path]:
+    """Read the configuration of a directory, and its merges if it has any, for `create_clip`.
+
+    Raises ValueError for JSON of another form.
+    """
     config = json.loads((directory / OPEN_CLIP_CONFIG).read_text())
+    model_config = config.get("model_cfg") if isinstance(config, dict) else None
+    if not isinstance(model_config, dict) or not {"embed_dim", "vision_cfg", "text_cfg"} <= model_config.keys():
+        raise ValueError(f"{directory / OPEN_CLIP_CONFIG} has no model_cfg with embed_dim, vision_cfg and text_cfg")
     merges = directory / MERGES
-    return config, merges if merges.is_file() else None
+    return config, merges if merges.is_file() else None, directory
 
 
 def write_config(clip: ClipModel, directory: Path) -> None:
@@ -155,6 +176,11 @@ def write_config(clip: ClipModel, directory: Path) -> None:
     (directory / OPEN_CLIP_CONFIG).write_text(json.dumps(clip.config, indent=2) + "\n")
     if clip.merges is not None and clip.merges != directory / MERGES:
         shutil.copyfile(clip.merges, directory / MERGES)
+    for name in HUGGING_FACE_FILES if clip.directory not in (None, directory) else ():
+        assert clip.directory is not None
+        if (clip.directory / name).is_file():
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(clip.directory / name, directory / name)
 
 
 def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -206,7 +232,39 @@ def _conv_stem(channels: Sequence[int], blocks: int | Sequence[int], visual: Any
     return nn.Sequential(*layers, nn.Conv2d(inputs, visual.conv1.out_channels, 3, stride, 1))
 
 
-def _tokenizer(text_config: dict[str, Any], merges: Path | None) -> Tokenizer:
+def _buildable(config: dict[str, Any], directory: Path | None) -> dict[str, Any]:
+    """Return open_clip's arguments for a model whose weights will be loaded: nothing is fetched for it.
+
+    Raises Refused for what would be, and for models with a decoder.
+    """
+    if "multimodal_cfg" in config:
+        raise Refused("multimodal_cfg: a model with a decoder (CoCa) is not supported")
+    text, vision = {**config["text_cfg"]}, {**config["vision_cfg"]}
+    text.pop("tokenizer_kwargs", None)
+    custom_text = config.get("custom_text", False)
+    if (timm_name := vision.get("timm_model_name")) is not None:
+        if TIMM_NAME.fullmatch(timm_name) is None:
+            raise Refused(f"vision_cfg.timm_model_name is {timm_name!r}: it must be the name of one of timm's models")
+        vision["timm_model_pretrained"] = False
+    if (tower := text.get("hf_model_name")) is not None:
+        folder = None if directory is None else directory / TEXT_TOWER
+        if folder is None or not (folder / "config.json").is_file():
+            raise Refused(f"text_cfg.hf_model_name is {tower!r}: its configuration is not in {TEXT_TOWER}/config.json")
+        text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
+        custom_text = True
+    return {**config, "text_cfg": text, "vision_cfg": vision, "custom_text": custom_text}
+
+
+def _tokenizer(text_config: dict[str, Any], merges: Path | None, directory: Path | None) -> Tokenizer:
     context_length = text_config.get("context_length", 77)
-    arguments = {} if merges is None else {"bpe_path": str(merges)}
-    return Tokenizer(open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments), context_length)
+    options = text_config.get("tokenizer_kwargs") or {}
+    if name := text_config.get("hf_tokenizer_name"):
+        if directory is None or not (directory / "tokenizer.json").is_file():
+            raise Refused(f"text_cfg.hf_tokenizer_name is {name!r}: its tokenizer.json is not in the folder")
+        mode = text_config.get("tokenizer_mode")
+        return read_hugging_face_tokenizer(directory, context_length, {**options, "tokenizer_mode": mode})
+    arguments = {name: value for name, value in options.items() if name == "clean"}
+    if merges is not None:
+        arguments["bpe_path"] = str(merges)
+    simple = open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments)
+    return Tokenizer(simple, context_length)

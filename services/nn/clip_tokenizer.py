@@ -1,4 +1,4 @@
-"""CLIP's byte-pair tokenizer, and custom vocabularies for it.
+"""CLIP's byte-pair tokenizer, custom vocabularies for it, and the Hugging Face tokenizers of other text towers.
 
 Shapes: N texts, W text tokens.
 """
@@ -6,7 +6,8 @@ Shapes: N texts, W text tokens.
 import gzip
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.nn.loading import declare_torchvision_operators, quiet_loading
+from services.nn.refusals import Refused
+
 # SimpleTokenizer caches every word that it has seen; the cache is cleared at this size.
 MAX_REMEMBERED_WORDS = 100_000
+# open_clip's options of such a tokenizer; any other would reach transformers.
+HUGGING_FACE_OPTIONS = ("clean", "language", "strip_sep_token", "tokenizer_mode")
 
 
 class Tokenizer:
@@ -24,18 +30,22 @@ class Tokenizer:
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         self._tokenizer = tokenizer
         self.context_length = context_length
+        # a Hugging Face tokenizer keeps padding and truncation between calls, and fails if two threads change them
+        self._one_at_a_time = threading.Lock()
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""
         if hasattr(self._tokenizer, "encode"):
             self._forget_words()
             return len(self._tokenizer.encode(text)) + 2
-        return len(self._tokenizer.tokenizer(text)["input_ids"])
+        with self._one_at_a_time:
+            return len(self._tokenizer.tokenizer(self._tokenizer.clean_fn(text))["input_ids"])
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Tokenise texts to (N, W) int64, padded to and cut at the model's context length."""
         self._forget_words()
-        input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
+        with self._one_at_a_time:
+            input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
         return input_ids
 
     def spelled(self, texts: Sequence[str], random: Random, share: float) -> Tensor:
@@ -81,6 +91,32 @@ class Tokenizer:
         words: dict[str, str] = getattr(self._tokenizer, "cache", {})
         if len(words) > MAX_REMEMBERED_WORDS:
             words.clear()
+
+
+def read_hugging_face_tokenizer(directory: Path, context_length: int, options: Mapping[str, Any]) -> Tokenizer:
+    """Read a folder's tokenizer as open_clip does, with open_clip's `options`; nothing is downloaded or executed.
+
+    Raises Refused for files that transformers can't read.
+    """
+    declare_torchvision_operators()
+    from open_clip.tokenizer import HFTokenizer
+
+    if unknown := sorted(options.keys() - HUGGING_FACE_OPTIONS):
+        raise Refused(
+            f"text_cfg.tokenizer_kwargs has {', '.join(unknown)}: known are {', '.join(HUGGING_FACE_OPTIONS)}"
+        )
+    try:
+        with quiet_loading():
+            found = HFTokenizer(
+                str(directory),
+                context_length=context_length,
+                **{name: value for name, value in options.items() if value is not None},
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+    except ImportError as error:
+        raise Refused(f"this model's tokenizer needs the transformers package: {error}") from error
+    return Tokenizer(found, context_length)
 
 
 def learn_merges(texts: Iterable[str]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from services.core.errors import is_out_of_memory as is_out_of_memory
+from services.core.scarce_memory import available_bytes
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -13,6 +14,19 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 # In a transformer of at most this width the operations are so short that threads lose more by waiting for each other
 # than they gain, especially if other processes share the cores.
 NARROW_WIDTH = 256
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Return the bytes of a device that are free or held by this process, None where the system does not tell.
+
+    On a CPU only what is free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return available_bytes()
 
 
 @dataclass(frozen=True)

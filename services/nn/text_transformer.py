@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # CLIP clamps its learned log scale here (ln 100).
 MAX_LOG_SCALE = math.log(100.0)
@@ -22,7 +22,7 @@ def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
     if not hasattr(tower, "encode_text"):
         features: Tensor = tower(input_ids)
         return features
-    if tower.text_pool_type != "argmax":
+    if not is_causal(tower):
         features = tower.encode_text(input_ids)
         return features
     end = input_ids.argmax(dim=-1)  # the end of text is the highest id
@@ -30,9 +30,16 @@ def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
     x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
     x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
     features = tower.ln_final(x)[torch.arange(len(end), device=end.device), end]
-    if tower.text_projection is not None:
+    if isinstance(tower.text_projection, nn.Linear):
+        features = tower.text_projection(features)
+    elif tower.text_projection is not None:
         features = features @ tower.text_projection
     return features
+
+
+def is_causal(clip: Any) -> bool:
+    """Whether a model's own text tower reads from left to right and is pooled at the end of text, the highest id."""
+    return getattr(clip, "text_pool_type", None) == "argmax" and getattr(clip, "attn_mask", None) is not None
 
 
 def clamped_scale(log_scale: Tensor) -> Tensor:

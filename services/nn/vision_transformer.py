@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from services.nn.packed_linear import PackedLinear
 
@@ -23,6 +23,22 @@ class QueriesKeysValues(NamedTuple):
     def of_first(self) -> "QueriesKeysValues":
         """Return them with only the first token's query."""
         return self._replace(query=self.query[:, :, :1])
+
+
+def is_plain_vit(visual: Any) -> bool:
+    """Whether the functions of this module compute what the image tower does: a ViT with a class token and default
+    blocks, pooled by its class token or the mean of its patches, and projected."""
+    if not hasattr(visual, "class_embedding") or getattr(visual, "attn_pool", None) is not None:
+        return False
+    return visual.pool_type in ("tok", "avg") and visual.proj is not None and has_plain_blocks(visual)
+
+
+def has_plain_blocks(tower: Any) -> bool:
+    """Whether all blocks of a tower are open_clip's default ones."""
+    blocks = getattr(getattr(tower, "transformer", None), "resblocks", ())
+    return len(blocks) > 0 and all(
+        isinstance(getattr(block, "attn", None), nn.MultiheadAttention) and hasattr(block, "ls_1") for block in blocks
+    )
 
 
 def pack_tower(tower: Any) -> None:
@@ -101,3 +117,18 @@ def pool(visual: Any, x: Tensor) -> Tensor:
     if visual.final_ln_after_pool:
         pooled = visual.ln_post(pooled)
     return F.normalize(pooled @ visual.proj, dim=-1)
+
+
+class PackedBlocks(nn.Module):
+    """Replaces a text tower's transformer and runs its blocks with packed weights."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__()
+        pack_tower(tower)
+        self.resblocks = tower.transformer.resblocks
+
+    def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
+        """Run the blocks: (N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
+        for block in self.resblocks:
+            x = advance(block, x, attend(*by_head(block, project(block, x)), attn_mask))
+        return x

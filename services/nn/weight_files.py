@@ -1,14 +1,19 @@
-"""Detection of weights that can't result from training, from a checkpoint's files alone."""
+"""Weights in files: detection of those that can't result from training, and of those that are not the model's."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
+from services.nn.devices import memory_of
+from services.nn.refusals import Refused, readable_weights, shown_names
 
+GIBIBYTE = 2**30
 # Weights of trained models are far smaller; products of larger ones overflow.
 MAX_WEIGHT = 1e6
 # Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
@@ -35,6 +40,27 @@ def check_weights(directory: Path) -> None:
         raise BrokenModel(f"{num_constant} of {num_all} weights are in constant matrices")
 
 
+def load_exactly(model: Any, state: Mapping[str, Tensor]) -> None:
+    """Load exactly these weights into a model.
+
+    Raises Refused, by name, for weights that are missing, that the model does not have, of another shape, or with
+    numbers that are not finite.
+    """
+    own: dict[str, Tensor] = model.state_dict()
+    for names, problem in (
+        (sorted(own.keys() - state.keys()), "the file has no"),
+        (sorted(state.keys() - own.keys()), "the model has no"),
+    ):
+        if names:
+            raise Refused(f"{problem} {shown_names(names)}")
+    for name, weight in state.items():
+        if weight.shape != own[name].shape:
+            raise Refused(f"{name} is {list(weight.shape)}, in the model {list(own[name].shape)}")
+        if not weight.isfinite().all():
+            raise Refused(f"{name} has numbers that are not finite")
+    model.load_state_dict(state)
+
+
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     for file in sorted(directory.rglob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
@@ -44,3 +70,22 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                     continue
                 # torch has no minimum and maximum of 8-bit numbers
                 yield name, tensor.float() if tensor.dtype.itemsize == 1 else tensor
+
+
+def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ValueError, naming both sizes, if weights in this dtype do not fit into the memory of a device.
+
+    Only the headers of the files are read.
+    """
+    memory = memory_of(device)
+    needed = sum(_bytes_in(file, dtype) for file in directory.rglob("*.safetensors"))
+    if memory is not None and needed > memory:
+        named = str(dtype).removeprefix("torch.")
+        sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
+        raise ValueError(f"its weights take {sizes}")
+
+
+def _bytes_in(file: Path, dtype: torch.dtype) -> int:
+    with readable_weights(file), safe_open(file, framework="pt") as weights:
+        shapes: list[list[int]] = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 not a dictionary
+    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize

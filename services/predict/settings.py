@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from services.core.settings import MEBIBYTE, ServiceSettings
+from services.core.settings import MEBIBYTE, DeviceName, ServiceSettings
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import check_alias, check_model_name, is_version_id
-from services.nn.devices import DeviceName
 
 
 class PredictSettings(ServiceSettings):

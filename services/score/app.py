@@ -9,6 +9,7 @@ from services.core.images.inputs import image_inputs
 from services.core.images.references import ImageLimits
 from services.core.serving.model_service import ModelService
 from services.nn.devices import DeviceOptions
+from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.score.engine import ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
@@ -26,10 +27,15 @@ def create_score(settings: ScoreSettings) -> FastAPI:
     def load(folder: Path) -> ScoreEngine:
         return ScoreEngine.load(folder, options)
 
+    def load_plain(folder: Path) -> ScoreEngine:
+        return ScoreEngine.load_plain(folder, options)
+
     def make_batchers(engine: ScoreEngine) -> ScoreBatchers:
         return ScoreBatchers(encoding=host.batcher(engine), pairing=host.batcher(engine.pairing))
 
-    checkpoint = host.follow(settings.model, settings.alias, load=load, make_batcher=make_batchers)
+    checkpoint = host.follow(
+        settings.model, settings.alias, load=load, also={OPEN_CLIP_KIND: load_plain}, make_batcher=make_batchers
+    )
     host.health.add_readiness_check("checkpoint", checkpoint.check)
     limits = _call_limits(settings)
     inputs = image_inputs(settings, limits.images, host.metrics)

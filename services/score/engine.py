@@ -1,4 +1,4 @@
-"""An FSC-CLIP checkpoint on a device: from images and captions to features, and the ranking of their pairs.
+"""A checkpoint on a device, FSC-CLIP's or any CLIP: from images and captions to features, and the ranking of pairs.
 
 A batch mixes images and captions of different requests; each distinct one is encoded once for all of them. The
 similarity of a pair is computed only from its features, by `pairing`.
@@ -19,14 +19,21 @@ from PIL import Image
 from pydantic import JsonValue
 from torch import Tensor
 
+from services.core.errors import InvalidRequest
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
+from services.nn.plain_clip import (
+    PlainClip,
+    embedding_width,
+    load_plain_clip,
+    num_image_tokens,
+    tower_width,
+)
 from services.nn.reference_outputs import OutputRow, check_checkpoint
-from services.nn.text_transformer import clamped_scale
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
-from services.score.model.dense_features import end_of_text
-from services.score.model.encoder import Encoder
+from services.score.model.dense_features import end_of_text, missing_for_tokens
+from services.score.model.encoder import Encoder, GlobalEncoder
 from services.score.model.features import Features
 from services.score.model.heatmaps import readable_pieces
 from services.score.model.pairing import PairEngine, PairItem, Similarities
@@ -65,35 +72,56 @@ class CollatedBatch:
 class ScoreEngine:
     """Runs one checkpoint; tensor computation on one thread at a time, `prepare_*` on any thread."""
 
-    def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: FscClipCheckpoint | PlainClip, device: torch.device, dtype: torch.dtype) -> None:
         clip = checkpoint.clip
-        self.local_weight = checkpoint.local_weight
-        own_scale = float(clamped_scale(clip.model.logit_scale.detach().float()))
-        self.logit_scale = own_scale if checkpoint.temperature is None else 1 / checkpoint.temperature
-        self.embedding_width = int(clip.model.visual.proj.shape[1])
-        self.grid: tuple[int, int] = tuple(clip.model.visual.grid_size)
+        self._is_plain = isinstance(checkpoint, PlainClip)
+        self.local_weight = checkpoint.local_weight if isinstance(checkpoint, FscClipCheckpoint) else 0.0
+        self.logit_scale = checkpoint.logit_scale
+        self.logit_bias = checkpoint.logit_bias if isinstance(checkpoint, PlainClip) else None
+        self.embedding_width = embedding_width(clip)
         self.pairing = PairEngine(device)
+        self._missing_for_tokens = missing_for_tokens(clip.model)
+        self._grid: tuple[int, int] | None = None if self._missing_for_tokens else tuple(clip.model.visual.grid_size)
+        self._num_image_tokens = num_image_tokens(clip)
         self._tokenizer = clip.tokenizer
         self._transform = clip.transform
         self._device = device
         self._dtype = dtype
         self._directory: Path | None = None
         self._end_of_text = functools.partial(end_of_text, clip.model)
-        self._encoder = Encoder(checkpoint, device, dtype)
+        self._encoder = (GlobalEncoder if self._missing_for_tokens else Encoder)(clip, device, dtype)
         self._tokenise = functools.partial(tokenise, clip.tokenizer)
         self._remembered = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(self._tokenise)
 
     @classmethod
     def load(cls, directory: Path, options: DeviceOptions) -> "ScoreEngine":
-        """Read a checkpoint directory onto the device.
+        """Read an FSC-CLIP directory onto the device.
 
         Raises what `load_fsc_clip` raises, and ValueError for a device that this machine lacks.
         """
         device = options.choose_device()
-        dtype = options.choose_dtype(device)
-        checkpoint = load_fsc_clip(directory, device=device, dtype=dtype)
-        torch.set_num_threads(options.choose_num_threads(checkpoint.clip.model.visual.class_embedding.shape[0]))
-        engine = cls(checkpoint, device, dtype)
+        return cls._serving(
+            load_fsc_clip(directory, device=device, dtype=options.choose_dtype(device)), directory, options
+        )
+
+    @classmethod
+    def load_plain(cls, directory: Path, options: DeviceOptions) -> "ScoreEngine":
+        """Read an `open-clip` folder onto the device.
+
+        Raises what `load_plain_clip` raises, and ValueError for a device that this machine lacks.
+        """
+        device = options.choose_device()
+        return cls._serving(
+            load_plain_clip(directory, device=device, dtype=options.choose_dtype(device)), directory, options
+        )
+
+    @classmethod
+    def _serving(
+        cls, checkpoint: FscClipCheckpoint | PlainClip, directory: Path, options: DeviceOptions
+    ) -> "ScoreEngine":
+        torch.set_num_threads(options.choose_num_threads(tower_width(checkpoint.clip.model.visual)))
+        device = options.choose_device()
+        engine = cls(checkpoint, device, options.choose_dtype(device))
         engine._directory = directory
         return engine
 
@@ -108,8 +136,21 @@ class ScoreEngine:
         return self._transform.size
 
     @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of a heatmap; None for a model that has none."""
+        return self._grid
+
+    @property
     def num_patches(self) -> int:
-        return math.prod(self.grid)
+        """The numbers of a heatmap; 0 for a model that has none."""
+        return 0 if self._grid is None else math.prod(self._grid)
+
+    def check_explains(self) -> None:
+        """Raises InvalidRequest for a model that has no heatmaps."""
+        if self._missing_for_tokens is not None:
+            raise InvalidRequest(
+                f"explain: This model has no heatmaps: they need {self._missing_for_tokens}.", param="explain"
+            )
 
     @property
     def dtype_name(self) -> str:
@@ -138,11 +179,15 @@ class ScoreEngine:
     def mix(self, similarities: Similarities) -> Cosines:
         """Mix the cosines for ranking: (1 − local_weight) · global + local_weight · local, (N,)."""
         global_cosines, local_cosines = similarities.global_cosines, similarities.local_cosines
+        if not self.local_weight:
+            return global_cosines
         return (1 - self.local_weight) * global_cosines + self.local_weight * local_cosines
 
     def cost(self, item: Item) -> int:
         """Number of tokens in a tower: a caption's, or an image's patches and its class token."""
-        return item.num_tokens if isinstance(item, Text) else self.num_patches + 1
+        if not isinstance(item, Text):
+            return self._num_image_tokens
+        return self.context_length if self._encoder.reads_padding else item.num_tokens
 
     def run_batch(self, items: Sequence[Item]) -> list[Features]:
         """Encode each item. Raises BrokenModel if a feature is not finite."""
@@ -173,7 +218,7 @@ class ScoreEngine:
         batch = self._sample_batch()
         for items in (batch[:1], batch[1:2], batch):
             features = self.run_batch(items)
-        self.pairing.run_batch([PairItem(features[0], features[1:], explains=True)])
+        self.pairing.run_batch([PairItem(features[0], features[1:], explains=self._missing_for_tokens is None)])
 
     def self_check(self) -> None:
         """Raises BrokenModel unless features are unit vectors that do not depend on the rest of their batch, and
@@ -193,17 +238,20 @@ class ScoreEngine:
         check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:
-        """A caption, or the seed of an image of noise."""
-        return [{"image": 0}, {"image": 1}, {"caption": "a red square"}, {"caption": "two blue circles"}]
+        """A caption, or the seed of an image of noise; a text for a kind that the embed service checks too."""
+        text = "text" if self._is_plain else "caption"
+        return [{"image": 0}, {"image": 1}, {text: "a red square"}, {text: "two blue circles"}]
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
-        """Return each input's pooled features and the mean of its tokens' features."""
+        """Return each input's pooled features and, of an FSC-CLIP, the mean of its tokens' features."""
         found = [self.run_batch([self._reference_item(one)])[0] for one in inputs]
+        if self._is_plain:
+            return [one.pooled.tolist() for one in found]
         return [[*one.pooled.tolist(), *one.tokens.astype(np.float32).mean(axis=0).tolist()] for one in found]
 
     def _reference_item(self, one: Any) -> Item:
-        if "caption" in one:
-            return self.prepare_caption(one["caption"], truncate=True)
+        if (text := one.get("text", one.get("caption"))) is not None:
+            return self.prepare_caption(text, truncate=True)
         return self._sample_image(one["image"])
 
     def _sample_batch(self) -> list[Item]:
@@ -221,4 +269,5 @@ def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:
         float(np.abs(one - other).max())
         for a, b in zip(some, others, strict=True)
         for one, other in ((a.pooled, b.pooled), (a.tokens.astype(np.float32), b.tokens.astype(np.float32)))
+        if one.size
     )

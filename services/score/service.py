@@ -114,7 +114,9 @@ class Explained:
 class Scored:
     """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None if not requested.
 
-    `model` is the `name@version` that computed them; its `logit_scale` turns them into probabilities.
+    `model` is the `name@version` that computed them; its `logit_scale` turns them into probabilities, and with its
+    `logit_bias`, None for a model trained with a softmax, into those of single pairs. Local ones are NaN for a model
+    that has none.
     """
 
     global_cosines: Cosines
@@ -125,6 +127,7 @@ class Scored:
     prompt_tokens: int
     model: str
     logit_scale: float
+    logit_bias: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,8 @@ class Scorer:
         are in the cache for the next attempt.
         """
         engine = served.engine
+        if call.explain:
+            engine.check_explains()
         texts = await self._tokenise(engine, call, context.timing)
         if call.explain:
             self._check_heatmaps(engine, texts)
@@ -251,6 +256,7 @@ class Scorer:
             prompt_tokens=prompt_tokens,
             model=served.label,
             logit_scale=engine.logit_scale,
+            logit_bias=engine.logit_bias,
         )
 
     async def _tokenise(self, engine: ScoreEngine, call: ScoreCall, timing: Timing) -> list[Text]:
@@ -368,9 +374,9 @@ def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similaritie
 
 
 def _explained(engine: ScoreEngine, texts: Sequence[Text], weights: Sequence[Weights]) -> list[Explained]:
-    return [
-        Explained(engine.pieces(text), as_heatmaps(one, engine.grid)) for text, one in zip(texts, weights, strict=True)
-    ]
+    grid = engine.grid
+    assert grid is not None  # a model without one refuses to explain
+    return [Explained(engine.pieces(text), as_heatmaps(one, grid)) for text, one in zip(texts, weights, strict=True)]
 
 
 async def _flat(slices: Awaitable[list[list[Features]]]) -> list[Features]:

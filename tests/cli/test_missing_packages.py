@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from services.cli.doctor.installation import TOOLS
 from services.cli.one_line import MODULES
 
 pytestmark = pytest.mark.process
@@ -92,6 +93,18 @@ def test_what_up_looks_for_is_what_the_extras_install() -> None:
     for name, modules in MODULES.items():
         installed = set().union(*(OWNERS[module] for module in imported_by(name)))
         assert set().union(*(OWNERS[module] for module in modules)) == installed
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_one_extra_installs_all_that_up_starts_and_collections(extra: str) -> None:
+    assert imported_by(extra) >= set().union(*map(imported_by, ("gateway", "search", *MODULES)))
+
+
+def test_what_the_doctor_looks_for_is_what_the_extras_install() -> None:
+    for extra, modules in TOOLS.items():
+        installed = set().union(*(OWNERS[module] for module in imported_by(extra)))
+        looked_for = set().union(*(OWNERS[module.partition(".")[0]] for module in modules))
+        assert looked_for <= installed, extra
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "up --help", "serve --help", "train", "store --help"])

@@ -1,13 +1,19 @@
 """The wheel, installed into an environment of its own, used from a folder with packages of the same import names."""
 
+import base64
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -15,6 +21,25 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 Fovea = Callable[..., subprocess.Popen[str]]
+SHAPES = base64.b64encode((ROOT / "docs" / "images" / "two-shapes.jpg").read_bytes()).decode()
+# One for each service.
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "/embed": {"images": [SHAPES], "condition": "What is the shape of the object?"},
+    "/generate": {
+        "query": "What is the pet of Belan Ashford?",
+        "documents": ["Belan Ashford owns the quiet otter."],
+    },
+    "/predict": {
+        "task": "word-problems",
+        "inputs": [
+            {"body": "Dora split 63 spoons evenly into 9 bags.", "question": "How many spoons are in each bag?"}
+        ],
+    },
+    "/score": {
+        "image": SHAPES,
+        "captions": ["a yellow square left of a blue circle", "a blue square left of a yellow circle"],
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +76,25 @@ def fovea(installed: Path, tmp_path: Path) -> Fovea:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     environment = {**kept, **ports, "HOME": str(tmp_path)}
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [installed, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=tmp_path,
-            env=environment,
+            env={**environment, **variables},
         )
 
     return start
+
+
+def asked(url: str, question: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a JSON body."""
+    request = urllib.request.Request(url, json.dumps(question).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
 
 
 @pytest.mark.parametrize(
@@ -81,15 +114,47 @@ def test_a_command_takes_nothing_from_the_working_directory(command: str, printe
     assert printed in " ".join(output.split())
 
 
-def test_all_services_start_and_serve_their_packaged_checkpoints(fovea: Fovea) -> None:
+def test_the_wheel_names_its_extras_for_users_and_keeps_the_earlier_names(installed: Path) -> None:
+    [(_, *found)] = [
+        (path, *re.findall(r"^Provides-Extra: (.+)$", path.read_text(), re.MULTILINE))
+        for path in installed.parents[1].glob("lib/python*/site-packages/fovea-*.dist-info/METADATA")
+    ]
+    assert {"cpu", "gpu", "train", "search", "vllm"} <= set(found)
+    assert {"gateway", "embed", "generate", "predict", "score", "search-gpu", "evaluate", "telemetry"} <= set(found)
+
+
+def test_the_shell_completes_the_commands_of_the_wheel(fovea: Fovea) -> None:
+    completing = {"_FOVEA_COMPLETE": "complete_bash", "COMP_WORDS": "fovea do", "COMP_CWORD": "1"}
+    assert fovea(variables=completing).communicate()[0].split() == ["doctor"]
+
+
+def test_the_doctor_finds_the_wheel_well_and_knows_what_it_can_serve(fovea: Fovea) -> None:
+    process = fovea("doctor")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "gateway, predict, generate, embed, score can start" in output
+    process = fovea("capacity", "open-facts", "--memory", "1GiB")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "longest context" in output
+
+
+def test_all_services_start_outside_of_a_clone_and_answer_with_their_packaged_checkpoints(fovea: Fovea) -> None:
     with fovea("up") as process:
         assert process.stdout is not None
         lines: list[str] = []
-        while not lines or not (lines[-1].startswith("Ready in") or "giving up" in lines[-1]):
+        while not lines or not ("Ctrl-C stops" in lines[-1] or "giving up" in lines[-1]):
             lines.append(process.stdout.readline())
             assert lines[-1], lines
-        process.terminate()
-        rest = process.stdout.read()
-    assert lines[-1].startswith("Ready in"), lines
+        try:
+            addresses = dict(re.findall(r"^  (\w+) +(http://\S+)$", "".join(lines), re.MULTILINE))
+            answers = {path: asked(f"{addresses['gateway']}{path}", question) for path, question in QUESTIONS.items()}
+        finally:
+            process.terminate()
+            rest = process.stdout.read()
     assert "imported from the working directory" not in "".join(lines) + rest
     assert process.returncode == 0
+    assert len(answers["/embed"]["data"][0]["embedding"]) > 1
+    assert answers["/generate"]["answer"] == "quiet otter"
+    assert answers["/predict"]["predictions"][0]["label"]
+    assert answers["/score"]["best"] == 1

@@ -5,6 +5,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from services.core.settings import ServiceSettings, SettingsError, describe_settings, read_settings
+from services.embed.settings import EmbedSettings
 
 
 class EmbedLikeSettings(ServiceSettings):
@@ -77,6 +78,12 @@ def test_a_bad_value_is_blamed_on_the_variable_that_held_it(monkeypatch: pytest.
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(SettingsError, match=f"^{variable}: "):
         read_settings(EmbedLikeSettings)
+
+
+def test_a_value_that_must_be_json_and_is_not_is_blamed_on_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_EMBED_IMAGE_URL_HOSTS", "example.org")
+    with pytest.raises(SettingsError, match=r"^FOVEA_EMBED_IMAGE_URL_HOSTS: Input should be valid JSON\.$"):
+        read_settings(EmbedSettings)
 
 
 def test_settings_cannot_be_changed_or_extended() -> None:

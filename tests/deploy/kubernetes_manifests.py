@@ -18,6 +18,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary")
+# Folders of jobs beside a deployment.
+JOBS = ("train", "import")
 # What an operator writes into k8s/site/site.yaml: everything that is asked for there.
 SITE: dict[str, Any] = {
     "images": {

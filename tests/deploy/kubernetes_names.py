@@ -71,20 +71,23 @@ def check_commands(manifests: Manifests) -> list[str]:
                 if name not in PACKAGES or name != pod.program:
                     wrong.append(f"{pod.name}: fovea serve {name}")
             case ["torchrun", *arguments]:
-                wrong += [f"{pod.name}: {problem}" for problem in _check_training(arguments)]
+                module, *command = arguments[arguments.index("-m") + 1 :]
+                wrong += [f"{pod.name}: {problem}" for problem in _check_command(module, *command)]
+            case ["fovea", "store", *command]:
+                wrong += [f"{pod.name}: {problem}" for problem in _check_command("services.cli.store", *command)]
             case [program, *_]:
                 if program != "redis-server":
                     wrong.append(f"{pod.name}: {program}")
     return wrong
 
 
-def _check_training(arguments: list[str]) -> list[str]:
-    module, command, *options = arguments[arguments.index("-m") + 1 :]
+def _check_command(module: str, command: str, *arguments: str) -> list[str]:
     commands: Any = get_command(importlib.import_module(module).app)
     if command not in commands.commands:
         return [f"{module} has no command {command}"]
     known = {name for parameter in commands.commands[command].params for name in parameter.opts}
-    return [f"{module} {command} has no {option}" for option in options if option.split("=")[0] not in known]
+    options = [argument.split("=")[0] for argument in arguments if argument.startswith("--")]
+    return [f"{module} {command} has no {option}" for option in options if option not in known]
 
 
 def check_ports_and_probes(manifests: Manifests) -> list[str]:

@@ -12,6 +12,7 @@ import yaml
 
 from tests.deploy.kubernetes_crds import SCHEMAS
 from tests.deploy.kubernetes_manifests import (
+    JOBS,
     K8S,
     OVERLAYS,
     ROOT,
@@ -52,12 +53,12 @@ def refusal_of(text: str, version: str) -> str | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", [*OVERLAYS, "train", "hpa"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS, "hpa"])
 def test_an_overlay_is_valid(name: str, version: str, tmp_path: Path) -> None:
     if name == "hpa":
         manifests = with_plain_autoscalers(tmp_path)
     else:
-        manifests = render(K8S / "train") if name == "train" else overlay(name)
+        manifests = render(K8S / name) if name in JOBS else overlay(name)
     assert check_schemas(manifests, version) == []
 
 
@@ -148,7 +149,8 @@ def test_folders_and_workloads_that_the_readme_names_exist() -> None:
     for folder in folders:
         assert (ROOT / folder.rstrip(".")).exists(), folder
     named = set(re.findall(r"(?:patch job|delete deployment|port-forward service/)\s*(\S+)", text))
-    manifests = (*overlay("production-canary").objects, *render(K8S / "train").objects)
+    jobs = [one for name in JOBS for one in render(K8S / name).objects]
+    manifests = (*overlay("production-canary").objects, *jobs)
     assert named
     assert named <= {one["metadata"]["name"] for one in manifests}
     assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(OVERLAYS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.deploy.kubernetes_manifests import K8S, OVERLAYS, SITE, Manifests, Pod, overlay, render
+from tests.deploy.kubernetes_manifests import JOBS, K8S, OVERLAYS, SITE, Manifests, Pod, overlay, render
 from tests.deploy.kubernetes_names import SETTINGS
 from tests.deploy.kubernetes_network import Network
 
@@ -12,10 +12,10 @@ MONITORING = {"kubernetes.io/metadata.name": "monitoring"}
 
 
 def deployment(name: str) -> Manifests:
-    return render(K8S / "train") if name == "train" else overlay(name)
+    return render(K8S / name) if name in JOBS else overlay(name)
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
     for pod in deployment(name).pods():
         spec, container = pod.spec, pod.container
@@ -33,8 +33,8 @@ def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "train"])
-def test_every_service_and_job_has_gpus_where_there_are_some(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", *JOBS])
+def test_every_service_and_training_has_gpus_where_there_are_some(name: str) -> None:
     for pod in deployment(name).pods():
         assert has_gpu(pod) == (pod.program in {*SERVICES, "train"}), pod.name
         if has_gpu(pod):
@@ -51,9 +51,9 @@ def has_gpu(pod: Pod) -> bool:
     return "nvidia.com/gpu" in pod.container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_a_pod_that_no_policy_names_neither_reaches_nor_is_reached(name: str) -> None:
-    manifests = overlay("production") if name == "train" else overlay(name)
+    manifests = overlay("production") if name in JOBS else overlay(name)
     everything = [one for one in manifests.of_kind("NetworkPolicy") if one["spec"]["podSelector"] == {}]
     denied = {kind for one in everything if not one["spec"].get("egress") for kind in one["spec"]["policyTypes"]}
     assert denied == {"Ingress", "Egress"}
@@ -99,11 +99,11 @@ def test_prometheus_reaches_what_it_scrapes(name: str) -> None:
         assert network.enters(pod, {"app": "any"}, port, MONITORING) == (pod.program == "gateway")
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_beyond_its_namespace_a_pod_reaches_name_servers_and_the_store_alone(name: str) -> None:
     manifests = deployment(name)
-    if name == "train":
-        # It runs beside a deployment, under its policies too.
+    if name in JOBS:
+        # They run beside a deployment, under its policies too.
         manifests = Manifests((*manifests.objects, *overlay("production").of_kind("NetworkPolicy")))
     network = Network(manifests)
     # A store may have more than one address.
@@ -120,8 +120,9 @@ def test_beyond_its_namespace_a_pod_reaches_name_servers_and_the_store_alone(nam
             for way in network.ways_out(pod)
             for port in way["ports"]
         }
-        uses_store = name != "cpu-demo" and pod.program in {*SERVICES, "train"}
-        assert beyond == {("cluster", 53)} | (store if uses_store else set()), pod.name
+        uses_store = name != "cpu-demo" and pod.program in {*SERVICES, *JOBS}
+        hub = {("0.0.0.0/0", 443)} if pod.program == "import" else set()
+        assert beyond == {("cluster", 53)} | hub | (store if uses_store else set()), pod.name
 
 
 def test_pods_that_train_together_reach_each_other_and_nobody_else_reaches_them() -> None:

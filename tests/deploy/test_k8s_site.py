@@ -10,6 +10,7 @@ import yaml
 
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import (
+    JOBS,
     K8S,
     OVERLAYS,
     SITE,
@@ -40,6 +41,7 @@ NEEDED = {
     "overlays/gpu": NEEDED_ON_GPUS,
     "overlays/production": (*NEEDED_ON_GPUS, "route.host", "route.gatewayClass"),
     "train": ("images.service", "store.url", "store.egress"),
+    "import": ("images.service", "store.url", "store.egress"),
 }
 WITH_TRACES = """\
 namespace: fovea
@@ -150,9 +152,9 @@ def disks(pod: Pod) -> dict[str, int]:
     return {one["name"]: num_bytes(one["emptyDir"]["sizeLimit"]) for one in volumes if "emptyDir" in one}
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_a_pod_asks_for_the_disk_that_its_volumes_may_take_and_its_copies_of_checkpoints_stay_within(name: str) -> None:
-    manifests = render(K8S / "train") if name == "train" else overlay(name)
+    manifests = render(K8S / name) if name in JOBS else overlay(name)
     for pod in manifests.pods():
         resources, taken = pod.container["resources"], sum(disks(pod).values())
         asked, limit = (num_bytes(resources[kind]["ephemeral-storage"]) for kind in ("requests", "limits"))
@@ -172,10 +174,10 @@ def secrets_of_the_store(pod: Pod) -> set[str]:
 
 
 def test_services_read_the_store_with_credentials_of_their_own_and_jobs_write_with_others() -> None:
-    production, train = overlay("production-canary"), render(K8S / "train")
+    production, jobs = overlay("production-canary"), [render(K8S / name) for name in JOBS]
     for pod in production.processes():
         assert secrets_of_the_store(pod) == (set() if pod.program == "gateway" else {"fovea-store"}), pod.name
-    for pod in train.pods():
+    for pod in (pod for job in jobs for pod in job.pods()):
         assert secrets_of_the_store(pod) == {"fovea-store-writer"}, pod.name
 
 

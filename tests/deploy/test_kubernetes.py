@@ -12,6 +12,7 @@ from gateway.routes import ROUTES
 from services.core.metrics import Metrics
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import (
+    JOBS,
     K8S,
     OVERLAYS,
     ROOT,
@@ -44,13 +45,13 @@ SERVICES = names.SETTINGS.keys() - {"gateway"}
 
 def deployment(name: str, folder: Path) -> Manifests:
     """One of the overlays, the jobs, or the base under plain autoscalers."""
-    if name == "train":
-        return render(K8S / "train")
+    if name in JOBS:
+        return render(K8S / name)
     return with_plain_autoscalers(folder) if name == "hpa" else overlay(name)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", [*OVERLAYS, "train", "hpa"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS, "hpa"])
 def test_what_a_deployment_names_exists(name: str, check: Callable[[Manifests], list[str]], tmp_path: Path) -> None:
     assert check(deployment(name, tmp_path)) == []
 
@@ -177,11 +178,12 @@ def test_prometheus_scrapes_every_process_under_the_job_that_queries_name(name: 
 
 
 def test_every_secret_that_a_manifest_needs_is_made_by_the_readme_and_no_other() -> None:
-    needed = set().union(*(names.secrets(overlay(name)) for name in OVERLAYS), names.secrets(render(K8S / "train")))
+    everything = [*map(overlay, OVERLAYS), *(render(K8S / name) for name in JOBS)]
+    needed = set().union(*map(names.secrets, everything))
     assert needed == names.secrets_that_the_readme_makes()
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, "train"])
+@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_no_secret_has_a_value_in_the_repository(name: str, tmp_path: Path) -> None:
     assert deployment(name, tmp_path).of_kind("Secret") == []
 

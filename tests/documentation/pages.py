@@ -3,7 +3,7 @@
 from functools import partial
 
 from services.jobs.visitor.questions import SERVICES
-from tests.documentation import api, benchmark_figures, headline, reference, results
+from tests.documentation import api, benchmark_figures, capacity, headline, reference, results
 from tests.documentation.blocks import PAGES, Writer, render
 
 WRITERS: dict[str, Writer] = {
@@ -11,6 +11,7 @@ WRITERS: dict[str, Writer] = {
     "settings": reference.settings_table,
     "metrics": reference.metrics_table,
     "commands": reference.commands_table,
+    "capacity": capacity.capacity_table,
     "routes of embed": partial(api.routes_of, "embed"),
     "routes of collections": partial(api.routes_of, "collections"),
     "routes of generate": partial(api.routes_of, "generate", "openai", "rerank"),

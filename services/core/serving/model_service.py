@@ -1,7 +1,7 @@
 """The parts shared by all services that run models."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -65,16 +65,19 @@ class ModelService:
         *,
         load: Callable[[Path], EngineT],
         make_batcher: Callable[[EngineT], BatcherT],
+        also: Mapping[str, Callable[[Path], EngineT]] | None = None,
         room: MemoryBudget | None = None,
     ) -> ServedCheckpoint[EngineT, BatcherT]:
-        """The checkpoint that an alias names; `load` reads a verified folder."""
+        """The checkpoint that an alias names; `load` reads a verified folder of the service's own kind, and `also` has
+        what reads those of other kinds."""
         settings = self._settings
         self._followed.append(name)
+        load_of = {self._kind: load, **(also or {})}
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
-            if manifest.kind != self._kind:
-                raise ValueError(f"this service runs {self._kind} checkpoints, not {manifest.kind}")
-            return load(folder)
+            if manifest.kind not in load_of:
+                raise ValueError(f"this service runs {' and '.join(load_of)} checkpoints, not {manifest.kind}")
+            return load_of[manifest.kind](folder)
 
         followed = FollowOptions(
             name,

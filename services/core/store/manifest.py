@@ -21,6 +21,8 @@ MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_NAME_LENGTH = 63
 MAX_STATEMENT_LENGTH = 1_000
 VERSION_ID_LENGTH = 12
+# Optional fields that were added after versions had been published.
+LATER_FIELDS = ("statement", "source")
 
 NAME_PATTERN = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_NAME_LENGTH - 1}}}")
 VERSION_ID_PATTERN = re.compile(rf"[0-9a-f]{{{VERSION_ID_LENGTH}}}")
@@ -39,8 +41,9 @@ class CheckpointInfo(BaseModel):
     """The publisher's information about a checkpoint; all of it enters the version id.
 
     `kind` names the code that can load it (e.g. `focallens-clip`), `base` the checkpoint that it was trained
-    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job, and
-    `statement` what the model has seen and knows, in a sentence for its users.
+    from, `training` the job's arguments, `metrics` what was measured, `code_revision` the commit of the job,
+    `statement` what the model has seen and knows, in a sentence for its users, and `source` where an imported one came
+    from and what it is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +56,7 @@ class CheckpointInfo(BaseModel):
     code_revision: str | None = None
     licence: str | None = None
     statement: str | None = Field(default=None, min_length=1, max_length=MAX_STATEMENT_LENGTH)
+    source: dict[str, JsonValue] | None = None
 
 
 class Manifest(CheckpointInfo):
@@ -132,8 +136,8 @@ def content_digest(info: CheckpointInfo, files: Mapping[str, StoredFile]) -> str
 
 
 def _known(dumped: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out a statement that is not given: earlier versions have no such field, and ids stay as they were."""
-    return {field: value for field, value in dumped.items() if field != "statement" or value is not None}
+    """Leave out later fields that are not given: earlier versions have none of them, and ids stay as they were."""
+    return {field: value for field, value in dumped.items() if field not in LATER_FIELDS or value is not None}
 
 
 def check_model_name(name: str) -> str:

@@ -146,6 +146,10 @@ class Store:
         """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""
         return self._versions.manifest(check_model_name(name), version)
 
+    def read_file(self, manifest: Manifest, path: str) -> bytes:
+        """Read one small file of a version, such as its `config.json`. Raises CorruptCheckpoint."""
+        return b"".join(self._versions.read_file(manifest, path))
+
     def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES) -> Path:
         """Return a verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
         return fetch_verified(self._versions, name, version, cache_dir, max_bytes)

@@ -16,10 +16,10 @@ from torch import Tensor
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import Array
-from services.embed.focallens import FocalLens, Readouts
+from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
-from services.nn.clip_model import load_clip
 from services.nn.packed_linear import can_pack
+from services.nn.plain_clip import PlainClip, PlainEncoder, embedding_width, load_plain_clip
 from services.nn.vision_transformer import pack_tower
 
 Pixels = NDArray[np.uint8]
@@ -48,14 +48,27 @@ class BulkEmbedder:
     Safe to call from several threads.
     """
 
-    def __init__(self, checkpoint: FocalLensCheckpoint, conditions: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self,
+        checkpoint: FocalLensCheckpoint | PlainClip,
+        conditions: Sequence[str],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.device = device
-        self._model = checkpoint.model
-        self._transform = checkpoint.transform
-        self._dtype = next(checkpoint.model.parameters()).dtype
-        if can_pack(device, self._dtype):
-            pack_tower(checkpoint.model.clip.visual)
+        self._dtype = dtype
         self._conditions: Tensor | None = None
+        if isinstance(checkpoint, PlainClip):
+            self._transform = checkpoint.clip.transform
+            self._width = embedding_width(checkpoint.clip)
+            self._plain: PlainEncoder | None = PlainEncoder(checkpoint.clip, device, dtype)
+            return
+        self._plain = None
+        self._transform = checkpoint.transform
+        self._model = checkpoint.model
+        self._width = int(checkpoint.model.clip.visual.proj.shape[1])
+        if can_pack(device, dtype):
+            pack_tower(checkpoint.model.clip.visual)
         if conditions:
             with torch.inference_mode():
                 input_ids = checkpoint.tokenizer(conditions).to(device)
@@ -66,16 +79,16 @@ class BulkEmbedder:
         """Load a checkpoint. Raises EmbeddingError for a folder that is not a checkpoint, a device that this machine
         lacks, and conditions that the checkpoint can't follow."""
         try:
-            checkpoint = _load_checkpoint(choice, device)
-            _check_conditions(checkpoint, choice.conditions)
-            return cls(checkpoint, choice.conditions, torch.device(device))
+            dtype: torch.dtype = getattr(torch, choice.precision)
+            checkpoint = _load_checkpoint(choice, device, dtype)
+            return cls(checkpoint, choice.conditions, torch.device(device), dtype)
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
             raise EmbeddingError(f"{choice.directory}: {error}") from error
 
     @property
     def width(self) -> int:
         """Number of dimensions of an embedding."""
-        return int(self._model.clip.visual.proj.shape[1])
+        return self._width
 
     @property
     def num_conditions(self) -> int:
@@ -93,7 +106,7 @@ class BulkEmbedder:
         try:
             with torch.inference_mode():
                 batch = torch.from_numpy(np.stack(pixels)).to(self.device)
-                features = self._encode(self._transform.normalise(batch).to(self._dtype)).float()
+                features = self._encode(batch).float()
                 embeddings: Array = torch.nn.functional.normalize(features, dim=-1).cpu().numpy()
         except torch.OutOfMemoryError:
             raise EmbeddingError(f"{len(pixels)} images do not fit into memory: try a smaller --batch-size") from None
@@ -101,9 +114,12 @@ class BulkEmbedder:
             raise EmbeddingError("the model's outputs are not finite: try --precision float32")
         return embeddings
 
-    def _encode(self, pixels: Tensor) -> Tensor:
-        """Encode (B, 3, height, width) → (B, C, E): one pass over each image for all conditions, in batches limited by
-        the number of readouts."""
+    def _encode(self, images: Tensor) -> Tensor:
+        """Encode (B, height, width, 3) uint8 → (B, C, E): one pass over each image for all conditions, in batches
+        limited by the number of readouts."""
+        if self._plain is not None:
+            return self._plain.encode_images(images)[:, None]
+        pixels = self._transform.normalise(images).to(self._dtype)
         if self._conditions is None:
             return self._model.encode_images(pixels)[:, None]
         step = max(1, MAX_READOUTS_AT_ONCE // self.num_conditions)
@@ -124,16 +140,15 @@ def devices() -> list[str]:
     return ["mps" if torch.backends.mps.is_available() else "cpu"]
 
 
-def _load_checkpoint(choice: ModelChoice, device: str) -> FocalLensCheckpoint:
+def _load_checkpoint(choice: ModelChoice, device: str, dtype: torch.dtype) -> FocalLensCheckpoint | PlainClip:
     """Load a FocalLens folder, or an open_clip folder, which supports only unconditional embeddings."""
-    dtype: torch.dtype = getattr(torch, choice.precision)
     if (choice.directory / FOCALLENS_CONFIG).is_file():
-        return load_focallens(choice.directory, device=device, dtype=dtype)
+        checkpoint = load_focallens(choice.directory, device=device, dtype=dtype)
+        _check_conditions(checkpoint, choice.conditions)
+        return checkpoint
     if choice.conditions:
         raise ValueError("this checkpoint does not support conditions: it is a plain CLIP")
-    clip = load_clip(str(choice.directory))
-    model = FocalLens(clip.model).eval().requires_grad_(False).to(device=device, dtype=dtype)
-    return FocalLensCheckpoint(model, clip.tokenizer, clip.transform)
+    return load_plain_clip(choice.directory, device=device, dtype=dtype)
 
 
 def _check_conditions(checkpoint: FocalLensCheckpoint, conditions: Sequence[str]) -> None:

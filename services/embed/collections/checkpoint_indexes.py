@@ -120,8 +120,8 @@ class CheckpointIndexes:
         opened._load(None, live, is_pinned=True)
         for stored in store.conditions():
             try:
-                text = served.engine.prepare_text(stored.text)
-            except FoveaError as error:  # another model's context may be shorter
+                text = served.engine.prepare_condition(stored.text)
+            except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
                 _log().warning("condition not indexed", condition=stored.text, error=error.message)
                 continue
             opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)

@@ -198,7 +198,7 @@ class Collection:
             with self._serving.checkpoint.lease() as served:
                 self._check_model(served, query.model)
                 with blaming("condition"):
-                    text = served.engine.prepare_text(query.condition) if query.condition is not None else None
+                    text = served.engine.prepare_condition(query.condition) if query.condition is not None else None
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
                 own = await self._own_row(query)
                 indexes = await self._indexes.of(served)
@@ -374,11 +374,11 @@ class Collection:
 
 
 def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
-    """Tokenise conditions. Raises what the tokenizer raises, naming the condition."""
+    """Tokenise conditions. Raises what `prepare_condition` raises, naming the condition."""
     texts = []
     for index, condition in enumerate(conditions):
         with blaming(f"conditions.{index}"):
-            texts.append(engine.prepare_text(condition))
+            texts.append(engine.prepare_condition(condition))
     return texts
 
 

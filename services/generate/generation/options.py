@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from services.generate.capacity import DEFAULT_SHARE
 from services.generate.generation.sampling import Sampling
 from services.generate.model.profile import CalibrationProfile
 from services.nn.devices import DeviceOptions
@@ -11,16 +12,23 @@ from services.nn.devices import DeviceOptions
 Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
 # Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
 MAX_PREFILL_TOKENS = 4096
+# A CPU shares its memory with other services, and is too slow for more.
+CPU_CACHED_TOKENS = 65_536
 # Tokens for which an answer gets room when it joins, and again whenever these are used up.
 HEADROOM_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The device of a checkpoint, and the limits of its running batch (`RunningBatch` explains each)."""
+    """The device of a checkpoint, and the limits of its running batch (`RunningBatch` explains each).
+
+    `max_cached_tokens` None means as many as fit into `memory_share` of the device's memory beside the weights, on a
+    CPU at most CPU_CACHED_TOKENS.
+    """
 
     device: DeviceOptions = field(default_factory=DeviceOptions)
-    max_cached_tokens: int = 65_536
+    max_cached_tokens: int | None = None
+    memory_share: float = DEFAULT_SHARE
     max_running: int = 64
     prefix_cache_bytes: int = 2**29
     max_prefill_tokens: int = MAX_PREFILL_TOKENS

@@ -77,6 +77,11 @@ class RunningBatch:
         """Number of generations that have not ended."""
         return len(self._running)
 
+    @property
+    def cache_share(self) -> float:
+        """Share of the cache's tokens for which the open slots have room."""
+        return self._cache.num_reserved / self._cache.max_tokens
+
     def holds(self, generation: Generation) -> bool:
         """Whether a generation has a slot."""
         return id(generation) in self._running

@@ -74,6 +74,11 @@ class KVCache:
         """Number of slots in use."""
         return len(self._slots)
 
+    @property
+    def num_reserved(self) -> int:
+        """Tokens for which the slots in use have room."""
+        return self.num_open * self._longest(0)
+
     def can_open(self, capacity: int) -> bool:
         """Whether a slot of this many tokens fits beside those in use."""
         return (self.num_open + 1) * self._longest(capacity) <= self.max_tokens

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration
+from services.generate.capacity import CacheSize
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
 from services.generate.model.branches import Branch, Branched, BranchPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
@@ -23,10 +24,12 @@ from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.refusals import readable_weights
+from services.nn.weight_files import check_room
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-# Their position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
-VARYING_ROPE = ("dynamic", "longrope")
+# Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
+# Those of "dynamic" would too, beyond the context length that they are served with.
+VARYING_ROPE = ("longrope",)
 # Maximum number of tokens in a pass over several prompts; a longer prompt has its own pass.
 MAX_PASS_TOKENS = 8192
 # Rows of logits in memory at once if those of every row are wanted.
@@ -81,7 +84,8 @@ class Row:
 class ModelConfig:
     """Properties of the model that its callers need; `max_model_len` in tokens.
 
-    `is_greedy`: whether `"do_sample": false` in the checkpoint's `generation_config.json` asks for greedy decoding.
+    `token_bytes` are those of one token's keys and values. `is_greedy`: whether `"do_sample": false` in the
+    checkpoint's `generation_config.json` asks for greedy decoding.
     """
 
     num_layers: int
@@ -92,6 +96,7 @@ class ModelConfig:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    token_bytes: int
     is_greedy: bool = False
 
 
@@ -106,7 +111,8 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.config = _model_config(model)
+        self.config = _model_config(model, tokenizer.eos_token_id)
+        self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
         self._interventions: Interventions | None = None
         if can_pack(self.device, self.dtype):
             pack_linear_layers(model)
@@ -116,14 +122,16 @@ class LanguageModel:
         """Read a Hugging Face directory (config.json, safetensors, tokenizer) onto the device.
 
         Raises ValueError for an architecture or position embedding that is not supported, for weights that are
-        quantised, missing or damaged, and for a device that this machine lacks; OSError if a file is missing.
+        quantised, missing or damaged or do not fit into the device's memory, and for a device that this machine lacks;
+        OSError if a file is missing.
         """
         register_attention()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        _check(config)
+        check_config(config)
         device = options.choose_device()
+        check_room(directory, device, options.choose_dtype(device))
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
         with quiet_loading(), readable_weights(directory):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -330,7 +338,8 @@ def _check_room(slot: Slot, num_tokens: int) -> None:
         raise ValueError(f"{num_tokens} tokens: the slot has room for {slot.capacity - slot.length} more")
 
 
-def _check(config: Any) -> None:
+def check_config(config: Any) -> None:
+    """Raises ValueError for a configuration of transformers whose model is not supported."""
     if config.model_type not in ARCHITECTURES:
         raise ValueError(f"the architecture {config.model_type!r} is none of {', '.join(ARCHITECTURES)}")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -340,18 +349,22 @@ def _check(config: Any) -> None:
         raise ValueError("quantised weights are not supported")
 
 
-def _model_config(model: Any) -> ModelConfig:
+def _model_config(model: Any, end_of_turn: int | None) -> ModelConfig:
+    """Describe a model; `end_of_turn` is the token that its tokenizer names as the end, for chat models of a turn."""
     config = model.config
     eos = model.generation_config.eos_token_id
     eos = config.eos_token_id if eos is None else eos
+    ends = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    size = CacheSize.of(config.to_dict())
     return ModelConfig(
-        num_layers=config.num_hidden_layers,
+        num_layers=size.num_layers,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        num_kv_heads=size.num_kv_heads,
+        head_dim=size.head_dim,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        max_model_len=config.max_position_embeddings,
-        eos_token_ids=frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos),
+        max_model_len=size.max_context,
+        eos_token_ids=frozenset(ends if end_of_turn is None else (*ends, end_of_turn)),
+        token_bytes=size.token_numbers * model.dtype.itemsize,
         is_greedy=model.generation_config.do_sample is False,
     )

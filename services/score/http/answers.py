@@ -13,7 +13,7 @@ from services.score.service import ScoreCall, Scored
 def num_numbers(scored: Scored) -> int:
     """Estimate how many numbers the response has, which determines the time to render it."""
     heatmaps = sum(one.heatmaps.size for one in scored.explained or ())
-    return 4 * len(scored.scores) + int(heatmaps)
+    return 5 * len(scored.scores) + int(heatmaps)
 
 
 def probabilities(scores: np.ndarray[Any, np.dtype[np.float32]], logit_scale: float) -> Any:
@@ -21,6 +21,12 @@ def probabilities(scores: np.ndarray[Any, np.dtype[np.float32]], logit_scale: fl
     logits = logit_scale * scores.astype(np.float64)
     weights = np.exp(logits - logits.max())
     return (weights / weights.sum()).astype(np.float32)
+
+
+def matches(cosines: np.ndarray[Any, np.dtype[np.float32]], logit_scale: float, logit_bias: float) -> Any:
+    """Compute the sigmoid of each scaled cosine plus the bias (N,), in float32."""
+    logits = logit_scale * cosines.astype(np.float64) + logit_bias
+    return (np.exp(-np.logaddexp(0, -logits))).astype(np.float32)
 
 
 def render(call: ScoreCall, scored: Scored) -> bytes:
@@ -40,6 +46,9 @@ def _score(call: ScoreCall, scored: Scored) -> bytes:
         {"index": index, "caption": caption.text, "global": one, "local": other, "score": score, "probability": share}
         for index, (caption, one, other, score, share) in enumerate(zip(call.captions, *columns, strict=True))
     ]
+    if scored.logit_bias is not None:
+        each = matches(scored.global_cosines, scored.logit_scale, scored.logit_bias)
+        scores = [{**score, "match": match} for score, match in zip(scores, each, strict=True)]
     explain = None
     if scored.explained is not None:
         explain = [

@@ -94,6 +94,7 @@ def _model(service: ScoreService, served: ServedScore) -> Model:
         patches=engine.grid,
         local_weight=engine.local_weight,
         logit_scale=engine.logit_scale,
+        logit_bias=engine.logit_bias,
         limits=ModelLimits(
             max_captions=limits.max_captions,
             max_images=limits.max_images,

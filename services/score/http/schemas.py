@@ -46,9 +46,18 @@ class CaptionScore(BaseModel):
     caption: str
     # "global" is a Python keyword
     global_: float = Field(alias="global", description="Cosine of the pooled embeddings.")
-    local: float = Field(description="Mean cosine of a token and the patches that it attends to.")
+    local: float | None = Field(
+        description="Mean cosine of a token and the patches that it attends to; null for a model without tokens."
+    )
     score: float = Field(description="Ranking score: (1 - local_weight) x global + local_weight x local.")
     probability: float = Field(ge=0, le=1, description="Softmax of the scaled scores over all captions.")
+    match: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Probability that this caption describes the image, whatever the others: the sigmoid of logit_scale"
+        " x global + logit_bias. Only for models trained with a sigmoid (SigLIP), otherwise left out.",
+    )
 
 
 class Explanation(BaseModel):
@@ -165,9 +174,12 @@ class Model(ModelObject):
 
     max_model_len: int = Field(description="Maximum number of tokens of a caption.")
     image_size: tuple[int, int] = Field(description="Height and width to which every image is resized.")
-    patches: tuple[int, int] = Field(description="Rows and columns of a heatmap.")
+    patches: tuple[int, int] | None = Field(description="Rows and columns of a heatmap; null if it has none.")
     local_weight: float = Field(description="Weight of `local` in `score`; the weight of `global` is the rest.")
     logit_scale: float = Field(description="Factor applied to the scores before the softmax.")
+    logit_bias: float | None = Field(
+        description="Number added to the scaled cosines before the sigmoid of `match`; null for a model without it."
+    )
     limits: ModelLimits
     hard_negatives: HardNegativeSources
 

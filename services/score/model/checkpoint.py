@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, read_config, save_clip
+from services.nn.text_transformer import clamped_scale
 from services.score.model.dense_features import check_towers
 
 FSC_CLIP_CONFIG = "fsc_clip.json"
@@ -38,6 +39,12 @@ class FscClipCheckpoint:
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}: it must be a finite number above 0")
         check_towers(self.clip.model)
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of scores in probabilities."""
+        own = float(clamped_scale(self.clip.model.logit_scale.detach().float()))
+        return own if self.temperature is None else 1 / self.temperature
 
 
 def save_fsc_clip(checkpoint: FscClipCheckpoint, directory: Path) -> None:

@@ -20,17 +20,27 @@ from services.score.fsc_clip import ImageFeatures, TextFeatures
 
 
 def check_towers(clip: Any) -> None:
-    """Raises ValueError for a model without token features: towers pooled by attention, residual networks, towers of
-    other libraries (such as SigLIP's), and texts that are not read from left to right."""
+    """Raises ValueError for a model without token features."""
+    if needed := missing_for_tokens(clip):
+        raise ValueError(f"FSC-CLIP needs {needed}")
+
+
+def missing_for_tokens(clip: Any) -> str | None:
+    """Return what a model without token features would need, None for one that has them.
+
+    Towers pooled by attention, residual networks, towers of other libraries (such as SigLIP's), and texts that are not
+    read from left to right have none.
+    """
     visual = clip.visual
     if not hasattr(visual, "class_embedding") or getattr(visual, "attn_pool", None) is not None:
-        raise ValueError("FSC-CLIP needs a plain ViT: an image tower with a class token and no attention pooling")
+        return "a plain ViT: an image tower with a class token and no attention pooling"
     if visual.pool_type not in ("tok", "avg") or visual.proj is None:
-        raise ValueError(f"FSC-CLIP needs a pooled and projected ViT, this one pools by {visual.pool_type!r}")
+        return f"a pooled and projected ViT, this one pools by {visual.pool_type!r}"
     tower = _text_tower(clip)
     is_causal = getattr(tower, "attn_mask", None) is not None
     if not is_causal or _text_pool(tower) not in ("argmax", "eos") or getattr(tower, "cls_emb", None) is not None:
-        raise ValueError("FSC-CLIP needs CLIP's own text tower: causal, and pooled at the end of the text")
+        return "CLIP's own text tower: causal, and pooled at the end of the text"
+    return None
 
 
 def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:

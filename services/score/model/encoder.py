@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
+from services.nn.clip_model import ClipModel
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
-from services.nn.vision_transformer import advance, attend, by_head, pack_tower, project
-from services.score.model.checkpoint import FscClipCheckpoint
+from services.nn.plain_clip import PlainEncoder
+from services.nn.vision_transformer import PackedBlocks, has_plain_blocks, pack_tower
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.model.features import Features
 
@@ -26,15 +27,19 @@ class Encoder:
     Raises BrokenModel if a number of the features is not finite.
     """
 
-    def __init__(self, checkpoint: FscClipCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = checkpoint.clip.model
-        self._transform = checkpoint.clip.transform
+    reads_padding = False
+
+    def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = clip.model
+        self._transform = clip.transform
         self._device = device
         self._dtype = dtype
         if can_pack(device, dtype):
-            pack_tower(self._model.visual)
+            if has_plain_blocks(self._model.visual):
+                pack_tower(self._model.visual)
             text_tower = getattr(self._model, "text", self._model)
-            text_tower.transformer = _PackedBlocks(text_tower)
+            if has_plain_blocks(text_tower):
+                text_tower.transformer = PackedBlocks(text_tower)
 
     def encode_images(self, pixels: Tensor) -> list[Features]:
         """Encode images (B, height, width, 3) uint8."""
@@ -52,19 +57,25 @@ class Encoder:
         return _to_features(features.pooled, [one[counts] for one, counts in zip(tokens, mask, strict=True)])
 
 
-class _PackedBlocks(nn.Module):
-    """Replaces a text tower's transformer and runs its blocks with packed weights."""
+class GlobalEncoder:
+    """Encodes like an Encoder with any towers: pooled features alone, and no tokens."""
 
-    def __init__(self, tower: Any) -> None:
-        super().__init__()
-        pack_tower(tower)
-        self.resblocks = tower.transformer.resblocks
+    def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
+        self._encoder = PlainEncoder(clip, device, dtype)
+        self.reads_padding = self._encoder.reads_padding
 
-    def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
-        """Run the blocks: (N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
-        for block in self.resblocks:
-            x = advance(block, x, attend(*by_head(block, project(block, x)), attn_mask))
-        return x
+    def encode_images(self, pixels: Tensor) -> list[Features]:
+        """Encode images (B, height, width, 3) uint8."""
+        return _without_tokens(self._encoder.encode_images(pixels))
+
+    def encode_texts(self, texts: Sequence[InputIds]) -> list[Features]:
+        """Encode token ids (W,) each."""
+        return _without_tokens(self._encoder.encode_texts(texts))
+
+
+def _without_tokens(pooled: Tensor) -> list[Features]:
+    no_tokens = np.empty((0, pooled.shape[1]), np.float16)
+    return _to_features(pooled, [no_tokens] * len(pooled))
 
 
 def _to_host(tokens: Tensor) -> np.ndarray[Any, np.dtype[np.float16]]:

@@ -39,7 +39,8 @@ class PairItem:
 @dataclass(frozen=True, eq=False)
 class Similarities:
     """Similarities of each caption with the image: the cosine of the pooled features, and the mean of its tokens'
-    cosines, (N,) each. `weights` (W, P) are those of Eq. 6, None if they were not requested."""
+    cosines, (N,) each, NaN for features without tokens. `weights` (W, P) are those of Eq. 6, None if they were not
+    requested."""
 
     global_cosines: Cosines
     local_cosines: Cosines
@@ -53,8 +54,8 @@ class PairEngine:
         self._device = device
 
     def cost(self, item: PairItem) -> int:
-        """Count the tokens that are compared with the image."""
-        return item.num_tokens
+        """Count the tokens that are compared with the image, or the captions if they have none."""
+        return max(item.num_tokens, len(item.captions))
 
     def run_batch(self, items: Sequence[PairItem]) -> list[Similarities]:
         """Compare each item separately: items share nothing."""
@@ -63,6 +64,8 @@ class PairEngine:
 
     def _compare(self, item: PairItem) -> Similarities:
         pooled = np.stack([caption.pooled for caption in item.captions])
+        if not item.num_tokens:
+            return Similarities(pooled @ item.image.pooled, np.full(len(pooled), np.nan, np.float32), None)
         ends = np.cumsum([len(caption.tokens) for caption in item.captions])
         starts = np.concatenate([[0], ends[:-1]])
         patches = self._on_device(item.image.tokens)

@@ -15,15 +15,15 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import CheckpointInfo, check_model_name
 from services.jobs.options import StoreUrl, command_line
 from services.jobs.publication import publish_described
-from services.nn.clip_model import ClipModel, load_clip
-from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
-from services.score.training.released_weights import (
+from services.jobs.released_weights import (
     UnusableWeights,
     leave_out,
     load_weights,
     merge_lora,
     read_state_dict,
 )
+from services.nn.clip_model import ClipModel, load_clip
+from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 
 app = command_line()
 

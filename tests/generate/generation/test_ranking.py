@@ -75,7 +75,7 @@ class GoldenModel(LanguageModel):
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
         self.tokenizer = fast(words, unk_token="<unk>", bos_token="<s>")
-        self.config = ModelConfig(1, 1, 1, 1, 1, len(vocabulary), 512, frozenset())
+        self.config = ModelConfig(1, 1, 1, 1, 1, len(vocabulary), 512, frozenset(), token_bytes=8)
         self._rows = rows
         self._seen: dict[Slot, tuple[int, ...]] = {}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.generate.calibration import Calibration, Documents
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.nn.devices import DeviceOptions
+from services.nn.loading import transformers
 from tests.generate.calibrated_weights import calibrated_weights
 from tests.generate.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny, tiny_model, tiny_tokenizer
 
@@ -338,6 +339,9 @@ def test_half_precision_answers_nearly_as_single(tmp_path: Path) -> None:
     assert_close(found[1], found[0], atol=0.02)
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
 def edit_config(directory: Path, **changes: Any) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -347,7 +351,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "'gpt2' is none of llama, mistral, qwen2, qwen3"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": LONGROPE}, "'longrope'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
         ({"num_hidden_layers": 5}, "lacks weights of its model, 'model.layers.4"),
     ],
@@ -368,3 +372,40 @@ def test_weights_in_a_pickle_are_not_read(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(OSError, match="safetensors"):
         LanguageModel.load(directory, CPU)
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest", "others"),
+    [
+        ({"type": "linear", "factor": 4.0}, 1024, {}),
+        ({"type": "linear", "factor": 4.0}, 800, {"max_sequence_length": 800}),
+        ({"type": "dynamic", "factor": 4.0}, 256, {}),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024, {}),
+        ({"rope_type": "llama3", "factor": 8.0, **LLAMA3}, 256, {}),
+    ],
+)
+def test_scaled_positions_are_those_of_transformers_as_far_as_they_reach(
+    tmp_path: Path, scaling: dict[str, Any], longest: int, others: dict[str, Any]
+) -> None:
+    directory = save_tiny(tmp_path, max_position_embeddings=256)
+    path = directory / "config.json"
+    # as repositories publish it; transformers 5 writes `rope_parameters`
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name != "rope_parameters"}
+    path.write_text(json.dumps({**config, "rope_theta": 1e4, "rope_scaling": scaling, **others}))
+    model = LanguageModel.load(directory, CPU)
+    assert model.config.max_model_len == longest
+
+    ids = tuple((5 * number) % 500 + 3 for number in range(longest))
+    found = model.prefill([Prefill(model.new_cache(longest).open(longest), ids)])[0].logits
+    theirs = transformers().AutoModelForCausalLM.from_pretrained(directory)(torch.tensor([ids])).logits[0, -1]
+    assert_close(found, theirs, atol=1e-4)
+
+
+def test_the_tokenizers_end_of_a_turn_ends_answers_too(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path)
+    edit_config(directory, eos_token_id=7)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert LanguageModel.load(directory, CPU).config.eos_token_ids == {1, 7, 8}

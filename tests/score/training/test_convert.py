@@ -18,11 +18,11 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from services.core.store.store import Store
+from services.jobs.released_weights import UnusableWeights, read_state_dict
 from services.nn.clip_model import ClipModel, open_clip, save_clip
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.dense_features import encode_texts
 from services.score.training.convert import app
-from services.score.training.released_weights import UnusableWeights, read_state_dict
 from tests.score.tiny import CONFIG, CONTEXT_LENGTH, EMBEDDING_WIDTH, tiny_clip
 
 State = dict[str, Tensor]

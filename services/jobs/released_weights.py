@@ -1,11 +1,13 @@
 """Released state dicts of CLIPs tuned for composition, as weights of a plain open_clip model.
 
-Only this module reads pickle, and only tensors and plain values from it: anything executable is rejected.
+Only this module and `services.jobs.imports.torch_script` read pickle, and only tensors and plain values from it:
+anything executable is rejected.
 
     FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with the prefix
                                  `module.` after training on several GPUs; or only the weights
     FSC-CLIP with LoRA           for some weights, matrices `lora_A` and `lora_B`, which are added to them
-    OpenAI                       a TorchScript archive, rejected; its state dict has three additional plain numbers
+    OpenAI                       a TorchScript archive, rejected (`services.jobs.imports` reads it); its state dict has
+                                 three additional plain numbers
 """
 
 import pickle
@@ -22,6 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from services.nn.refusals import Refused, shown_names
+from services.nn.weight_files import load_exactly
+
 State = dict[str, Tensor]
 
 # Prefixes of wrappers around a model in training: data parallel, compiled.
@@ -30,7 +35,6 @@ WRAPPERS = ("module.", "_orig_mod.")
 NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size")
 # A linear layer's or a convolution's matrices are `lora_A`; those of attention's input projection have a prefix.
 LORA_A = re.compile(r"(?P<layer>.+)\.(?P<weight>in_proj_weight_)?lora_A")
-MAX_NAMES_SHOWN = 8
 
 # Errors that readers may raise for damaged files or outdated formats.
 DAMAGED = (
@@ -72,7 +76,7 @@ def read_state_dict(path: Path) -> State:
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     others = [name for name in others if name not in NOT_LEARNT]
     if others:
-        raise UnusableWeights(f"{path} contains no state dict: {_shown(others)} is not a weight")
+        raise UnusableWeights(f"{path} contains no state dict: {shown_names(others)} is not a weight")
     state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     for wrapper in WRAPPERS:
         if all(name.startswith(wrapper) for name in state):
@@ -106,7 +110,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
         ranks.add(rank)
     unused = [name for name in state if "lora_" in name and name not in used]
     if unused:
-        raise UnusableWeights(f"unexpected weights: {_shown(unused)}")
+        raise UnusableWeights(f"unexpected weights: {shown_names(unused)}")
     return MergedLora(merged, max(ranks) if ranks else None)
 
 
@@ -122,19 +126,10 @@ def load_weights(model: Any, state: Mapping[str, Tensor]) -> None:
     Raises UnusableWeights, by name, for weights that are missing, that the model does not have, of another shape, or
     with numbers that are not finite.
     """
-    own: State = model.state_dict()
-    for names, problem in (
-        (sorted(own.keys() - state.keys()), "the file has no"),
-        (sorted(state.keys() - own.keys()), "the model has no"),
-    ):
-        if names:
-            raise UnusableWeights(f"{problem} {_shown(names)}")
-    for name, weight in state.items():
-        if weight.shape != own[name].shape:
-            raise UnusableWeights(f"{name} is {list(weight.shape)}, in the model {list(own[name].shape)}")
-        if not weight.isfinite().all():
-            raise UnusableWeights(f"{name} has numbers that are not finite")
-    model.load_state_dict(state)
+    try:
+        load_exactly(model, state)
+    except Refused as error:
+        raise UnusableWeights(str(error)) from error
 
 
 def _read(path: Path) -> Any:
@@ -142,7 +137,7 @@ def _read(path: Path) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         is_zip = zipfile.is_zipfile(path)
-        if is_zip and _is_torch_script(path):
+        if is_torch_script(path):
             raise UnusableWeights(
                 f"{path} is a TorchScript archive, which contains a program: load OpenAI's weights by their open_clip "
                 "name"
@@ -158,11 +153,10 @@ def _read(path: Path) -> Any:
         raise UnusableWeights(f"{path} is not a complete weights file: {error}") from error
 
 
-def _is_torch_script(path: Path) -> bool:
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _shown(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MAX_NAMES_SHOWN])
-    return shown if len(names) <= MAX_NAMES_SHOWN else f"{shown} and {len(names) - MAX_NAMES_SHOWN} more"
+def is_torch_script(path: Path) -> bool:
+    """Whether a file is a TorchScript archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False

@@ -1,0 +1,177 @@
+"""`fovea capacity`: what of a language model's cache fits into a device's memory, from its files' names and sizes."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from services.cli.byte_sizes import binary_size, parse_bytes
+from services.core.logs import log_warnings_to_stderr
+from services.core.printable import printable
+from services.core.settings import ServiceSettings
+from services.core.store.errors import InvalidCheckpoint, NotFoundInStore
+from services.core.store.starters import packaged_starters, read_description
+from services.core.store.store import Store
+from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES, CacheSize, Capacity, weights_as_served
+
+CONFIG_FILE = "config.json"
+# In the order in which a loader looks for them: one file, or an index that names the files.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+INDEX = ".index.json"
+# Of a config without one.
+DEFAULT_STORED_DTYPE = "float32"
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's files: sizes in bytes by path, and a function that reads a small one."""
+
+    label: str
+    sizes: Mapping[str, int]
+    read: Callable[[str], bytes]
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Raises InvalidCheckpoint for a missing file or another content than an object."""
+        if path not in self.sizes:
+            raise InvalidCheckpoint(f"{self.label} has no {path}")
+        try:
+            content = json.loads(self.read(path))
+        except ValueError as error:
+            raise InvalidCheckpoint(f"{self.label}: {path} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise InvalidCheckpoint(f"{self.label}: {path} is not a JSON object")
+        return content
+
+    def weight_bytes(self) -> int:
+        """Add up the files of weights that a loader would take. Raises InvalidCheckpoint where there are none."""
+        found = next((name for name in WEIGHTS if name in self.sizes), None)
+        if found is None:
+            raise InvalidCheckpoint(f"{self.label} has none of {', '.join(WEIGHTS)}")
+        names = [found]
+        if found.endswith(INDEX):
+            names = sorted(set(self.read_json(found).get("weight_map", {}).values()))
+        if lacking := [name for name in names if name not in self.sizes] or not names:
+            raise InvalidCheckpoint(f"{self.label}: {found} names files that are missing: {lacking}")
+        return sum(self.sizes[name] for name in names)
+
+
+def folder_files(folder: Path) -> ModelFiles:
+    """Describe a folder of Hugging Face's layout; its files may be links, as in a Hub cache."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return ModelFiles(str(folder), sizes, lambda name: (folder / name).read_bytes())
+
+
+def stored_files(store: Store, reference: str) -> ModelFiles:
+    """Describe a version in a store. Raises StoreError."""
+    name, _, alias_or_version = reference.partition("@")
+    manifest = store.manifest(name, store.resolve(name, alias_or_version or "latest"))
+    sizes = {path: file.size_bytes for path, file in manifest.files.items()}
+    return ModelFiles(f"{name}@{manifest.version}", sizes, lambda path: store.read_file(manifest, path))
+
+
+def measure(files: ModelFiles, dtype: str, budget_bytes: int) -> Capacity:
+    """Return what fits into a budget. Raises InvalidCheckpoint for what is no causal language model."""
+    config = files.read_json(CONFIG_FILE)
+    try:
+        size = CacheSize.of(config)
+    except ValueError as error:
+        raise InvalidCheckpoint(f"{files.label}: {error}") from error
+    stored_dtype = str(config.get("dtype") or config.get("torch_dtype") or DEFAULT_STORED_DTYPE)
+    if "quantization_config" in config or stored_dtype not in DTYPE_BYTES:
+        raise InvalidCheckpoint(f"{files.label}: weights are quantised or of a dtype that is not served")
+    weight_bytes = weights_as_served(files.weight_bytes(), stored_dtype, dtype)
+    return Capacity(weight_bytes, size.token_bytes(dtype), budget_bytes, size.max_context)
+
+
+@app.command()
+def capacity(  # noqa: PLR0913 - one parameter an option
+    model: Annotated[str, typer.Argument(help="A folder with config.json and weights, or NAME[@ALIAS] in the store.")],
+    memory: Annotated[str, typer.Option(help="Memory of the device, such as 24GiB.")],
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of the memory for weights and cache.")
+    ] = DEFAULT_SHARE,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of one stream: its prompt and its answer.")] = 4096,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"],
+        typer.Option(help="Precision on the device; `auto` on CUDA is bfloat16."),
+    ] = "bfloat16",
+    store_url: Annotated[
+        str | None, typer.Option("--store-url", envvar="FOVEA_STORE_URL", help="Store to use. Default: ~/.fovea/store.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
+) -> None:
+    """Print the cache, the streams and the longest context of a language model that fit into a device's memory.
+
+    No weights are read. Exits with status 1 if the model does not fit.
+    """
+    try:
+        memory_bytes = parse_bytes(memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from None
+    log_warnings_to_stderr()
+    files = _find(model, store_url)
+    found = measure(files, dtype, int(memory_bytes * share))
+    if context > found.max_context:
+        raise typer.BadParameter(f"the model's own context is {found.max_context} tokens", param_hint="--context")
+    if as_json:
+        figures = {
+            "model": files.label,
+            "dtype": dtype,
+            "memory_bytes": memory_bytes,
+            "budget_bytes": found.budget_bytes,
+            "weight_bytes": found.weight_bytes,
+            "token_bytes": found.token_bytes,
+            "fits": found.fits,
+            "cache_bytes": found.cache_bytes,
+            "cache_tokens": found.cache_tokens,
+            "context": context,
+            "streams": found.streams(context),
+            "longest_context": found.longest_context,
+            "model_context": found.max_context,
+        }
+        typer.echo(json.dumps(figures, indent=2))
+    elif found.fits:
+        typer.echo(printable(_report(files.label, found, dtype, context), keep="\n"))
+    used = f"{share:.0%} of {binary_size(memory_bytes)}"
+    if not found.fits:
+        sizes = f"its weights take {binary_size(found.weight_bytes)} in {dtype}, {used} are"
+        typer.echo(
+            printable(f"fovea capacity: {files.label} does not fit: {sizes} {binary_size(found.budget_bytes)}"),
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _find(model: str, store_url: str | None) -> ModelFiles:
+    if Path(model).expanduser().is_dir():
+        return folder_files(Path(model).expanduser())
+    if "/" in model:
+        raise NotFoundInStore(f"there is no folder {model}")
+    settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
+    try:
+        return stored_files(Store.open(settings.store_url), model)
+    except NotFoundInStore:
+        # Of the starters a store that no service has used holds none.
+        starters = {read_description(folder).name: folder for folder in packaged_starters()}
+        if model not in starters:
+            raise
+        return folder_files(starters[model])
+
+
+def _report(label: str, found: Capacity, dtype: str, context: int) -> str:
+    rows = {
+        "model": f"{label} in {dtype}",
+        "weights": f"{binary_size(found.weight_bytes)} of {binary_size(found.budget_bytes)}",
+        "cached token": binary_size(found.token_bytes),
+        "cache": f"{found.cache_tokens:,} tokens in {binary_size(found.cache_bytes)}",
+        "streams": f"{found.streams(context):,} of {context:,} tokens",
+        "longest context": f"{found.longest_context:,} tokens (the model's own limit: {found.max_context:,})",
+        "setting": f"FOVEA_GENERATE_MAX_CACHED_TOKENS={found.cache_tokens}",
+    }
+    return "\n".join(f"{name:<17}{value}" for name, value in rows.items())

@@ -1,0 +1,92 @@
+"""The processes of this installation with their settings, as `fovea up` would start them."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from services.cli.doctor.findings import Finding
+from services.cli.one_line import missing_module
+from services.cli.programs import PACKAGES, existing_names
+from services.core.settings import ProcessSettings, SettingsError, read_settings
+
+
+@dataclass(frozen=True)
+class Configured:
+    """`names` of the processes that exist, the first missing module of those that lack one, and the settings of those
+    whose settings are valid; `complaints` are the findings about the others."""
+
+    names: Sequence[str]
+    missing: Mapping[str, str]
+    settings: Mapping[str, ProcessSettings]
+    complaints: Sequence[Finding]
+
+    @property
+    def to_start(self) -> list[str]:
+        """The processes that `fovea up` would start, or all where it would start none."""
+        return [name for name in self.names if name not in self.missing] or list(self.names)
+
+    def values(self, setting: str) -> dict[Any, list[str]]:
+        """Group the processes by the value of a setting; those without it, or with None, are left out."""
+        grouped: dict[Any, list[str]] = {}
+        for name, settings in self.settings.items():
+            value = getattr(settings, setting, None)
+            if value is not None:
+                grouped.setdefault(value, []).append(name)
+        return grouped
+
+
+def read_configured() -> Configured:
+    """Read the settings of all processes from the environment."""
+    names = existing_names()
+    settings: dict[str, ProcessSettings] = {}
+    complaints: list[Finding] = []
+    for name in names:
+        settings_class = _settings_class(name)
+        if settings_class is None:
+            continue
+        try:
+            settings[name] = read_settings(settings_class)
+        except SettingsError as refused:
+            complaints += [_complaint(name, line) for line in str(refused).splitlines()]
+    missing = {name: module for name in names if (module := missing_module(name)) is not None}
+    return Configured(names, missing, settings, _once(complaints))
+
+
+def model_variable(name: str, settings: ProcessSettings) -> str:
+    """Return the variable that sets which models a process serves."""
+    return f"FOVEA_{name.upper()}_{'MODELS' if hasattr(settings, 'models') else 'MODEL'}"
+
+
+def served_models(settings: ProcessSettings) -> list[tuple[str, str]]:
+    """Return the name and alias of every model that a process serves."""
+    models = getattr(settings, "models", None)
+    if models is not None:
+        return [(model.partition("@")[0], model.partition("@")[2] or "latest") for model in models]
+    model = getattr(settings, "model", None)
+    return [] if model is None else [(model, getattr(settings, "alias", "latest"))]
+
+
+def _settings_class(name: str) -> type[ProcessSettings] | None:
+    """Return the class of a process's settings, None where packages that its module imports are missing."""
+    module = f"{PACKAGES[name][0]}.settings"
+    if find_spec(module) is None:
+        return None
+    try:
+        found = vars(importlib.import_module(module)).values()
+    except ModuleNotFoundError:
+        return None
+    prefix = f"FOVEA_{name.upper()}_"
+    classes = (one for one in found if isinstance(one, type) and issubclass(one, ProcessSettings))
+    return next((one for one in classes if one.model_config.get("env_prefix") == prefix), None)
+
+
+def _complaint(name: str, line: str) -> Finding:
+    variable = line.partition(" ")[0].rstrip(":")
+    return Finding("settings", "failure", f"{name} would not start: {line}", f"unset {variable}")
+
+
+def _once(complaints: Sequence[Finding]) -> list[Finding]:
+    """Keep one of the complaints that several processes have about one variable."""
+    return list({finding.cure: finding for finding in reversed(complaints)}.values())[::-1]

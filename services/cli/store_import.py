@@ -1,0 +1,212 @@
+"""`fovea store import`: publish what lies on the Hugging Face Hub, in a folder or in one file."""
+
+import re
+import signal
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import JsonValue
+from rich.filesize import decimal as human_bytes
+
+from services.cli.references import NoReference, write_reference
+from services.core.audit import AuditLog
+from services.core.scarce_memory import available_bytes
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
+from services.core.store.store import Store
+from services.core.store.versions import Version
+
+# Names of the settings that choose what a service serves.
+SETTINGS = {"embed": "MODEL", "generate": "MODEL", "predict": "MODELS", "score": "MODEL"}
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options that describe a source, beside its place."""
+
+    name: str | None
+    task: Path | None
+    label_prefix: str
+    chat_template: str | None
+    architecture: str | None
+    licence: str | None
+
+
+@dataclass(frozen=True)
+class Import:
+    """A source that was recognised: its plan, and how its checkpoint is built."""
+
+    source: Any
+    plan: Any
+    build: Callable[[Path], None]
+    name: str
+    licence: str | None
+
+    def info(self) -> CheckpointInfo:
+        """Describe the checkpoint for its manifest."""
+        source: dict[str, JsonValue] = {"uri": self.source.uri, "revision": self.source.revision, **self.plan.facts}
+        return CheckpointInfo(kind=self.plan.kind, licence=self.licence, source=source)
+
+    def files(self) -> list[tuple[str, int | None, str]]:
+        """List every file of source and checkpoint, with its bytes, None before it is made, and what becomes of it."""
+        plan, sizes = self.plan, self.source.files
+        fates = dict.fromkeys(plan.placed, "taken")
+        fates |= {path: f"converted to {name}" for path, name in plan.converted.items()}
+        fates |= dict.fromkeys(plan.read, "read") | {path: f"left: {why}" for path, why in plan.left.items()}
+        fates = dict.fromkeys(sizes, "taken as text") | fates
+        listed = [(path, sizes[path], fate) for path, fate in fates.items()]
+        made = [(path, None, f"made of {of}") for path, of in plan.made.items()]
+        return [*listed, *made]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """List the files for people."""
+        return [(path, "" if size is None else human_bytes(size), fate) for path, size, fate in self.files()]
+
+    def content(self) -> dict[str, Any]:
+        """Return the plan as plain JSON."""
+        serving = {"services": list(self.plan.services), "settings": self.settings()}
+        files = [{"path": path, "size_bytes": size, "fate": fate} for path, size, fate in self.files()]
+        return {"name": self.name, **self.info().model_dump(mode="json"), **serving, "files": files}
+
+    def lacks_memory(self) -> str | None:
+        """Say what this machine lacks to load the model on its CPU, in single precision; None if nothing is known."""
+        needed = 4 * int(str(self.plan.facts.get("num_parameters") or 0))
+        available = available_bytes()
+        if available is None or needed <= available:
+            return None
+        return f"loading it takes {human_bytes(needed)}, and {human_bytes(available)} are free"
+
+    def put_together(self) -> AbstractContextManager[Path]:
+        """Return a context with the checkpoint's folder, as `put_together` of `services.jobs.imports.staging` does."""
+        from services.jobs.imports.staging import put_together
+
+        return put_together(self.source, self.plan, self.build)
+
+    def publish(
+        self, store: Store, audit: AuditLog, aliases: Sequence[str], *, reference: bool
+    ) -> tuple[Version, dict[str, str]]:
+        """Publish what was planned; returns the version, and the other versions that the aliases named before."""
+        with self.put_together() as folder:
+            if reference and (told := self.lacks_memory()) is not None:
+                typer.echo(f"fovea store: published without reference outputs: {told}", err=True)
+            elif reference:
+                write_outputs(self.plan.kind, folder)
+            with audit.command("store.import", store=store.label, model=self.name, aliases=list(aliases)) as entry:
+                version = store.publish(self.name, folder, self.info(), alias=None)
+                entry["version"] = version.id
+                before = {alias: target.version for alias, target in store.aliases(self.name).items()}
+                for alias in aliases:
+                    store.promote(version.name, version.id, alias)
+        return version, {each: before[each] for each in aliases if before.get(each, version.id) != version.id}
+
+    def settings(self) -> list[str]:
+        """List the settings that serve the model, one for each service that can."""
+        return [f"FOVEA_{service.upper()}_{SETTINGS[service]}={self.name}" for service in self.plan.services]
+
+
+def write_outputs(kind: str, directory: Path) -> None:
+    """Write a folder's reference outputs, or say why it is published without them."""
+    try:
+        write_reference(kind, directory)
+    except NoReference as missing:
+        typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
+
+
+@contextmanager
+def interruptions() -> Iterator[None]:
+    """Say at Ctrl-C that nothing is published yet, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("Stopped before anything was published. Run the same command to continue.", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
+def recognise(text: str, options: ImportOptions) -> Import:
+    """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.generate.imports.language_model import LanguageModelImport
+    from services.jobs.imports.clip import ClipImport
+    from services.jobs.imports.source import licence_of, open_source, read_object
+    from services.nn.refusals import Refused
+    from services.predict.imports.t5 import T5Import
+
+    source = open_source(text)
+    config = read_object(source, "config.json")
+    importer: Any
+    given = {"--task": options.task, "--chat-template": options.chat_template, "--architecture": options.architecture}
+    if T5Import.recognises(config):
+        importer = T5Import(source, options.task, options.label_prefix)
+        del given["--task"]
+    elif ClipImport.recognises(source, config):
+        importer = ClipImport(source, options.architecture)
+        del given["--architecture"]
+    elif LanguageModelImport.recognises(config):
+        importer = LanguageModelImport(source, options.chat_template)
+        del given["--chat-template"]
+    else:
+        raise Refused(f"{source.uri} can't be imported: {_unknown(source.files, config)}")
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise Refused(f"{unused[0]} does not apply to {source.uri}")
+    licence = options.licence or licence_of(source)
+    return Import(source, importer.plan(), importer.build, options.name or store_name(source.name), licence)
+
+
+def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
+    """Say what a source is instead of a model that can be imported."""
+    if "adapter_config.json" in paths:
+        return "it is an adapter; merge it into its model first (merge_and_unload of peft), and import the result"
+    if any(path.endswith(".gguf") for path in paths):
+        return "GGUF is llama.cpp's own format; import the repository that it was made from"
+    kind = config.get("model_type")
+    what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
+    return f"{what}; causal language models, T5s and CLIPs can be (docs/guide/import.md lists them)"
+
+
+def store_name(text: str) -> str:
+    """Make a name that the store accepts of a source's: `Qwen2.5-7B-Instruct` becomes `qwen2.5-7b-instruct`.
+
+    Raises InvalidCheckpoint if nothing of it can stand in a name.
+    """
+    plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9._-]+", "-", plain).strip("-._")[:MAX_NAME_LENGTH].rstrip("-._")
+    if not name:
+        raise InvalidCheckpoint(f"no name can be made of {text!r}: give --name")
+    return name
+
+
+def described(facts: Mapping[str, JsonValue]) -> list[str]:
+    """Write the facts of a model as lines."""
+    return [f"{fact.replace('_', ' ')}: {_told(fact, value)}" for fact, value in facts.items()]
+
+
+def _told(fact: str, value: JsonValue) -> str:
+    if fact.endswith("bytes") or fact.startswith("bytes"):
+        return human_bytes(int(str(value)))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def room_needed(facts: Mapping[str, JsonValue]) -> str:
+    """Say what serving a model takes of a device's memory, as far as its facts tell."""
+    weights, per_token = facts.get("weight_bytes"), facts.get("bytes_per_token")
+    needed = f"{human_bytes(int(str(weights)))} for its weights as stored"
+    if (parameters := facts.get("num_parameters")) is not None:
+        needed += f", {human_bytes(4 * int(str(parameters)))} on a CPU"
+    if per_token is None:
+        return needed
+    return f"{needed}, and {human_bytes(1000 * int(str(per_token)))} for each thousand tokens of prompts and answers"
+
+
+def summary(planned: Import) -> list[str]:
+    """Write what is imported, as what, and what it needs, as lines."""
+    return [
+        f"{planned.source.uri}, revision {planned.source.revision or 'unknown'}",
+        f"{planned.name}: {planned.plan.kind}, served by {' and '.join(planned.plan.services)}",
+        f"licence: {planned.licence or 'not named by the source; --licence says it'}",
+        *described(planned.plan.facts),
+        f"memory: {room_needed(planned.plan.facts)}",
+    ]

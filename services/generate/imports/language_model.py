@@ -1,0 +1,169 @@
+"""Import of causal language models in transformers' layout: what is taken, and what is made where it is missing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, TemplateSyntaxError
+from pydantic import JsonValue
+
+from services.generate.capacity import context_length
+from services.generate.imports.families import family_of, template_of
+from services.generate.imports.sentencepiece_tokenizer import make_fast
+from services.generate.model.language_model import ARCHITECTURES, check_config
+from services.jobs.imports.plan import Plan, left_files
+from services.jobs.imports.source import Source, read_object
+from services.jobs.imports.weights import find_weights
+from services.nn.loading import quiet_loading, transformers
+from services.nn.refusals import Refused
+
+KIND = "causal-lm"
+CONFIG, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+)
+TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
+BESIDE_WEIGHTS = (CONFIG, "generation_config.json")
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+BESIDE_TOKENIZER = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+# Of byte-pair tokenizers; without a tokenizer.json they lack how text is split.
+BYTE_PAIRS = ("vocab.json", "merges.txt")
+
+
+@dataclass(frozen=True)
+class LanguageModelImport:
+    """An import of one source; `chat_template` is a file or the name of a family's template, None for the source's."""
+
+    source: Source
+    chat_template: str | None = None
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a `config.json` is of a causal language model that `generate` serves, or of one nearly."""
+        named = config.get("architectures") or ()
+        return config.get("model_type") in ARCHITECTURES or any(str(one).endswith("ForCausalLM") for one in named)
+
+    def plan(self) -> Plan:
+        """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
+        config = self._config()
+        weights = find_weights(self.source)
+        present = self.source.files
+        taken = [path for path in BESIDE_WEIGHTS if path in present]
+        taken += [weights.index] if weights.index and not weights.are_pickles else []
+        beside = self._tokenizer_files()
+        has_tokenizer = TOKENIZER in present
+        read = () if has_tokenizer else tuple(path for path in beside if path in present)
+        made = {} if has_tokenizer else {TOKENIZER: SENTENCEPIECE}
+        template, told = self._template()
+        if template is not None:
+            made[TEMPLATE] = told
+        own = () if template is not None else (TEMPLATE, OLD_TEMPLATE)
+        taken += [path for path in (*(beside if has_tokenizer else ()), *own) if path in present]
+        reasons = dict.fromkeys((SENTENCEPIECE, *BYTE_PAIRS), f"{TOKENIZER} says the same")
+        left = left_files(self.source, weights, {*taken, *read}, reasons)
+        size = sum(present[file] for file in weights.files)
+        facts = {**_facts(config), "weight_bytes": size, "chat_template": told}
+        return Plan(KIND, ("generate",), tuple(taken), weights, read, made, left, facts)
+
+    def build(self, folder: Path) -> None:
+        """Make in the folder, which holds the files that are taken, what the source lacks. Raises Refused."""
+        if TOKENIZER not in self.source.files:
+            self._make_tokenizer(folder)
+        template, _ = self._template()
+        if template is not None:
+            (folder / TEMPLATE).write_text(template)
+            _drop_template(folder / TOKENIZER_CONFIG)
+
+    def _config(self) -> Any:
+        raw = read_object(self.source, CONFIG)
+        if "auto_map" in raw:
+            raise Refused(f"{CONFIG} names programs of the source (auto_map); nothing of a source is run")
+        if raw.get("model_type") not in ARCHITECTURES:
+            kind = raw.get("model_type")
+            raise Refused(f"{CONFIG}: the architecture {kind!r} is not served; served are {', '.join(ARCHITECTURES)}")
+        if (quantised := raw.get("quantization_config")) is not None:
+            how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+            told = f"quantised weights ({how})" if how else "quantised weights"
+            raise Refused(f"{CONFIG}: {told} are not served; import the model that they were made from")
+        try:
+            with quiet_loading():
+                config = transformers().CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+            check_config(config)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"{CONFIG}: {str(error).splitlines()[0]}") from None
+        return config
+
+    def _tokenizer_files(self) -> tuple[str, ...]:
+        """Name the files of the tokenizer: those that are served, or else those that one is made of. Raises Refused."""
+        present = self.source.files
+        if TOKENIZER in present:
+            return (TOKENIZER, *BESIDE_TOKENIZER)
+        if SENTENCEPIECE in present:
+            return (SENTENCEPIECE, *BESIDE_TOKENIZER)
+        if all(path in present for path in BYTE_PAIRS):
+            raise Refused(
+                f"{self.source.uri} has {BYTE_PAIRS[0]} and {BYTE_PAIRS[1]}, but no {TOKENIZER}: load and save its "
+                "tokenizer once with transformers, which writes it"
+            )
+        raise Refused(f"{self.source.uri} has no tokenizer: neither {TOKENIZER} nor {SENTENCEPIECE}")
+
+    def _template(self) -> tuple[str | None, str]:
+        """Return the template to be written, None if the source's own stays or there is none, and where it is from."""
+        if self.chat_template is not None:
+            file = Path(self.chat_template)
+            if file.is_file():
+                return _checked(file), f"the file {file.name}"
+            return template_of(self.chat_template), f"the family's: {self.chat_template}"
+        if self._has_template():
+            return None, "the source's own"
+        family = family_of(self.source.name)
+        return (None, "none") if family is None else (template_of(family), f"the family's: {family}")
+
+    def _has_template(self) -> bool:
+        in_config = read_object(self.source, TOKENIZER_CONFIG).get("chat_template") is not None
+        return in_config or TEMPLATE in self.source.files or OLD_TEMPLATE in self.source.files
+
+    def _make_tokenizer(self, folder: Path) -> None:
+        given = {**read_object(self.source, SPECIAL_TOKENS), **read_object(self.source, TOKENIZER_CONFIG)}
+        added = read_object(self.source, ADDED_TOKENS)
+        make_fast(self.source.fetch(SENTENCEPIECE), given, added).save_pretrained(folder)
+
+
+def _checked(file: Path) -> str:
+    """Read a chat template. Raises Refused for text that is no template."""
+    text = file.read_text()
+    try:
+        Environment().parse(text)
+    except TemplateSyntaxError as error:
+        raise Refused(f"--chat-template: {file.name}, line {error.lineno}: {error.message}") from None
+    return text
+
+
+def _facts(config: Any) -> dict[str, JsonValue]:
+    """Describe a model by its configuration: nothing of its weights is read."""
+    with torch.device("meta"), quiet_loading():
+        model = transformers().AutoModelForCausalLM.from_config(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
+    return {
+        "architecture": config.model_type,
+        "num_parameters": sum(weight.numel() for weight in model.parameters()),
+        "dtype": str(dtype).removeprefix("torch."),
+        "bytes_per_token": kept * dtype.itemsize,
+        "context_length": context_length(config.to_dict()),
+    }
+
+
+def _drop_template(path: Path) -> None:
+    """Remove the template of a tokenizer's configuration, so that the one beside it holds."""
+    if path.is_file():
+        config = json.loads(path.read_bytes())
+        if config.pop("chat_template", None) is not None:
+            path.unlink()  # it may be a link to the source's file
+            path.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,132 @@
+"""Weights of a source: the files that hold them, and their conversion from `torch.save` to safetensors.
+
+Pickles are read by torch with `weights_only`, which builds tensors and plain values and runs nothing else.
+"""
+
+import json
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.jobs.imports.source import Source, read_object
+from services.jobs.progress import watched
+from services.nn.refusals import Refused
+
+INDEX = "model.safetensors.index.json"
+# In the order of preference: one file, or the shards of an index.
+FORMATS = (
+    ("model.safetensors", INDEX),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The files that hold a model's weights, in order, and the index of shards, None for a single file."""
+
+    files: tuple[str, ...]
+    index: str | None
+
+    @property
+    def are_pickles(self) -> bool:
+        return self.files[0].endswith(PICKLES)
+
+    def made(self) -> tuple[str, ...]:
+        """Name the safetensors files of a folder that holds these weights."""
+        if len(self.files) == 1:
+            return ("model.safetensors",)
+        count = len(self.files)
+        return tuple(f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+
+
+def find_weights(source: Source) -> Weights:
+    """Find the weights of a source in transformers' layout. Raises Refused, naming missing shards."""
+    for single, index in FORMATS:
+        if index in source.files:
+            return Weights(_shards(source, index), index)
+        if single in source.files:
+            return Weights((single,), None)
+    raise Refused(
+        f"{source.uri} has no weights that can be imported: neither {' nor '.join(single for single, _ in FORMATS)}, "
+        "nor an index of shards"
+    )
+
+
+def _shards(source: Source, index: str) -> tuple[str, ...]:
+    mapped = read_object(source, index).get("weight_map")
+    if not isinstance(mapped, dict) or not mapped or not all(isinstance(file, str) for file in mapped.values()):
+        raise Refused(f"{index} has no weight_map")
+    shards = tuple(sorted(set(mapped.values())))
+    if missing := [shard for shard in shards if shard not in source.files]:
+        raise Refused(f"{index} names {missing[0]}, which is not there: its download is incomplete")
+    return shards
+
+
+def convert(source: Source, weights: Weights, folder: Path) -> None:
+    """Write pickled weights as safetensors into a folder, shard by shard, in the memory of one shard.
+
+    A shard that an earlier call has finished is kept. Raises Refused.
+    """
+    for shard, name in watched(zip(weights.files, weights.made(), strict=True), "converting", len(weights.files)):
+        if not (folder / name).exists():
+            unfinished = folder / f"{name}.partial"
+            save_file(_separate(read_pickle(source.fetch(shard))), unfinished, metadata={"format": "pt"})
+            unfinished.replace(folder / name)
+    if len(weights.files) > 1:
+        _write_index(folder, weights.made())
+
+
+def read_pickle(path: Path) -> Mapping[str, Tensor]:
+    """Read the tensors of a file of `torch.save`, by name, mapped and not copied. Raises Refused."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of other writers' pickles, which are read or refused below
+            # torch's format before 1.6, no archive, can't be mapped
+            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks to run {asked[1]}" if asked else "it was not written by torch.save"
+        raise Refused(f"{path.name} holds more than weights: {what}; nothing of it was run") from None
+    except (RuntimeError, ValueError, LookupError, EOFError, OSError) as error:
+        raise Refused(f"{path.name} is not a complete file of torch.save: {str(error).splitlines()[0]}") from None
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise Refused(f"{path.name} is not a file of weights by name")
+    return content
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors whose memory an earlier one has, such as tied embeddings: safetensors can't express that."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
+        seen.add(memory)
+    return separate
+
+
+def _write_index(folder: Path, names: tuple[str, ...]) -> None:
+    mapped = {tensor: name for name in names for tensor, _, _ in shapes_in(folder / name)}
+    total = sum((folder / name).stat().st_size for name in names)
+    content = {"metadata": {"total_size": total}, "weight_map": mapped}
+    (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def shapes_in(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Yield name, shape and dtype of each tensor of a safetensors file, from its header alone."""
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 not a dictionary
+            part = opened.get_slice(name)
+            yield name, tuple(part.get_shape()), part.get_dtype()

@@ -1,0 +1,117 @@
+"""Import of T5s in transformers' layout, with a task file that says what the model answers."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from services.jobs.imports.plan import Plan, left_files
+from services.jobs.imports.source import Source, read_object
+from services.jobs.imports.weights import find_weights
+from services.nn.loading import quiet_loading, transformers
+from services.nn.refusals import Refused
+from services.predict.data.rows import BadData
+from services.predict.data.task_file import read_task_file
+from services.predict.model.task_description import TASK_FILE, TaskDescription
+from services.predict.tasks import Prefixes
+
+KIND = "t5-student"
+CONFIG, TOKENIZER, SENTENCEPIECE = "config.json", "tokenizer.json", "spiece.model"
+BESIDE_WEIGHTS = (CONFIG, "generation_config.json")
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+@dataclass(frozen=True)
+class T5Import:
+    """An import of one source; `task` is a task file, which a source without `task.json` needs.
+
+    `label_prefix` is put before each input, as the model was trained with it.
+    """
+
+    source: Source
+    task: Path | None = None
+    label_prefix: str = ""
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a `config.json` is of a T5."""
+        return config.get("model_type") == "t5"
+
+    def plan(self) -> Plan:
+        """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
+        config = self._config()
+        weights = find_weights(self.source)
+        present = self.source.files
+        if self.task is None and TASK_FILE not in present:
+            raise Refused(f"{self.source.uri} has no {TASK_FILE}: give --task FILE, which says what the model answers")
+        self._description()
+        if TOKENIZER not in present and SENTENCEPIECE not in present:
+            raise Refused(f"{self.source.uri} has no tokenizer: neither {TOKENIZER} nor {SENTENCEPIECE}")
+        taken = [path for path in BESIDE_WEIGHTS if path in present]
+        taken += [weights.index] if weights.index and not weights.are_pickles else []
+        has_tokenizer = TOKENIZER in present
+        beside = (TOKENIZER if has_tokenizer else SENTENCEPIECE, *BESIDE_TOKENIZER)
+        found = tuple(path for path in beside if path in present)
+        taken += [*(found if has_tokenizer else ()), *([TASK_FILE] if self.task is None else ())]
+        made = {} if has_tokenizer else {TOKENIZER: SENTENCEPIECE}
+        if self.task is not None:
+            made[TASK_FILE] = self.task.name
+        read = () if has_tokenizer else found
+        left = left_files(
+            self.source,
+            weights,
+            {*taken, *read},
+            {SENTENCEPIECE: f"{TOKENIZER} says the same", TASK_FILE: "--task wins"},
+        )
+        facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
+        return Plan(KIND, ("predict",), tuple(taken), weights, read, made, left, facts)
+
+    def build(self, folder: Path) -> None:
+        """Make in the folder, which holds the files that are taken, what the source lacks. Raises Refused."""
+        if TOKENIZER not in self.source.files:
+            self._make_tokenizer(folder)
+        if (description := self._description()) is not None:
+            description.write(folder)
+
+    def _description(self) -> TaskDescription | None:
+        """Read --task, if it is given. Raises Refused."""
+        if self.task is None:
+            return None
+        try:
+            task = read_task_file(self.task).to_task()
+        except BadData as error:
+            raise Refused(f"--task: {error}") from None
+        return TaskDescription.of(task, Prefixes(self.label_prefix, ""), has_rationales=False)
+
+    def _config(self) -> Any:
+        raw = read_object(self.source, CONFIG)
+        if "auto_map" in raw:
+            raise Refused(f"{CONFIG} names programs of the source (auto_map); nothing of a source is run")
+        try:
+            with quiet_loading():
+                return transformers().T5Config.from_dict(raw)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"{CONFIG}: {str(error).splitlines()[0]}") from None
+
+    def _make_tokenizer(self, folder: Path) -> None:
+        given = {**read_object(self.source, BESIDE_TOKENIZER[1]), **read_object(self.source, BESIDE_TOKENIZER[0])}
+        config = {name: given[name] for name in ("extra_ids", "model_max_length") if name in given}
+        with TemporaryDirectory() as looked_in, quiet_loading():
+            # transformers takes a SentencePiece model only under this name, from a folder
+            shutil.copyfile(self.source.fetch(SENTENCEPIECE), Path(looked_in, SENTENCEPIECE))
+            transformers().T5Tokenizer.from_pretrained(looked_in, **config).save_pretrained(folder)
+
+
+def _facts(config: Any) -> dict[str, JsonValue]:
+    with torch.device("meta"), quiet_loading():
+        model = transformers().T5ForConditionalGeneration(config)
+    is_gated = "gated" in config.feed_forward_proj
+    return {
+        "architecture": "t5 v1.1" if is_gated else "t5",
+        "num_parameters": sum(weight.numel() for weight in model.parameters()),
+    }

@@ -1,0 +1,300 @@
+"""`fovea doctor` as a user runs it, on machines on which something is missing."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.store.store import Store
+from tests.cli.test_missing_packages import EXTRAS
+from tests.core.redis_server import RedisServer, redis_executables
+from tests.core.tiny_checkpoints import INFO, write_checkpoint
+from tests.kept_port import kept_port
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[3]
+PROCESSES = ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE")
+
+
+class Machine:
+    """A home of its own and free ports; `environment` can be changed before the doctor is asked."""
+
+    def __init__(self, home: Path, ports: dict[str, int]) -> None:
+        self.home, self.ports = home, ports
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
+        own = {f"FOVEA_{name}_PORT": str(port) for name, port in ports.items()}
+        self.environment = {**kept, **own, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+    def doctor(self, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        module = ["tests.cli.without_packages", ",".join(without)] if without else ["services.cli.main"]
+        return subprocess.run(
+            [sys.executable, "-m", *module, "doctor", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.home,
+            env=self.environment,
+        )
+
+    def findings(self, *arguments: str, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        """Ask for JSON, and hold the exit status to the findings."""
+        ended = self.doctor("--json", *arguments, without=without)
+        assert "Traceback" not in ended.stderr
+        answer = json.loads(ended.stdout)
+        failed = any(finding["status"] == "failure" for finding in answer["findings"])
+        assert (ended.returncode, answer["works"]) == (int(failed), not failed)
+        found: list[dict[str, Any]] = answer["findings"]
+        return found
+
+    def failures(self, *arguments: str, without: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+        """The topic, the finding and the cure of what would not work."""
+        found = self.findings(*arguments, without=without)
+        return [(one["topic"], one["found"], one["cure"]) for one in found if one["status"] == "failure"]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with contextlib.ExitStack() as kept:
+        yield Machine(tmp_path, {name: kept.enter_context(kept_port()) for name in PROCESSES})
+
+
+def test_a_machine_on_which_all_works_has_no_failure_and_status_0(machine: Machine) -> None:
+    ended = machine.doctor()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "gateway, predict, generate, embed, score can start" in ended.stdout
+    assert "open-facts is packaged" in ended.stdout
+    assert f"embed {machine.ports['EMBED']}" in ended.stdout
+    assert re.search(r"^ok +versions +python 3\.\d+\.\d+, fovea ", ended.stdout)
+    assert not (machine.home / ".fovea").exists()
+
+
+def test_every_topic_is_examined_and_whatever_is_not_well_has_a_cure(machine: Machine) -> None:
+    found = machine.findings()
+    topics = ["versions", "processes", "extras", "memory", "devices", "room", "store", "ports", "redis"]
+    assert list(dict.fromkeys(one["topic"] for one in found)) == topics
+    assert all(one["cure"] for one in found if one["status"] != "ok")
+
+
+def test_the_doctor_imports_no_torch(machine: Machine) -> None:
+    script = """
+import sys
+from services.cli.main import app
+try:
+    app(["doctor"], standalone_mode=False)
+finally:
+    sys.exit("torch" in sys.modules)
+"""
+    asked = subprocess.run(
+        [sys.executable, "-c", script], env={**machine.environment, "PATH": ""}, capture_output=True, check=False
+    )
+    assert asked.returncode == 0, asked.stdout
+
+
+def test_a_redis_that_is_configured_and_down_is_named_without_its_password(machine: Machine) -> None:
+    with kept_port() as port:
+        machine.environment["FOVEA_REDIS_URL"] = f"redis://:hunter2@127.0.0.1:{port}/0"
+        ended = machine.doctor()
+        [(topic, found, cure)] = machine.failures()
+    assert (topic, ended.returncode) == ("redis", 1)
+    assert found.startswith(f"redis://127.0.0.1:{port}/0 does not answer: ")
+    assert cure == f"redis-server --port {port}, or go without it: unset FOVEA_REDIS_URL"
+    assert "hunter2" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("given", ["redis.example:6379", "redis://127.0.0.1:port"])
+def test_an_address_that_is_none_of_redis_is_a_failure(given: str, machine: Machine) -> None:
+    machine.environment["FOVEA_EMBED_REDIS_URL"] = given
+    [(topic, _, _)] = machine.failures()
+    assert topic == "redis"
+
+
+@pytest.mark.skipif(not redis_executables(), reason="no Redis server is installed")
+def test_a_redis_that_answers_is_well_and_one_that_hangs_is_not(machine: Machine) -> None:
+    server = RedisServer(next(iter(redis_executables().values())), None)
+    server.start()
+    try:
+        machine.environment["FOVEA_REDIS_URL"] = server.url
+        assert {"topic": "redis", "status": "ok"}.items() <= machine.findings()[-1].items()
+        server.hang()
+        [(topic, _, _)] = machine.failures()
+        assert topic == "redis"
+    finally:
+        server.stop()
+
+
+def test_a_port_that_is_taken_is_named_with_a_free_one(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = machine.environment["FOVEA_EMBED_PORT"] = str(taken.getsockname()[1])
+        [(topic, found, cure)] = machine.failures()
+    assert (topic, found) == ("ports", f"embed cannot listen on 127.0.0.1:{port} (Address already in use)")
+    match = re.fullmatch(r"FOVEA_EMBED_PORT=(\d+) fovea up", cure)
+    assert match is not None
+    socket.create_server(("127.0.0.1", int(match[1]))).close()
+
+
+def test_a_port_that_fovea_itself_listens_on_is_a_warning(machine: Machine) -> None:
+    port = machine.ports["GATEWAY"]
+    command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
+    with subprocess.Popen(command, env=machine.environment, stdout=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        while "listening" not in gateway.stdout.readline():
+            assert gateway.poll() is None
+        found = machine.findings()
+        gateway.terminate()
+    [warning] = [one for one in found if one["topic"] == "ports" and one["status"] == "warning"]
+    assert warning["found"] == f"gateway: a Fovea runs already on 127.0.0.1:{port}"
+    assert [one for one in found if one["status"] == "failure"] == []
+
+
+@pytest.mark.parametrize("given", ["eighty", "70000"])
+def test_what_is_no_port_is_a_failure(given: str, machine: Machine) -> None:
+    machine.environment["FOVEA_SCORE_PORT"] = given
+    assert ("unset FOVEA_SCORE_PORT") in [cure for _, _, cure in machine.failures()]
+
+
+def test_less_room_than_is_asked_for_is_a_failure_that_names_the_folder(machine: Machine) -> None:
+    [(topic, found, cure)] = machine.failures("--room", "1000000TiB")
+    assert topic == "room"
+    assert str(machine.home) in found
+    assert "FOVEA_STORE_URL" in cure
+
+
+def can_mount() -> bool:
+    command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_full_disk_is_a_failure(machine: Machine) -> None:
+    if not can_mount():
+        pytest.skip("no file system can be mounted here")
+    disk = machine.home / "disk"
+    disk.mkdir()
+    script = f"mount -t tmpfs -o size=2m tmpfs {disk} && exec {sys.executable} -m services.cli.main doctor"
+    environment = {**machine.environment, "HOME": str(disk)}
+    ended = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert re.search(rf"^FAILURE +room +2 MiB of 2 MiB free for {disk}.*less than 1 GiB$", ended.stdout, re.MULTILINE)
+
+
+def test_without_torch_the_services_can_not_start_and_one_command_mends_it(machine: Machine) -> None:
+    [(topic, found, cure)] = machine.failures(without=("torch",))
+    assert (topic, cure) == ("processes", "pip install 'fovea[cpu]'")
+    assert found == "torch is not installed, and predict, generate, embed, score can't start"
+
+
+def test_one_service_that_lacks_its_packages_is_left_out_with_a_warning(machine: Machine) -> None:
+    found = machine.findings(without=("textblob",))
+    [warning] = [one for one in found if one["topic"] == "processes" and one["status"] == "warning"]
+    assert warning["cure"] == "pip install 'fovea[score]'"
+
+
+def test_the_core_alone_is_told_what_it_lacks(machine: Machine) -> None:
+    failures = machine.failures(without=tuple(EXTRAS))
+    assert {topic for topic, _, _ in failures} == {"processes"}
+    assert {cure for _, _, cure in failures} == {"pip install 'fovea[cpu]'"}
+
+
+def test_collections_without_faiss_are_a_warning(machine: Machine) -> None:
+    found = machine.findings(without=("faiss",))
+    assert "pip install 'fovea[search]'" in [one["cure"] for one in found if one["status"] == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("FOVEA_TYPO", "1"), ("FOVEA_GENERATE_MAX_TOKENS", "0"), ("FOVEA_EMBED_IMAGE_URL_HOSTS", "example.org")],
+)
+def test_a_setting_with_which_a_process_would_not_start_is_one_failure(
+    variable: str, value: str, machine: Machine
+) -> None:
+    machine.environment[variable] = value
+    [(topic, found, cure)] = machine.failures()
+    assert (topic, cure) == ("settings", f"unset {variable}")
+    assert variable in found
+
+
+def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_named(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.environment["FOVEA_GENERATE_MODEL"] = "my-llama"
+    [(topic, found, cure)] = machine.failures()
+    assert topic == "store"
+    assert found.startswith("generate would have no model: my-llama has no alias 'latest'")
+    assert cure == ("fovea store publish FOLDER --name my-llama --alias latest, or unset FOVEA_GENERATE_MODEL")
+    url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
+    version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
+    assert f"generate: my-llama@latest is {version.id}" in [one["found"] for one in machine.findings()]
+
+
+def test_a_task_that_the_store_lacks_is_named_with_the_variable_that_asks_for_it(machine: Machine) -> None:
+    machine.environment["FOVEA_PREDICT_MODELS"] = "inferences,my-task@stable"
+    [(_, found, cure)] = machine.failures()
+    assert found.startswith("predict would have no model: my-task has no alias 'stable'")
+    assert cure.endswith("fovea store publish FOLDER --name my-task --alias stable, or unset FOVEA_PREDICT_MODELS")
+
+
+def test_a_damaged_model_is_a_failure(machine: Machine, tmp_path: Path) -> None:
+    url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
+    machine.environment["FOVEA_GENERATE_MODEL"] = "my-llama"
+    version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
+    (tmp_path / "store/models/my-llama/versions" / version.id / "manifest.json").write_text("{}")
+    [(topic, found, _)] = machine.failures()
+    assert topic == "store"
+    assert "damaged" in found
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org", "file://elsewhere/store"])
+def test_a_store_that_can_not_be_opened_is_one_failure(url: str, machine: Machine) -> None:
+    machine.environment["FOVEA_STORE_URL"] = url
+    [(topic, _, cure)] = machine.failures()
+    assert topic == "store"
+    assert "unset FOVEA_STORE_URL" in cure
+
+
+def test_a_gpu_that_torch_can_not_use_is_a_warning_and_a_service_set_to_it_a_failure(
+    machine: Machine, tmp_path: Path
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("torch can use this machine's GPU")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text("#!/bin/sh\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    machine.environment["PATH"] = f"{programs}:{machine.environment['PATH']}"
+    machine.environment["FOVEA_EMBED_DEVICE"] = "cuda"
+    found = [one for one in machine.findings() if one["topic"] == "devices"]
+    assert [one["status"] for one in found] == ["warning", "failure"]
+    assert torch.__version__ in found[0]["found"]
+    assert "FOVEA_EMBED_DEVICE" in found[1]["cure"]
+
+
+def test_a_package_that_is_older_than_needed_is_named_with_the_version_to_install(
+    machine: Machine, tmp_path: Path
+) -> None:
+    old = tmp_path / "packages" / "typer-0.1.0.dist-info"
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: typer\nVersion: 0.1.0\n")
+    machine.environment["PYTHONPATH"] = f"{ROOT}:{old.parent}"
+    [(topic, found, cure)] = machine.failures()
+    assert topic == "versions"
+    assert found.startswith("typer 0.1.0 is older than ")
+    assert re.fullmatch(r"pip install 'typer>=[\d.]+'", cure)
+
+
+def test_a_room_that_is_no_size_is_refused(machine: Machine) -> None:
+    refused = machine.doctor("--room", "plenty")
+    assert refused.returncode == 2
+    assert "not a size such as 24GiB" in refused.stderr

@@ -1,0 +1,423 @@
+"""`fovea store import` of folders in the layouts in which models are published."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from services.cli.store import app
+from services.cli.store_import import store_name
+from services.core.store.store import Store
+from services.embed.model.plain_engine import PlainEngine
+from services.generate.engine import GenerateEngine
+from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.model.language_model import Prefill
+from services.generate.model.profile import CalibrationProfile
+from services.generate.prompts.chat import render_chat
+from services.generate.prompts.templates import Document
+from services.nn.devices import DeviceOptions
+from services.nn.loading import transformers
+from services.predict.engine import PredictEngine
+from services.score.engine import ScoreEngine
+from tests.hub_server import COMMIT, serving
+from tests.published_clips import openai_state, write_hugging_face, write_laion, write_openai, write_siglip
+from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
+
+VICUNA = (
+    "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
+    " and polite answers to the user's questions. USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
+)
+TALK = (("user", "Hello!"), ("assistant", "Hi!"), ("user", "How are you?"))
+DOCUMENTS = (
+    Document("Three brothers lit the lighthouse.", title="The coast"),
+    Document("Ships waited in the harbour until the fog had lifted."),
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a published model is served with: its format of TALK, its tokens that end an answer, and its length."""
+
+    prompt: str
+    ends: tuple[str, ...]
+    context_length: int
+    licence: str = "llama2"
+
+
+EXPECTED: Mapping[str, Expected] = {
+    "vicuna-7b-v1.3": Expected(VICUNA, ("</s>",), 2048),
+    "vicuna-7b-v1.5": Expected(VICUNA, ("</s>",), 4096),
+    "vicuna-7b-v1.5-16k": Expected(VICUNA, ("</s>",), 16384),
+    "tulu-2-7b": Expected(
+        "<|user|>\nHello!\n<|assistant|>\nHi!</s>\n<|user|>\nHow are you?\n<|assistant|>\n", ("</s>",), 8192
+    ),
+    "Mistral-7B-Instruct-v0.2": Expected(
+        "<s>[INST] Hello! [/INST] Hi!</s>[INST] How are you? [/INST]", ("</s>",), 32768
+    ),
+    "Qwen2.5-7B-Instruct": Expected(
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\nHi!<|im_end|>\n"
+        "<|im_start|>user\nHow are you?<|im_end|>\n<|im_start|>assistant\n",
+        ("<|im_end|>", "<|endoftext|>"),
+        32768,
+    ),
+    "Llama-3.1-8B-Instruct": Expected(
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHi!<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHow are you?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+        131072,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, so that no test finds another's imports or store."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FOVEA_STORE_URL", f"file://{tmp_path}/store")
+    return tmp_path
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["import", *map(str, arguments)])
+
+
+def imported(tmp_path: Path, source: Path, *arguments: str) -> Path:
+    """Import a folder; returns the checkpoint as a service fetches it."""
+    result = run(source, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    version = json.loads(result.stdout)
+    store = Store.open(f"file://{tmp_path}/store")
+    return store.fetch(version["name"], version["id"], tmp_path / "copies")
+
+
+def prompt_of(engine: GenerateEngine) -> str:
+    messages = [{"role": role, "content": content} for role, content in TALK]
+    return "".join(piece.text for piece in render_chat(engine.processor.tokenizer, messages))
+
+
+def logits_of(engine: GenerateEngine, ids: tuple[int, ...]) -> torch.Tensor:
+    model = engine._model
+    return model.prefill([Prefill(model.new_cache(len(ids)).open(len(ids)), ids)])[0].logits
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_published_language_model_is_served_as_its_makers_serve_it(tmp_path: Path, name: str) -> None:
+    source, expected = publish(tmp_path, name), EXPECTED[name]
+    engine = GenerateEngine.load(imported(tmp_path, source), EngineOptions())
+    config, tokenizer = engine._model.config, engine.processor.tokenizer
+
+    assert prompt_of(engine) == expected.prompt
+    assert config.eos_token_ids == set(tokenizer.convert_tokens_to_ids(expected.ends))
+    assert config.max_model_len == expected.context_length
+
+    own = transformers().AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = tuple((7 * number) % 400 + 3 for number in range(300))
+    with torch.inference_mode():
+        theirs = own(torch.tensor([ids])).logits[0, -1]
+    assert (logits_of(engine, ids) - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_documents_are_located_exactly_in_a_published_models_prompt(tmp_path: Path, name: str) -> None:
+    engine = GenerateEngine.load(imported(tmp_path, publish(tmp_path, name)), EngineOptions())
+    profile = CalibrationProfile(enabled=True, layers=(2, 3), rel_layers=(2, 3), temperature=1e-3)
+    asked = engine.processor.prepare_question(
+        "Who lit the lighthouse?", DOCUMENTS, AnswerOptions(max_tokens=3, calibration=profile)
+    )
+    ids, tokenizer = asked.prompt.input_ids, engine.processor.tokenizer
+    for number, (document, (start, stop)) in enumerate(zip(DOCUMENTS, asked.prompt.spans, strict=True), 1):
+        text = tokenizer.decode(ids[start:stop])
+        title = f"(Title: {document.title})" if document.title else ""
+        assert text.strip() == f"Document [{number}]{title} {document.text}"
+    events = engine.admit([asked])
+    while engine.num_running:
+        events += [*(engine.prepare() if engine.preparing else ()), *engine.step()]
+    assert events[-1][2]
+
+
+def test_the_fast_tokenizer_of_a_sentencepiece_model_gives_its_tokens(tmp_path: Path) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    tokenizer = GenerateEngine.load(
+        imported(tmp_path, publish(tmp_path, "vicuna-7b-v1.3")), EngineOptions()
+    ).processor.tokenizer
+    theirs = SentencePieceProcessor(model_proto=sentencepiece_model("bpe"))
+    for text in ("the lighthouse", "  two spaces", "", "Zoë ☃\n\n\tx 1789", "USER: hello ASSISTANT:", "▁"):
+        assert tokenizer(text, add_special_tokens=False).input_ids == theirs.encode(text)
+    assert tokenizer("the").input_ids == [1, *theirs.encode("the")]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda at: at / "nothing", "there is no "),
+        (lambda at: "lmsys/vicuna-7b-v1.5", "did you mean hf://lmsys/vicuna-7b-v1.5?"),
+        (lambda at: "https://huggingface.co/lmsys/vicuna-7b-v1.5", "did you mean hf://lmsys/vicuna-7b-v1.5?"),
+        (lambda at: at, "is an empty folder"),
+        (lambda at: _with(at, "adapter_config.json", "{}"), "merge it into its model first"),
+        (lambda at: _with(at, "model-q4.gguf", "GGUF"), "GGUF is llama.cpp's own format"),
+        (lambda at: _with(at, "config.json", '{"model_type": "bert"}'), "causal language models, T5s and CLIPs can be"),
+        (lambda at: "hf://no", "is not of the form hf://owner/name"),
+    ],
+)
+def test_a_source_that_is_no_model_to_serve_is_told_apart(tmp_path: Path, make: Any, told: str) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    result = run(make(folder))
+    assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
+
+
+def _with(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_an_alias_that_named_another_version_is_told(tmp_path: Path) -> None:
+    assert run(publish(tmp_path, "vicuna-7b-v1.3"), "--name", "chat").exit_code == 0
+    first = Store.open(f"file://{tmp_path}/store").resolve("chat")
+    result = run(publish(tmp_path, "tulu-2-7b"), "--name", "chat")
+    assert f"latest named {first} before; `fovea store rollback chat latest` returns to it" in result.stdout
+
+
+def test_a_failed_import_that_converts_nothing_leaves_nothing(tmp_path: Path) -> None:
+    source = publish(tmp_path, "Qwen2.5-7B-Instruct")
+    damaged = source / "model-00002-of-00004.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    result = run(source)
+    assert result.exit_code == 1
+    assert "model-00002-of-00004.safetensors: the weights are damaged" in result.stderr
+    assert not list((tmp_path / "home" / ".fovea" / "imports").iterdir())
+
+
+@pytest.mark.process
+def test_two_imports_of_one_source_at_once_both_succeed(tmp_path: Path) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.3")
+    command = [sys.executable, "-m", "services.cli.main", "store", "import", str(source), "--no-reference", "--name"]
+    both = [subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in ("one", "two")]
+    for process in both:
+        _, told = process.communicate()
+        assert process.returncode == 0, told
+    assert not list((tmp_path / "home" / ".fovea" / "imports").iterdir())
+
+
+def test_a_chat_template_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    result = run(publish(tmp_path, "tulu-2-7b"), "--chat-template", template, "--dry-run")
+    assert (result.exit_code, "bad.jinja, line 2: unexpected '}'" in result.stderr) == (1, True), result.stderr
+
+
+@pytest.mark.parametrize("name", T5S)
+def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, name: str) -> None:
+    task = tmp_path / "tickets.yaml"
+    task.write_text("task: tickets\nfields: [subject]\nlabels: [billing, bug]\n")
+    source = publish(tmp_path, name)
+    assert f"serve it: FOVEA_PREDICT_MODELS={name} fovea up" in run(source, "--task", task).output
+    folder = imported(tmp_path, source, "--task", str(task), "--label-prefix", "classify: ")
+    description = json.loads((folder / "task.json").read_text())
+    assert (description["labels"], description["label_prefix"]) == (["billing", "bug"], "classify: ")
+    PredictEngine.load(folder, DeviceOptions()).self_check()
+
+    tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
+    text = "classify: the oldest lighthouse"
+    expected = _spm_ids(text)
+    assert tokenizer(text).input_ids == [*expected, 1]
+
+
+def _spm_ids(text: str) -> list[int]:
+    from sentencepiece import SentencePieceProcessor
+
+    ids: list[int] = SentencePieceProcessor(model_proto=sentencepiece_model("unigram")).encode(text)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Größe 2", "grosse-2"), ("Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct"), ("_x_", "x")]
+)
+def test_a_name_for_the_store_is_made_of_the_sources(name: str, expected: str) -> None:
+    assert store_name(name) == expected
+
+
+def test_a_t5_without_a_task_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    result = run(publish(tmp_path, "flan-t5-base"))
+    assert result.exit_code == 1
+    assert "give --task FILE" in result.output
+
+
+def test_a_dry_run_tells_every_files_fate_and_publishes_nothing(tmp_path: Path) -> None:
+    source = publish(tmp_path, "Mistral-7B-Instruct-v0.2")
+    result = run(source, "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    fates = {file["path"]: file["fate"] for file in plan["files"]}
+    assert set(fates) == {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert fates["LICENSE"] == "taken as text"
+    assert fates["config.json"] == fates["model-00002-of-00003.safetensors"] == "taken"
+    assert fates["consolidated.safetensors"] == "left: other weights than those that are imported"
+    assert fates[".gitattributes"].startswith("left: bookkeeping")
+    assert plan["licence"] == "llama2"
+    assert plan["source"]["context_length"] == 32768
+    assert not (tmp_path / "store").exists()
+    assert not (tmp_path / "home" / ".fovea").exists()
+
+
+def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Path) -> None:
+    published = publish(tmp_path, "vicuna-7b-v1.5")
+    cached = tmp_path / "hub" / "models--lmsys--vicuna-7b-v1.5"
+    snapshot, blobs = cached / "snapshots" / ("f" * 40), cached / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(published.iterdir())):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(os.path.relpath(blobs / str(number), snapshot))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("f" * 40)
+
+    result = run(cached, "--json")
+    assert result.exit_code == 0, result.output
+    version = json.loads(result.stdout)
+    manifest = Store.open(f"file://{tmp_path}/store").manifest(version["name"], version["id"])
+    assert manifest.source is not None
+    assert manifest.source["uri"] == "hf://lmsys/vicuna-7b-v1.5"
+    assert manifest.source["revision"] == "f" * 40
+    assert manifest.source["chat_template"] == "the family's: vicuna_v1.1"
+
+
+class Opens:
+    """Pickles to a call of os.system."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch run",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda source: _edit(source / "config.json", auto_map={"AutoModel": "m.M"}), "nothing of a source is run"),
+        (lambda source: (source / "pytorch_model-00002-of-00002.bin").unlink(), "its download is incomplete"),
+        (lambda source: _edit(source / "config.json", model_type="mamba"), "the architecture 'mamba' is not served"),
+        (
+            lambda source: _edit(source / "config.json", quantization_config={"quant_method": "awq"}),
+            "quantised weights (awq) are not served; import the model that they were made from",
+        ),
+        (lambda source: (source / "tokenizer.model").unlink(), "has no tokenizer"),
+        (lambda source: (source / "tokenizer.model").write_bytes(b"no"), "is not a SentencePiece model"),
+        (
+            lambda source: (source / "pytorch_model-00001-of-00002.bin").write_bytes(b"version https://git-lfs.github"),
+            "git lfs pull",
+        ),
+        (
+            lambda source: (source / "pytorch_model-00001-of-00002.bin").write_bytes(pickle.dumps(Opens())),
+            "nothing of it was run",
+        ),
+    ],
+)
+def test_a_source_that_would_not_be_served_rightly_is_refused_in_one_line(tmp_path: Path, harm: Any, told: str) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.3")
+    harm(source)
+    result = run(source)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 2  # and a line of progress
+    assert not (tmp_path / "store" / "models" / source.name).exists()
+
+
+def _edit(path: Path, **settings: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def test_an_interrupted_conversion_continues_with_the_shards_that_are_left(tmp_path: Path) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.3")
+    last = source / "pytorch_model-00002-of-00002.bin"
+    whole = last.read_bytes()
+    last.write_bytes(whole[: len(whole) // 2])
+    assert run(source).exit_code == 1
+    (first,) = (tmp_path / "home" / ".fovea" / "imports").rglob("*.safetensors")
+    assert first.name == "model-00001-of-00002.safetensors"
+    written = first.stat().st_mtime_ns
+
+    # the size is part of what an attempt is recognised by
+    last.write_bytes(whole)
+    assert run(source).exit_code == 0
+    assert first.exists() is False or first.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("given", ["file", "name"])
+def test_a_chat_template_of_ones_own_replaces_the_models(tmp_path: Path, given: str) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>")
+    folder = imported(
+        tmp_path, publish(tmp_path, "tulu-2-7b"), "--chat-template", str(template) if given == "file" else "vicuna_v1.1"
+    )
+    engine = GenerateEngine.load(folder, EngineOptions())
+    expected = "[user]Hello![assistant]Hi![user]How are you?>" if given == "file" else VICUNA
+    assert prompt_of(engine) == expected
+
+
+CLIPS: Mapping[str, Callable[[Path], Path]] = {
+    "CLIP-ViT-B-32-laion2B-s34B-b79K": write_laion,
+    "clip-vit-large-patch14-336": write_hugging_face,
+    "ViT-B-32.pt": write_openai,
+    "RN50.pt": partial(write_openai, is_resnet=True),
+    "ViT-B-16-SigLIP": write_siglip,
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_published_clip_is_served_by_two_services(tmp_path: Path, name: str) -> None:
+    source = CLIPS[name](tmp_path / name)
+    result = run(source)
+    assert result.exit_code == 0, result.output
+    served = source.stem.lower() if source.is_file() else name.lower()
+    for setting in (f"FOVEA_SCORE_MODEL={served} ", f"FOVEA_EMBED_MODEL={served} "):
+        assert f"serve it: {setting}fovea up" in result.output
+    store = Store.open(f"file://{tmp_path}/store")
+    folder = store.fetch(served, store.resolve(served), tmp_path / "copies")
+    for engine in (PlainEngine.load(folder, DeviceOptions()), ScoreEngine.load_plain(folder, DeviceOptions())):
+        engine.self_check()
+
+
+def test_a_file_of_a_training_needs_the_name_of_its_architecture(tmp_path: Path) -> None:
+    tuned = {f"module.{name}": weight for name, weight in openai_state().items()}
+    torch.save({"epoch": 5, "name": "negclip", "state_dict": tuned}, tmp_path / "negclip.pt")
+    result = run(tmp_path / "negclip.pt")
+    assert (result.exit_code, "give --architecture" in result.stderr) == (1, True)
+
+
+@pytest.mark.process
+def test_a_repository_of_the_hub_is_imported_though_a_download_breaks_off(tmp_path: Path) -> None:
+    published = publish(tmp_path, "vicuna-7b-v1.5")
+    shard = "pytorch_model-00001-of-00002.bin"
+    with serving({"lmsys/vicuna-7b-v1.5": published}, cut={shard: 1000}) as url:
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+        def ran(source: str) -> Any:
+            command = [sys.executable, "-m", "services.cli.main", "store", "import", source, "--json"]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+        done = ran("hf://lmsys/vicuna-7b-v1.5")
+        if done.returncode:  # it depends on the library's version whether it tries again by itself
+            done = ran("hf://lmsys/vicuna-7b-v1.5")
+        assert done.returncode == 0, done.stderr
+        missing = ran("hf://lmsys/vicuna-7b-v9")
+    version = json.loads(done.stdout)
+    manifest = Store.open(f"file://{tmp_path}/store").manifest(version["name"], version["id"])
+    assert manifest.source is not None
+    assert (manifest.source["uri"], manifest.source["revision"]) == ("hf://lmsys/vicuna-7b-v1.5", COMMIT)
+    assert manifest.licence == "llama2"
+    assert missing.returncode == 1
+    assert "there is no such repository" in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
