@@ -40,8 +40,9 @@ class Lesson:
 
     def to(self, device: torch.device) -> "Lesson":
         """Move the tensors to a device."""
-        parts = self.input_ids, self.mask, self.decoder_input_ids, self.labels, self.word_labels
-        return Lesson(*(part if part is None else part.to(device) for part in parts))
+        word_labels = None if self.word_labels is None else self.word_labels.to(device)
+        parts = (part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels))
+        return replace(Lesson(*parts), word_labels=word_labels)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ def label_words(example: Example) -> Iterator[WordLabel]:
     after = middle + len(INFERENCES.separator)
     sentences = list(words_of(text, 0, middle)), list(words_of(text, after))
     entries = tuple(map(entries_of, sentences))
-    for side, words, others in (("told", *sentences), ("said", *reversed(sentences))):
+    for number, side in enumerate(("told", "said")):
+        words, others = sentences[number], sentences[1 - number]
         for word in words:
             yield WordLabel(word.start, word.end, "side", side)
-        number = 0 if side == "told" else 1
         covered = {place for entry in entries[number] for place in range(entry.start, entry.end)}
         for entry in entries[number]:
             told = {"group": group_of(entry), "parent": nearest_wider(entry), "wide": as_wide(entry)}
