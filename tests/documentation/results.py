@@ -161,6 +161,17 @@ def estimates_table() -> str:
     return table(heads, rows)
 
 
+def estimates_by_seed_table() -> str:
+    """Accuracy with each estimate at the ends, in the middle and on average, for each seed."""
+    by_seed = litm_scores("estimates")
+    rows = [
+        (row, *(f"{scores[row][where]:.1f}" for scores in by_seed for where in ("ends", "middle", "average")))
+        for row in by_seed[0]
+    ]
+    heads = [f"{where}, {seed}" for seed in range(len(by_seed)) for where in ("ends", "middle", "average")]
+    return table(("`bias`", *heads), rows)
+
+
 def students_table() -> str:
     starters = ("word-problems", "inferences")
     metrics = {name: described("predict", name)["metrics"] for name in starters}
