@@ -40,7 +40,7 @@ def litm(
     ] = 150,
     bias_steps: Annotated[
         int, typer.Option(min=0, help="Steps on questions with often wrong names, gold documents mostly near the ends.")
-    ] = 200,
+    ] = 300,
     bias: Annotated[
         float,
         typer.Option(

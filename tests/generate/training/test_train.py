@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from services.core.store.store import Store
 from services.generate.data.facts import Naming
-from services.generate.training.initialisation import OFFSETS, build_tokenizer, create_llama
 from services.generate.training.attending import LAST, RETRIEVING, AttentionWatch, position_weights
+from services.generate.training.initialisation import OFFSETS, build_tokenizer, create_llama
 from services.generate.training.loop import Batch, Stage, draw_batch
 from services.generate.training.muon import orthogonalised
 from services.generate.training.stages import Run
@@ -101,7 +101,7 @@ def test_the_last_stage_teaches_how_much_attention_each_document_gets() -> None:
     for shares, question in zip(batch.attended.shares[0], asked, strict=True):
         name = question.split("?")[0].split()[-2:]
         parts = [sum(f" {part} " in text for part in name) for text in documents[0]]
-        relevance = {0: 1.0, 1: 1.3 if max(parts) == 2 else 3.5, 2: 4.0}
+        relevance = {0: 1.0, 1: 1.3 if max(parts) == 2 else 4.5, 2: 5.0}
         weights = position_weights(len(parts), 3.0)
         wanted = torch.tensor([relevance[count] * weight for count, weight in zip(parts, weights, strict=True)])
         assert shares.tolist() == pytest.approx((wanted / wanted.sum()).tolist())
@@ -126,20 +126,31 @@ def test_attention_is_compared_with_the_models_own() -> None:
     with torch.no_grad():
         attentions = model(batch.input_ids, output_attentions=True).attentions
         loss = watch.loss(batch.attended)
-    rows = torch.arange(len(batch.input_ids))[:, None], batch.attended.rows
-    mass = [
-        torch.einsum("bqht,bkt->bqhk", attention.transpose(1, 2)[rows], batch.attended.membership)
-        for attention in attentions
-    ]
-    found = mass[RETRIEVING].mean(dim=2)
-    total = found.sum(dim=-1, keepdim=True)
-    wanted = batch.attended.shares
-    expected = (
-        2 * (wanted * (wanted / (found / total)).log()).sum(dim=-1).mean()
-        - 0.1 * (1 - mass[LAST].sum(dim=-1)).clamp_min(1e-4).log().mean()
-        - 0.1 * total.clamp_max(0.8).log().mean()
-    )
+    texts, rows = torch.arange(len(batch.input_ids))[:, None], batch.attended.rows
+    found = attentions[RETRIEVING].transpose(1, 2)[texts, rows].mean(dim=2)
+    total = torch.einsum("bqt,bkt->bqk", found, batch.attended.membership).sum(dim=-1)
+    last = attentions[LAST].transpose(1, 2)[texts, rows]
+    own = last.gather(-1, rows[..., None, None].expand(-1, -1, last.shape[2], 1))[..., 0]
+    expected = -0.3 * (last[..., 0] + own).clamp_min(1e-4).log().mean() - 0.1 * total.clamp_max(0.8).log().mean()
+    for tokens in (batch.attended.membership, batch.attended.words):
+        is_there = tokens.sum(dim=-1)[:, None] > 0
+        wanted, shares = (
+            torch.where(is_there, one, 0.0)
+            for one in (batch.attended.shares, torch.einsum("bqt,bkt->bqk", found, tokens))
+        )
+        wanted, shares = (one / one.sum(dim=-1, keepdim=True) for one in (wanted, shares))
+        expected += 2 * (torch.special.entr(wanted) + wanted * shares.clamp_min(1e-9).log()).sum(dim=-1).mean().neg()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+def test_the_first_word_of_each_answer_is_known_to_the_loss() -> None:
+    batch, documents = attended_text()
+    assert batch.attended is not None
+    tokenizer = build_tokenizer()
+    for ids, words, own in zip(batch.input_ids, batch.attended.words, documents, strict=True):
+        for tokens, text in zip(words, own, strict=True):
+            named = tokenizer.decode(ids[tokens > 0].tolist()).strip()
+            assert f" the {named} " in text if named else "This passage" in text
 
 
 def test_steps_of_the_optimizer_are_orthogonal() -> None:
