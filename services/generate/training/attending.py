@@ -147,7 +147,8 @@ def _divergence(wanted: Tensor, found: Tensor) -> Tensor:
     wanted = wanted / wanted.sum(dim=-1, keepdim=True)
     found = torch.where(wanted > 0, found, 0.0)
     found = found / found.sum(dim=-1, keepdim=True)
-    return torch.special.xlogy(wanted, wanted / found.clamp_min(1e-9)).sum(dim=-1).mean()
+    divergence: Tensor = torch.special.xlogy(wanted, wanted / found.clamp_min(1e-9)).sum(dim=-1).mean()
+    return divergence
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
